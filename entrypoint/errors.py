@@ -1,5 +1,7 @@
 """The errors of a launch, each with its exit code (docs/reference/exit-codes.md)."""
 
+from trainbox.contract.errors import Failure
+
 WRONG_USE = 2
 HARDWARE = 3
 STORAGE = 4
@@ -7,10 +9,8 @@ BITS_DIFFER = 8
 PREEMPTED = 75
 
 
-class LaunchError(Exception):
+class LaunchError(Failure):
     """An error that ends the launcher with `exit_code`."""
-
-    exit_code: int
 
 
 class InvalidRequest(LaunchError):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.errors import InvalidRequest
-from entrypoint.system.hints import command
+from trainbox.contract.hints import command
 
 
 def read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Who may import whom: read from the sources, and from what fresh processes have loaded."""
 
 import ast
+import graphlib
 import importlib.metadata
 import re
 import subprocess
@@ -23,16 +24,19 @@ FILES = {
 }
 FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 
-# Each package imports only those before it in its line. Modules of the same package are free.
-# A module beside the packages, such as trainbox/pictures.py, has a place of its own.
+# Each package imports only those before it in its line. `contract` is the part of `trainbox` that
+# both programs share.
 ORDER = {
     "entrypoint": (
         "errors system driver launch bench replay health doctor script drill cli start __main__"
     ),
+    "trainbox": (
+        "contract found_files ranks folder task_metrics metrics order stop pinned snapshot "
+        "checkpoints pictures task classification initial_weights"
+    ),
     "trainer": (
-        "errors system outputs settings launch pictures initial_weights task task_errors "
-        "classification task_loading data parallel records track checks loop session sweep cli "
-        "__main__"
+        "system outputs launch task_errors task_loading data parallel records track checks loop "
+        "session sweep cli __main__"
     ),
 }
 
@@ -106,17 +110,9 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
 }
 
 
-# What tasks import. Only these import the trainer, when a name is first used.
-_API = {"trainbox", "trainbox.initial_weights", "trainbox.metrics", "trainbox.pictures"}
-# What the library for scripts and the trainer have in common.
-_SHARED = {
-    f"trainbox.{name}"
-    for name in (
-        *("architectures", "entries", "errors", "experiment", "files", "found_files", "pinned"),
-        *("run_name", "secret_rule", "seeding", "sidecar", "snapshot", "streams", "task_metrics"),
-        "usage",
-        "variables",
-    )
+# What tasks import.
+_API = {
+    f"trainbox{name}" for name in ("", ".initial_weights", ".metrics", ".pictures", ".found_files")
 }
 
 
@@ -152,9 +148,33 @@ def importers(name: str) -> set[str]:
     }
 
 
-def test_the_packages_do_not_import_each_other() -> None:
-    assert {module for module in importers("trainer") if module.startswith("entrypoint.")} == set()
-    assert {module for module in importers("entrypoint") if module.startswith("trainer.")} == set()
+def test_the_programs_do_not_import_each_other_and_the_ground_imports_neither() -> None:
+    """The project of a script often has a `trainer` of its own, so its library needs no other."""
+    for program, others in (
+        ("trainer", ("entrypoint", "trainbox")),
+        ("entrypoint", ("trainer", "trainbox")),
+    ):
+        found = {module for module in importers(program) if _of(f"{module}.", others)}
+        assert found == set()
+
+
+def test_the_contract_imports_only_itself() -> None:
+    contract = {module for module in FILES if _of(module, "trainbox.contract")}
+    assert {name for module in contract for name in _ours(module)} <= contract
+    assert not {name for module in contract for name in _at_the_top(module)} & {"torch", "numpy"}
+
+
+def _at_the_top(module: str) -> set[str]:
+    """Return the libraries that the module imports when it is imported itself."""
+    body = ast.Module(ast.parse(FILES[module].read_text()).body, [])
+    top = [node for node in body.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    return {name.partition(".")[0] for name in _imports(ast.Module(list(top), []), module)}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    # The public names of `trainbox` are imported when they are first used.
+    graph = {module: _ours(module) - {module, "trainbox"} for module in FILES}
+    assert list(graphlib.TopologicalSorter(graph).static_order())
 
 
 def test_the_entrypoint_decides_without_torch() -> None:
@@ -192,38 +212,12 @@ def test_nothing_imports_the_tasks_but_tasks() -> None:
 def test_tasks_import_only_the_public_api() -> None:
     tasks = {module for module in FILES if module.startswith("trainer.tasks.")}
     used = {name for task in tasks for name in imports(task) if name in FILES} - tasks
-    assert used <= _API | {"trainbox.found_files"}
+    assert used <= _API
 
 
 def _ours(module: str) -> set[str]:
     """Return the modules of Trainbox that `module` imports."""
     return {name for name in imports(module) if name in FILES}
-
-
-def test_both_packages_import_only_the_shared_files_of_trainbox() -> None:
-    """The public API imports the trainer, so the trainer cannot import the public API."""
-    for module in FILES:
-        if not _of(f"{module}.", "trainbox") and not _of(module, "trainer.tasks"):
-            found = {name for name in _ours(module) if _of(f"{name}.", "trainbox")}
-            assert found <= _SHARED, module
-    assert {name for module in _SHARED for name in _ours(module)} <= _SHARED
-
-
-def test_the_library_for_scripts_never_imports_the_trainer() -> None:
-    """The project of a script often has a `trainer` of its own."""
-    library = {module for module in FILES if _of(f"{module}.", "trainbox")} - _API
-    used = {name for module in library for name in imports(module)}
-    assert not any(_of(f"{name}.", "trainer") or _of(f"{name}.", "entrypoint") for name in used)
-
-
-def test_the_public_api_re_exports_what_a_task_needs() -> None:
-    used = {name for module in _API for name in _ours(module) if _of(name, "trainer")}
-    assert used == {
-        "trainbox.classification",
-        "trainbox.initial_weights",
-        "trainbox.pictures",
-        "trainbox.task",
-    }
 
 
 def _package(module: str) -> str:
@@ -254,11 +248,12 @@ def test_packages_import_downwards(root: str) -> None:
 def test_the_launcher_of_processes_needs_nothing_of_a_training() -> None:
     used = {name for module in FILES if _of(module, "trainer.launch") for name in imports(module)}
     packages = {_package(name) for name in used if name.startswith("trainer.")}
-    assert packages <= {"launch", "system", "errors"}
+    assert packages <= {"launch", "system"}
 
 
-def _of(module: str, package: str) -> bool:
-    return module.startswith(f"{package}.")
+def _of(module: str, packages: str | tuple[str, ...]) -> bool:
+    packages = (packages,) if isinstance(packages, str) else packages
+    return module.startswith(tuple(f"{package}." for package in packages))
 
 
 # Each takes milliseconds of each command. `secrets` loads OpenSSL.
@@ -304,8 +299,11 @@ def test_a_plan_imports_no_other_command_and_no_slow_module() -> None:
     loaded = set(re.findall(r"^import time:.*\|\s+([\w.]+)$", ended.stderr, re.MULTILINE))
     commands = {name for name in loaded if name.startswith(("entrypoint.cli.", "trainer.cli."))}
     assert commands == {
-        *(f"entrypoint.cli.{name}" for name in ("checking", "commands", "help_pages", "options")),
-        "entrypoint.cli.planning",
+        *(
+            f"entrypoint.cli.{name}"
+            for name in ("checking", "commands", "experiment", "help_pages")
+        ),
+        *("entrypoint.cli.options", "entrypoint.cli.planning"),
         *(f"trainer.cli.{name}" for name in ("commands", "invocation", "option_help", "options")),
         "trainer.cli.parameters",
     }

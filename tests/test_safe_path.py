@@ -181,7 +181,7 @@ def _starts(tree: ast.AST) -> Iterator[str]:
 # A user's own script runs as under plain Python, and `trainbox run` has an option -m.
 _OF_SCRIPTS = (
     *("entrypoint/script/target.py", "entrypoint/cli/drill.py"),
-    *("trainer/sweep/work.py", "trainer/system/hints.py"),
+    *("trainer/sweep/work.py", "trainbox/contract/hints.py"),
 )
 
 

@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support.commands import Trainbox, clean_environment, finish
+from trainbox.contract import streams
 from trainbox.contract.streams import write_in_time
-from trainer.system import streams
 
 ROOT = Path(__file__).parents[1]
 _TINY = ("train", "tests.support.tiny:Tiny", "--device", "cpu", "--max-steps", "4")
@@ -42,13 +42,13 @@ def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path, redirected: 
 
 
 def test_a_character_that_the_encoding_lacks_is_escaped(tmp_path: Path) -> None:
-    program = "from trainbox.contract.streams import open_streams; open_streams(); print('lauf-ä \\ud800')"
+    program = "import trainbox.contract.streams as s; s.open_streams();print('lauf-ä \\ud800')"
     assert _python(program, ">out", tmp_path, PYTHONIOENCODING="ascii") == 0
     assert (tmp_path / "out").read_bytes() == b"lauf-\\xe4 \\ud800\n"
 
 
 def test_a_replaced_stream_takes_every_character(tmp_path: Path) -> None:
-    program = "from trainbox.contract.streams import open_streams; open_streams(); print('\\udcff', flush=True)"
+    program = "import trainbox.contract.streams as s; s.open_streams();print('\\udcff', flush=True)"
     assert _python(program, ">&-", tmp_path) == 0
 
 
@@ -60,7 +60,7 @@ def test_a_full_disk_or_a_reader_that_left_only_loses_the_output(
         pytest.skip("/dev/full does not exist")
     program = (
         "import sys; from trainbox.contract.streams import open_streams; "
-        "from trainer.system.streams import outlive_readers; "
+        "from trainbox.contract.streams import outlive_readers; "
         "open_streams(); outlive_readers()\n"
         "for number in range(3000): print(number); print(number, file=sys.stderr)\n"
         "sys.stdout.flush(); open('end', 'w').close()"
@@ -200,7 +200,7 @@ def test_a_list_without_a_reader_ends_without_a_message(tmp_path: Path) -> None:
 def test_what_is_printed_normally_arrives_as_before(tmp_path: Path) -> None:
     program = (
         "import sys; from trainbox.contract.streams import open_streams; "
-        "from trainer.system.streams import outlive_readers; "
+        "from trainbox.contract.streams import outlive_readers; "
         "open_streams(); outlive_readers()\n"
         "print('ä\\n', end=''); print('error', file=sys.stderr); assert not "
         "sys.stdout.isatty(); sys.stdout.flush()"

@@ -7,9 +7,8 @@ if not sys.flags.safe_path:
 import os
 from pathlib import Path
 
-from trainbox.contract.streams import open_streams
+from trainbox.contract.streams import open_streams, outlive_readers
 from trainer.cli.commands import main
-from trainer.system.streams import outlive_readers
 
 # torch reads this at its import. Without it, torch compiles kernels for some operators on GPUs, but
 # only on machines with a C compiler and triton. So the bits would depend on both.

@@ -13,6 +13,7 @@ from trainbox.contract.errors import Failure, TaskError, WrongUse
 from trainbox.task import Task
 
 _TRAINER = Path(__file__).parent
+_OURS = (_TRAINER, _TRAINER.parent / "trainbox")
 _LIBRARIES = tuple(
     sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -85,7 +86,7 @@ class _Frame(NamedTuple):
     def is_ours(self) -> bool:
         """Whether the file belongs to Trainbox, but not to a built-in task."""
         path = Path(self.file)
-        return path.is_relative_to(_TRAINER) and not path.is_relative_to(_TRAINER / "tasks")
+        return any(map(path.is_relative_to, _OURS)) and not path.is_relative_to(_TRAINER / "tasks")
 
     @property
     def is_the_users(self) -> bool:

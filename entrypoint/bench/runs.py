@@ -19,9 +19,9 @@ from typing import Any
 from entrypoint.bench.tables import BenchCase, BenchResult, Measured, measurement_order
 from entrypoint.errors import LaunchError, NotWritable
 from entrypoint.system.commands import command_of
-from entrypoint.system.processes import die_with_parent
-from entrypoint.system.streams import say
-from entrypoint.system.temporary import temporary_folder
+from trainbox.contract.processes import die_with_parent
+from trainbox.contract.streams import say
+from trainbox.contract.temporary import temporary_folder
 
 _POLL_S = 0.1
 _END_S = 10.0  # the wait for a stopped training, whose checkpoint is not needed

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from entrypoint.errors import InvalidRequest
-from entrypoint.system.hints import command
+from trainbox.contract.hints import command
 
 # A larger value pays if the median of its speed-up is at least this, and each round is faster.
 PAYS = 1.05

@@ -11,7 +11,7 @@ from entrypoint.cli.options import PAGE, PASS_ON, Numbers
 from entrypoint.driver.process import count_visible
 from entrypoint.errors import PREEMPTED, HardwareMissing, InvalidRequest
 from entrypoint.system.cpus import usable_cpus
-from entrypoint.system.streams import message
+from trainbox.contract.streams import message
 
 
 @click.command(context_settings=PASS_ON | PAGE, options_metavar="[OPTIONS]")

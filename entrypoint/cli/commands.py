@@ -12,11 +12,11 @@ from typing import NoReturn
 import click
 
 from entrypoint.cli.options import PAGE
-from entrypoint.errors import WRONG_USE, InvalidRequest, LaunchError
-from entrypoint.system import hints
+from entrypoint.errors import WRONG_USE, InvalidRequest
 from entrypoint.system.commands import check_packages, is_folder_of_script, without_ranks
-from entrypoint.system.streams import message
-from trainbox.contract.streams import open_streams
+from trainbox.contract import hints
+from trainbox.contract.errors import Failure
+from trainbox.contract.streams import message, open_streams
 from trainbox.contract.usage import usage_message
 
 # The module and the help line of each verb. Only the module of the verb that runs is imported, so
@@ -157,7 +157,7 @@ def main() -> NoReturn:
     except click.ClickException as error:
         message(usage_message(error))
         sys.exit(WRONG_USE)
-    except LaunchError as error:
+    except Failure as error:
         message(str(error))
         sys.exit(error.exit_code)
     except click.Abort:

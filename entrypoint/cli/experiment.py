@@ -1,5 +1,6 @@
 """Read the table [launch] of an experiment's file, and describe where the settings come from."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,12 +8,37 @@ import click
 
 from entrypoint.cli.options import Option, launch_options
 from entrypoint.errors import InvalidRequest
-from trainbox.contract.experiment import PER_GPU, option_defaults, read_experiment
+from trainbox.contract.experiment import PER_GPU, SUFFIX, option_defaults, read_experiment
 
 # One of these replaces all of them in the file.
 _GPUS = ("gpus", "gpu_ids")
 _COUNTS = (*_GPUS, "processes")
 _WITHOUT_GPUS = ("cpu", "mps")
+
+
+class Launch(click.Command):
+    """A command whose launch options have the defaults of the file exp.toml of --config."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        path = experiment_file(args)
+        if path is None:
+            return super().parse_args(ctx, args)
+        apply_experiment(ctx, path)
+        rest = super().parse_args(ctx, args)
+        without_replaced(ctx)
+        return rest
+
+
+def experiment_file(args: list[str]) -> Path | None:
+    """Return the file of --config if it is one of TOML. The trainer reads the other files."""
+    if args[:1] == ["show"] or {"--help", "-h", "--help-all"} & set(args):
+        return None
+    path = os.environ.get("TRAINBOX_CONFIG", "")
+    for index, argument in enumerate(args):
+        name, equals, value = argument.partition("=")
+        if name == "--config":
+            path = value if equals else "".join(args[index + 1 : index + 2])
+    return Path(path) if Path(path).suffix == SUFFIX else None
 
 
 def apply_experiment(ctx: click.Context, path: Path) -> None:

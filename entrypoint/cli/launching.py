@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from entrypoint.launch.supervise import TRAINING, Child, supervise
-from entrypoint.system.streams import message
+from trainbox.contract.streams import message
 
 if TYPE_CHECKING:
     from entrypoint.cli.planning import Checked
@@ -20,7 +20,7 @@ def supervised(plan: "LaunchPlan", checked: "Checked", kind: Child = TRAINING) -
     """
     # Without a fixed hash seed, Python orders sets of strings differently at each start.
     env = {"PYTHONHASHSEED": "0", **os.environ, **plan.env}
-    from entrypoint.system.temporary import temporary_folder
+    from trainbox.contract.temporary import temporary_folder
 
     with contextlib.ExitStack() as stack:
         # The trainer creates this file when it has finished. An exit code of 0 is not proof.

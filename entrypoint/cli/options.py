@@ -9,7 +9,6 @@ import click
 
 from entrypoint.errors import InvalidRequest
 from entrypoint.launch.cluster import RDZV_TIMEOUT_S
-from trainbox.contract.experiment import SUFFIX
 
 PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -27,33 +26,6 @@ class Option(click.Option):
     ) -> None:
         super().__init__(*names, **attributes)
         self.section, self.everyday = section, everyday
-
-
-class Launch(click.Command):
-    """A command whose launch options have the defaults of the file exp.toml of --config."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        path = _experiment(args)
-        if path is None:
-            return super().parse_args(ctx, args)
-        from entrypoint.cli.experiment import apply_experiment, without_replaced
-
-        apply_experiment(ctx, path)
-        rest = super().parse_args(ctx, args)
-        without_replaced(ctx)
-        return rest
-
-
-def _experiment(args: list[str]) -> Path | None:
-    """Return the file of --config if it is one of TOML. The trainer reads the other files."""
-    if args[:1] == ["show"] or {"--help", "-h", "--help-all"} & set(args):
-        return None
-    path = os.environ.get("TRAINBOX_CONFIG", "")
-    for index, argument in enumerate(args):
-        name, equals, value = argument.partition("=")
-        if name == "--config":
-            path = value if equals else "".join(args[index + 1 : index + 2])
-    return Path(path) if Path(path).suffix == SUFFIX else None
 
 
 class GpuCount(click.ParamType[int | str]):

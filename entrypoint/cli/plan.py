@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from entrypoint.cli.checking import checked_plan
+from entrypoint.cli.experiment import Launch
 from entrypoint.cli.help_pages import help_options
-from entrypoint.cli.options import PASS_ON, Launch, launch_options
+from entrypoint.cli.options import PASS_ON, launch_options
 
 
 @click.command(cls=Launch, context_settings=PASS_ON, options_metavar="[OPTIONS]")

@@ -24,8 +24,8 @@ from entrypoint.launch.cluster import detect_cluster
 from entrypoint.launch.plan import LaunchPlan, plan_script, plan_trial
 from entrypoint.launch.request import LaunchRequest
 from entrypoint.script.target import Target, find_module, find_script
-from entrypoint.system import hints
 from entrypoint.system.commands import command_of, python_path
+from trainbox.contract import hints
 from trainbox.contract.usage import usage_message
 
 

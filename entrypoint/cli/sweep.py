@@ -6,9 +6,10 @@ from typing import Any
 import click
 
 from entrypoint.cli.checking import checked_plan
+from entrypoint.cli.experiment import Launch
 from entrypoint.cli.help_pages import show_help
 from entrypoint.cli.launching import supervised
-from entrypoint.cli.options import PASS_ON, Launch, Option, device_options
+from entrypoint.cli.options import PASS_ON, Option, device_options
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.plan import LaunchPlan, plan_sweep
 from entrypoint.launch.request import LaunchRequest

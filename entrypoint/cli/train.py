@@ -5,9 +5,10 @@ from typing import Any
 import click
 
 from entrypoint.cli.checking import checked_plan
+from entrypoint.cli.experiment import Launch
 from entrypoint.cli.help_pages import help_options
 from entrypoint.cli.launching import supervised
-from entrypoint.cli.options import PASS_ON, Launch, launch_options
+from entrypoint.cli.options import PASS_ON, launch_options
 from entrypoint.launch.supervise import TRAINING, UNSAVED_TRAINING
 
 

@@ -17,11 +17,11 @@ from entrypoint.doctor.report import DriverAnswer, Examination, TorchAnswer, rep
 from entrypoint.doctor.surroundings import read_surroundings
 from entrypoint.driver.gpus import visible_gpus
 from entrypoint.driver.process import Driver, NoAnswer
-from entrypoint.errors import LaunchError
 from entrypoint.health.check import Question, about, broken_driver, examine
 from entrypoint.health.verdict import Finding, Result, Verdict
 from entrypoint.system.commands import command_of
-from entrypoint.system.processes import die_with_parent
+from trainbox.contract.errors import Failure
+from trainbox.contract.processes import die_with_parent
 
 # The wait for torch to start and to list the GPUs: usually 2 to 5 s, longer on a busy machine.
 TORCH_DEADLINE_S = 120.0
@@ -69,7 +69,7 @@ def _ask_driver(
     try:
         seen = dataclasses.replace(seen, visible=visible_gpus(found.gpus, chosen))
         decided = about(found, question, chosen, gpus, gpu_ids, None)
-    except LaunchError as error:  # a wrong selection of GPUs must not stop the report
+    except Failure as error:  # a wrong selection of GPUs must not stop the report
         return seen, Verdict(
             question.mode, (Finding("count", Result.CRITICAL, str(error), source="you"),)
         )

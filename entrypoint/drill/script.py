@@ -15,8 +15,9 @@ from entrypoint.drill.compare import CannotCompare, FileComparison, compare
 from entrypoint.drill.folder import version_of
 from entrypoint.drill.schedule import KillSchedule, kill_shares, kill_signals, script_schedules
 from entrypoint.drill.training import STARTED_OVER, TOO_LATE, Kill, StepTimes, Training, moments
-from entrypoint.errors import WRONG_USE, BitsDiffer, DrillFailed, LaunchError
-from entrypoint.system.temporary import keep, temporary_folder
+from entrypoint.errors import WRONG_USE, BitsDiffer, DrillFailed
+from trainbox.contract.errors import Failure
+from trainbox.contract.temporary import keep, temporary_folder
 
 # A file that has its last values before this share of the training does not show the training.
 _EARLY = 0.5
@@ -117,7 +118,7 @@ def drill_script(request: DrillRequest, draw: random.Random) -> Iterator[str]:
     with temporary_folder("drill-") as folder:
         try:
             yield from _drilled(request, folder, draw)
-        except LaunchError as error:
+        except Failure as error:
             keep(folder)
             error.args = (f"drill run: {error} (kept: {folder})",)
             raise

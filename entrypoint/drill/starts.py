@@ -11,7 +11,7 @@ from pathlib import Path
 
 from entrypoint.errors import DrillFailed
 from entrypoint.system.commands import command_of
-from entrypoint.system.processes import die_with_parent, with_variable
+from trainbox.contract.processes import die_with_parent, with_variable
 from trainbox.contract.variables import HEALTH_NAMES, without_launch
 
 Process = subprocess.Popen[bytes]

@@ -17,9 +17,9 @@ from entrypoint.drill.folder import reported_steps
 from entrypoint.drill.schedule import KillSchedule, task_schedules
 from entrypoint.drill.starts import failure_of, kill, start, wait
 from entrypoint.errors import BitsDiffer, DrillFailed
-from entrypoint.system.hints import command
-from entrypoint.system.temporary import keep, temporary_folder
 from trainbox.contract.entries import EntryReader
+from trainbox.contract.hints import command
+from trainbox.contract.temporary import keep, temporary_folder
 
 _CHECKPOINT_STEPS = 5
 

@@ -23,7 +23,7 @@ from entrypoint.driver.gpus import Detection, Gpu, visible_gpus
 from entrypoint.driver.readings import Sample
 from entrypoint.errors import HardwareMissing, InvalidRequest
 from entrypoint.system.commands import command_of, own_environment
-from entrypoint.system.processes import die_with_parent
+from trainbox.contract.processes import die_with_parent
 
 # The time for one answer. A healthy driver takes milliseconds. Without persistence mode it first
 # wakes each GPU, which takes seconds.

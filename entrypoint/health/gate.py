@@ -17,9 +17,9 @@ from entrypoint.health.verdict import Mode
 from entrypoint.health.watch import Telemetry, Watch
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.system.commands import command_of
-from entrypoint.system.hints import command
-from entrypoint.system.streams import say
-from entrypoint.system.temporary import temporary_folder
+from trainbox.contract.hints import command
+from trainbox.contract.streams import say
+from trainbox.contract.temporary import temporary_folder
 
 _FINDINGS_SHOWN = 3
 

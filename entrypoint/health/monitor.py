@@ -22,7 +22,7 @@ from entrypoint.health.rules.derived import window
 from entrypoint.health.screen import closing_line
 from entrypoint.health.server import served
 from entrypoint.health.verdict import Result, Verdict
-from entrypoint.system.streams import message
+from trainbox.contract.streams import message
 
 
 def monitor(

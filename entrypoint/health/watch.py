@@ -16,8 +16,8 @@ from entrypoint.health.rules.gpus import Selection, judge_gpus
 from entrypoint.health.rules.machine import judge_driver
 from entrypoint.health.rules.table import names_to_read, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result
-from entrypoint.system.streams import message
 from trainbox.contract.files import append_line
+from trainbox.contract.streams import message
 
 if TYPE_CHECKING:
     from entrypoint.driver.readings import Sample

@@ -11,8 +11,8 @@ from types import FrameType
 from typing import NamedTuple, Protocol
 
 from entrypoint.errors import HARDWARE, PREEMPTED, WRONG_USE
-from entrypoint.system.processes import die_with_parent
-from entrypoint.system.streams import message
+from trainbox.contract.processes import die_with_parent
+from trainbox.contract.streams import message
 
 # Compose and Kubernetes send SIGKILL after a grace period of 60 s. This is shorter, so that the
 # supervisor can still log a message.

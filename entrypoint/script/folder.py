@@ -12,10 +12,10 @@ from typing import Any
 
 from entrypoint.errors import InvalidRequest, NotWritable
 from entrypoint.script.target import Target
-from entrypoint.system.hints import command, runs_dir
-from entrypoint.system.streams import message
 from trainbox.contract.entries import EntryReader, is_of_script
 from trainbox.contract.files import append_line, read_object, replacing
+from trainbox.contract.hints import command, runs_dir
+from trainbox.contract.streams import message
 
 CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
 _KIND = "script"

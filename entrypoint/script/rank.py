@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from entrypoint.errors import WRONG_USE
-from entrypoint.system.processes import die_with_parent
-from entrypoint.system.streams import message
+from trainbox.contract.processes import die_with_parent
+from trainbox.contract.streams import message
 
 # The folder of the pipes, and variables that only the script gets.
 PIPES, RESTORED = "TRAINBOX_PIPES", "TRAINBOX_RESTORED"

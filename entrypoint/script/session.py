@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from entrypoint.errors import HARDWARE, PREEMPTED, LaunchError, NotWritable
+from entrypoint.errors import HARDWARE, PREEMPTED, NotWritable
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import SCRIPT_RUN, Ending, supervise
 from entrypoint.script.board import Board
@@ -29,9 +29,10 @@ from entrypoint.script.sources import source_digests
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import NAMES, GpuRecord
 from entrypoint.system.commands import OF_PYTHON, own_environment, python_path
-from entrypoint.system.processes import adopt_orphans, kill_other_sessions
-from entrypoint.system.streams import message, say
-from entrypoint.system.temporary import temporary_folder
+from trainbox.contract.errors import Failure
+from trainbox.contract.processes import adopt_orphans, kill_other_sessions
+from trainbox.contract.streams import message, say
+from trainbox.contract.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from entrypoint.health.watch import Telemetry, Watch
@@ -99,7 +100,7 @@ def run(start: Start) -> int:
         entry = describe_start(plan, target, os.environ, time.time())
         try:
             ending, processes, needs_reset = _run_once(start, gpus, received)
-        except LaunchError as error:  # such as a GPU that is not fit for a restart
+        except Failure as error:  # such as a GPU that is not fit for a restart
             message(str(error))
             code = error.exit_code
             break

@@ -12,11 +12,11 @@ import torch
 from tests.distributed.test_exchange import found_by_ranks
 from tests.support.ranks import Ranks
 from tests.support.tiny import Tiny
+from trainbox.contract import streams
 from trainer.parallel.world import TIMEOUT
 from trainer.records.checkpoint import CheckpointWriter
 from trainer.records.checkpoint_files import CheckpointFiles
 from trainer.session import evaluate, predict
-from trainer.system import streams
 
 
 def _note(what: str) -> None:

@@ -110,7 +110,7 @@ class Server:
     ) -> int:
         if (pid := os.fork()) == 0:
             try:
-                from trainer.system.processes import die_with_parent
+                from trainbox.contract.processes import die_with_parent
 
                 die_with_parent()
                 os.chdir(folder)
@@ -172,7 +172,7 @@ def _reap(*_: object) -> None:
 
 def _accept(listening: socket.socket) -> socket.socket:
     """Return a connection, in a fork of its own; load torch for the first one."""
-    from trainer.system.processes import die_with_parent
+    from trainbox.contract.processes import die_with_parent
 
     signal.signal(signal.SIGCHLD, _reap)
     die_with_parent()

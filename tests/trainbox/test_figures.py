@@ -18,7 +18,7 @@ from tests.support.ranks import Ranks
 from trainbox import pictures
 from trainbox.classification import Classification, most_mistaken
 
-_TASK = "tests.trainer.test_figures:Mistaken"
+_TASK = "tests.trainbox.test_figures:Mistaken"
 
 
 class _Positive(nn.Module):

@@ -14,8 +14,8 @@ from tests.support.nodes import free_port
 from tests.support.ranks import Ranks, StartedRanks
 from trainbox import ranks as ranks_of_trainbox
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.processes import children
 from trainbox.stop import AgreedStop
-from trainer.system.processes import children
 
 _PROGRAM = "tests.support.program"
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Collection, Iterable
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.hints import command
 from trainbox.contract.variables import LAUNCH_NAMES
-from trainer.system.hints import command
 
 PREFIX = "TRAINBOX_"
 # Variables that the launcher, the image, make and deployments set. They are not settings.

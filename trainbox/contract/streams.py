@@ -1,12 +1,20 @@
-"""Standard streams that are always open, and writes that do not wait without a limit."""
+"""Standard streams that are always open and outlive their readers, and lines for people."""
 
+import contextlib
+import io
 import os
 import select
 import stat
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
+_LONGEST_MESSAGE = 1000
+# The supervisor of a training prints, and its deadlines must not wait for a paused terminal.
+_UNREAD_MESSAGE_S = 5.0
+# A line beside the progress bar is written to both streams. Both waits together are shorter than
+# the time limit of an exchange with this process.
+_UNREAD_S = 120.0
 _AGAIN_S = 0.05  # until the next attempt, if a terminal has room for a part of a line
 
 
@@ -34,6 +42,87 @@ def _opened(number: int, stream: Any) -> Any:
         return open(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
     stream.reconfigure(errors="backslashreplace")
     return stream
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return `text` with control characters as escapes, except for those in `keep`.
+
+    Text from another machine must not move the cursor or colour the terminal.
+    """
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def message_line(text: str) -> str:
+    """Return `trainbox: TEXT` as one printable line of at most 1000 characters of text."""
+    return f"trainbox: {printable(' '.join(text.split())[:_LONGEST_MESSAGE])}"
+
+
+def message(text: str, file: TextIO | None = None) -> None:
+    """Print `message_line(text)`; see `say`."""
+    say(message_line(text), file)
+
+
+def say(text: str, file: TextIO | None = None) -> None:
+    """Print the line `text`, by default to standard error, with control characters as escapes.
+
+    A closed pipe or a full disk must not stop the training that this process supervises. If
+    writing fails, the stream becomes /dev/null. A reader that does not read, such as a paused
+    terminal, loses the line after 5 s.
+    """
+    file = file or sys.stderr
+    try:
+        file.flush()
+        line = f"{printable(text)}\n".encode(file.encoding, file.errors or "strict")
+        write_in_time(file.fileno(), line, _UNREAD_MESSAGE_S)
+    except io.UnsupportedOperation:  # a stream in memory
+        print(printable(text), file=file)
+    except OSError:
+        _discard(file.fileno())
+
+
+def outlive_readers() -> None:
+    """Drop output that cannot be written from now on, so that a training continues without it.
+
+    The reader of a pipe may have ended, or the disk may be full. A reader that does not read, such
+    as a paused terminal, loses lines after 2 minutes.
+    """
+    sys.stdout, sys.stderr = _lasting(sys.stdout), _lasting(sys.stderr)
+
+
+class _Lasting(io.FileIO):
+    """A stream that becomes /dev/null when a write fails, and drops what is not read in time."""
+
+    _patience_s = _UNREAD_S
+
+    def write(self, data: Any, /) -> int:
+        try:
+            # After a line that is not read in time, the next write does not wait again.
+            in_time = write_in_time(self.fileno(), data, self._patience_s)
+            self._patience_s = _UNREAD_S if in_time else 0.0
+        except OSError:
+            _discard(self.fileno())
+        return memoryview(data).nbytes
+
+
+def _lasting(stream: Any) -> io.TextIOWrapper:
+    with contextlib.suppress(OSError):
+        stream.flush()
+    raw = _Lasting(stream.fileno(), "wb", closefd=False)
+    return io.TextIOWrapper(
+        raw if stream.write_through else io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def _discard(descriptor: int) -> None:
+    """Let the descriptor write to /dev/null from now on."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), descriptor)
 
 
 def write_in_time(descriptor: int, data: bytes | memoryview, limit_s: float) -> bool:

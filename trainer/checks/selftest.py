@@ -12,7 +12,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from trainbox.contract.errors import Failure
-from trainer.system.processes import die_with_parent
+from trainbox.contract.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,6 +9,8 @@ import json
 import warnings
 from typing import Any
 
+from trainer.system.nccl import nccl_version
+
 
 def seen() -> dict[str, Any]:
     """Return torch's versions and GPUs.
@@ -44,8 +46,6 @@ def _versions(torch: Any) -> dict[str, Any]:
         "count": torch.cuda.device_count() if torch.cuda.is_available() else 0,
         "mps": torch.backends.mps.is_available(),
     }
-    from trainer.parallel.device import nccl_version
-
     if found["cuda"] and (nccl := nccl_version()):
         found["nccl"] = nccl
     return found

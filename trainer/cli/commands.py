@@ -7,9 +7,9 @@ from typing import NoReturn
 import click
 
 from trainbox.contract.errors import Failure, WrongUse, called_exit
+from trainbox.contract.streams import message_line
 from trainbox.contract.usage import usage_message
 from trainer.system.report import report_failure
-from trainer.system.streams import message_line
 
 PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 

@@ -11,7 +11,7 @@ import click
 from trainbox.contract.environment import check_names, unknown_names
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.run_name import is_run_name
-from trainer.system.streams import message_line
+from trainbox.contract.streams import message_line
 from trainer.task_loading.fields import parse_fields, static_fields
 from trainer.task_loading.modules import overruled
 from trainer.task_loading.spec import locate

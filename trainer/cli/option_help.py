@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from trainbox.contract import hints
 from trainer.cli.parameters import SWEEP, TRAINING, Option
-from trainer.system import hints
 
 
 def help_options(*refused: str) -> Callable[[Any], Any]:

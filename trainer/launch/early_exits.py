@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Set
 from pathlib import Path
 
-from trainer.system.processes import children
+from trainbox.contract.processes import children
 
 _AFTER_S, _LOOK_EVERY_S = 60.0, 5.0
 

@@ -28,17 +28,16 @@ from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainbox.contract.errors import MESSAGES, Failure, NetworkFailure, Preempted
-from trainbox.contract.streams import open_streams
+from trainbox.contract.processes import children
+from trainbox.contract.streams import message_line, open_streams, outlive_readers
+from trainbox.contract.temporary import temporary_folder
 from trainer.launch.early_exits import watch_exits
 from trainer.launch.meeting import Meeting
 from trainer.launch.node import Node
 from trainer.launch.rendezvous import meet
 from trainer.launch.secret import take_secret
 from trainer.launch.store import have_met, open_store, use_file_store, use_loopback_store
-from trainer.system.processes import children
 from trainer.system.signals import STOP_SIGNALS, forwarded_signal, handle_stop_signals
-from trainer.system.streams import message_line, outlive_readers
-from trainer.system.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub lacks it

@@ -8,14 +8,14 @@ import torch
 from torch.utils.data import TensorDataset
 
 from trainbox.contract.config import CHANNELS_LAST, split_metric
+from trainbox.contract.hints import tensorboard
 from trainbox.contract.optimizers import OPTIMIZERS
+from trainbox.contract.streams import printable
 from trainer.loop.out_of_memory import examples_at_once, has_batch_norm
 from trainer.loop.rnn_precision import WithoutAutocast
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_notes
 from trainer.records.digest import digest_of_digests
-from trainer.system.hints import tensorboard
-from trainer.system.streams import printable
 
 
 def header(job: Job) -> None:

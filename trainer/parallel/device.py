@@ -6,8 +6,8 @@ import torch
 
 from trainbox.contract.architectures import without_code
 from trainbox.contract.errors import DeviceMissing, WrongUse
+from trainbox.contract.hints import command
 from trainer.parallel.gpu_failures import gpu_failure
-from trainer.system.hints import command
 
 
 def _refuse_without_code(index: int) -> None:
@@ -25,14 +25,6 @@ def _refuse_without_code(index: int) -> None:
             f"torch has no code for GPU {index}, {torch.cuda.get_device_name(index)} ({reason}): "
             "use other GPUs, an image whose torch is built for this architecture, or --device cpu"
         )
-
-
-def nccl_version() -> str | None:
-    """Return the version of NCCL, or None if torch is built without it, as NVIDIA's for Jetson."""
-    try:
-        return ".".join(map(str, torch.cuda.nccl.version()))
-    except AttributeError:
-        return None
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:

@@ -5,7 +5,7 @@ import re
 import torch
 
 from trainbox.contract.errors import DeviceMissing
-from trainer.system.hints import command
+from trainbox.contract.hints import command
 
 _FREE = "stop the other programs on it, which nvidia-smi lists, or use another GPU"
 _FABRIC = "start NVIDIA's Fabric Manager (nvidia-fabricmanager) on the host, or use another node"

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from trainbox.contract.errors import STORE
 from trainbox.contract.seeding import derive_seed
+from trainbox.contract.streams import message_line
 from trainer.parallel.device import choose_device
 from trainer.parallel.plain_values import checked_size, packed, refuse_foreign_objects, unpacked
 from trainer.parallel.stalled_gpu import watch_gpu
-from trainer.system.streams import message_line
 
 Transfer = dist.Work  # an unfinished exchange; call its `wait`
 

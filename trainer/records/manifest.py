@@ -18,7 +18,6 @@ from torch.utils.data import Dataset, TensorDataset
 
 from trainbox.contract.errors import WrongUse
 from trainer.data.examples import Collate, length, read_examples
-from trainer.parallel.device import nccl_version
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
 from trainer.records.compare import (
@@ -31,6 +30,7 @@ from trainer.records.compare import (
 )
 from trainer.records.digest import value_digest
 from trainer.records.run_log import RunLog
+from trainer.system.nccl import nccl_version
 from trainer.system.sources import loaded_sources
 
 _PACKAGES = ("trainbox", "torch", "torchvision", "numpy", "tensorboard", "safetensors")

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from trainbox.contract.entries import EntryReader
+from trainbox.contract.processes import die_with_parent
 from trainer.records.tensorboard import EntryLog
-from trainer.system.processes import die_with_parent
 
 _LOOK_EVERY_S = 5.0
 _COPIED = ".copied"  # the number of bytes of metrics.jsonl that TensorBoard's files have

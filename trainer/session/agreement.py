@@ -10,10 +10,10 @@ import torch
 
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.hints import command
 from trainbox.contract.secret_rule import without_secrets
 from trainer.parallel.world import World
 from trainer.records import manifest
-from trainer.system.hints import command
 
 _SAME_COMMAND = (
     "start the same version with the same arguments and TRAINBOX_ variables on each machine"

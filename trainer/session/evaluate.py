@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trainbox.contract.errors import Differs, Preempted, WrongUse
 from trainbox.contract.seeding import derive_seed
+from trainbox.contract.temporary import sockets_in_a_folder
 from trainbox.task import Task
 from trainer.loop.bootstrap import LEVEL, RESAMPLES, bootstrap_intervals
 from trainer.loop.build import build_inference
@@ -41,7 +42,6 @@ from trainer.session.recorded_figures import (
 from trainer.session.stored_model import LoadedWeights, join_and_load_task, load_compared
 from trainer.session.stored_run import StoredRun
 from trainer.system.signals import StopRequest
-from trainer.system.temporary import sockets_in_a_folder
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from trainbox.contract.errors import Preempted, StorageFailure, WrongUse
+from trainbox.contract.streams import message_line
+from trainbox.contract.temporary import sockets_in_a_folder
 from trainbox.task import Task
 from trainer.loop.build import build_prediction
 from trainer.loop.evaluate import add_up
@@ -28,8 +30,6 @@ from trainer.session.stored_model import join_and_load_task, load_compared
 from trainer.session.stored_run import StoredRun
 from trainer.system.given_files import given_files
 from trainer.system.signals import StopRequest
-from trainer.system.streams import message_line
-from trainer.system.temporary import sockets_in_a_folder
 
 _FORMS = {"csv": csv_rows, "jsonl": json_lines}
 _SHOWN = 3  # of the files that are left out

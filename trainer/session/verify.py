@@ -8,6 +8,7 @@ from typing import Any
 
 from trainbox.contract.config import CONTIGUOUS, parse_config
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.temporary import temporary_folder
 from trainer.parallel.strategy import bits_depend_on_processes, launched_as
 from trainer.records.compare import listed_changes, manifest_differences
 from trainer.records.evidence import Evidence, verdict
@@ -15,7 +16,6 @@ from trainer.records.evidence_files import check_files
 from trainer.session.initial import refuse_other_weights
 from trainer.session.train import train_task
 from trainer.system.signals import StopRequest
-from trainer.system.temporary import temporary_folder
 
 
 def verify_run(

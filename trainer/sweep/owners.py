@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from trainer.system.processes import start_ticks
+from trainbox.contract.processes import start_ticks
 
 _SILENCE_S = 60.0  # a process of another machine that is silent for this long counts as lost
 

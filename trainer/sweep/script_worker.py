@@ -19,16 +19,15 @@ from typing import IO, Any
 
 from trainbox.contract.config import split_metric
 from trainbox.contract.errors import Failure, NotFinite, Preempted, WrongUse
-from trainbox.contract.streams import open_streams
+from trainbox.contract.processes import die_with_parent
+from trainbox.contract.streams import open_streams, outlive_readers
 from trainbox.contract.variables import TRIAL_PORT
 from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.reports import Reports
 from trainer.sweep.slots import read_end, send_or_exit
 from trainer.sweep.trial_stores import TrialStores
 from trainer.sweep.work import run_environment
-from trainer.system.processes import die_with_parent
 from trainer.system.signals import StopRequest
-from trainer.system.streams import outlive_readers
 
 _LOOK_EVERY_S = 0.2
 # The script has this long to save and exit after SIGTERM. It is less than the time that the sweep

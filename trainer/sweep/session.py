@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainbox.contract.errors import NetworkFailure, TrialsFailed, WrongUse
+from trainbox.contract.hints import tensorboard
 from trainer.sweep import results
 from trainer.sweep.grid import Sweep
 from trainer.sweep.progress import print_above_bar
@@ -20,7 +21,6 @@ from trainer.sweep.storage import storage_failures
 from trainer.sweep.study import Study, open_study
 from trainer.sweep.trials import Record
 from trainer.sweep.work import Work, again
-from trainer.system.hints import tensorboard
 from trainer.system.signals import StopRequest
 
 _JOIN_S = 600.0

@@ -19,13 +19,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from trainbox.contract.config import split_metric
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.hints import command
 from trainbox.contract.secret_rule import arguments_without_secrets
 from trainer.sweep.grid import Sweep, Value, from_identity
 from trainer.sweep.owners import Heartbeats, has_ended, own_name
 from trainer.sweep.samplers import distributions, make_sampler
 from trainer.sweep.storage import DAMAGE, damage, open_storage, without_password
 from trainer.sweep.trials import Record, Trial
-from trainer.system.hints import command
 
 _STATES = {
     TrialState.COMPLETE: "done",

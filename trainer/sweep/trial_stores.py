@@ -10,7 +10,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from trainer.system.processes import die_with_parent
+from trainbox.contract.processes import die_with_parent
 
 
 class TrialStores:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainbox.contract.hints import command, run_command_line
 from trainbox.contract.variables import without_launch
 from trainer.sweep.grid import Sweep
 from trainer.sweep.script import Script
 from trainer.sweep.trials import Record, Trial
-from trainer.system.hints import command, run_command_line
 
 # Variables of this sweep, which would be wrong in a launch of its own.
 _OF_THE_SWEEP = frozenset(

@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import Busy, Changed, Failure, Preempted, TaskError
-from trainbox.contract.streams import open_streams
+from trainbox.contract.processes import die_with_parent
+from trainbox.contract.streams import open_streams, outlive_readers
 from trainer.records.gpu_events import hardware_events
 from trainer.sweep.slots import SHARING, send_or_exit
-from trainer.system.processes import die_with_parent
 from trainer.system.signals import StopRequest
 from trainer.system.storage import storage_failure
-from trainer.system.streams import outlive_readers
 
 
 def main(connection: Connection) -> None:

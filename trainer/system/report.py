@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from trainbox.contract.errors import MESSAGES, Failure
-from trainer.system.streams import message_line
+from trainbox.contract.streams import message_line
 
 
 def report_failure(failure: Failure) -> None:

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
-from trainer.system.processes import die_with_parent
+from trainbox.contract.processes import die_with_parent
 
 # Signals that request a checkpoint and a stop, with the names for messages. The supervisor forwards
 # SIGINT as SIGUSR2, because Python prints a traceback for a SIGINT that arrives before the handler

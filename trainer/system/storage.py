@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from trainbox.contract.errors import StorageFailure
-from trainer.system.hints import runs_dir
+from trainbox.contract.hints import runs_dir
 
 
 def storage_failure(path: Path, error: OSError, needed_bytes: int = 0) -> StorageFailure:

@@ -25,7 +25,7 @@ from entrypoint.health.deep.cases import (
 from entrypoint.health.limits import Limits
 from entrypoint.health.verdict import Finding, Result, Verdict
 from entrypoint.system.cpus import usable_cpus
-from entrypoint.system.processes import descendants, die_with_parent, parent
+from trainbox.contract.processes import descendants, die_with_parent, parent
 
 # The wait for killed processes. A process that hangs in the driver may take longer.
 _END_S = 5.0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import entrypoint.cli.commands
-from entrypoint.cli.options import _experiment
+from entrypoint.cli.experiment import experiment_file
 from tests.support.commands import Ended
 from tests.support.forked import ForkedTrainbox
 
@@ -130,7 +130,7 @@ def test_a_sweep_reads_the_launch_table_and_per_gpu(sweep: Callable[..., Ended])
     ],
 )
 def test_the_file_is_found_in_the_arguments(arguments: list[str], path: str | None) -> None:
-    assert _experiment(arguments) == (None if path is None else Path(path))
+    assert experiment_file(arguments) == (None if path is None else Path(path))
 
 
 def test_help_does_not_need_the_file(forked: ForkedTrainbox) -> None:

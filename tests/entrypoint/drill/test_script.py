@@ -19,8 +19,8 @@ from entrypoint.drill.script import DrillRequest, drill_script
 from entrypoint.drill.starts import Process
 from entrypoint.drill.training import Training
 from entrypoint.errors import BitsDiffer, DrillFailed, InvalidRequest
-from entrypoint.system.processes import with_variable
 from trainbox.contract.errors import Failure
+from trainbox.contract.processes import with_variable
 from trainer.outputs.differences import first_difference, largest_difference
 from trainer.outputs.entries import digest
 from trainer.outputs.formats import noun, read_entries

@@ -16,7 +16,6 @@ from click.testing import CliRunner
 
 from entrypoint.cli import commands as cli
 from entrypoint.cli import launching, planning, train, verify
-from entrypoint.errors import NotWritable
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import (
     SCRIPT_RUN,
@@ -27,8 +26,9 @@ from entrypoint.launch.supervise import (
     Ending,
     _exit_code,
 )
-from entrypoint.system.temporary import temporary_folder
 from tests.support.commands import clean_environment, finish
+from trainbox.contract.errors import StorageFailure
+from trainbox.contract.temporary import temporary_folder
 
 # A shell may have started the tests with some of these signals ignored, as nohup does. A Python
 # child would inherit this.
@@ -190,7 +190,7 @@ def test_a_signal_reaches_the_child_while_the_terminal_is_paused(start: Start) -
 
 
 def test_a_second_signal_kills_while_the_terminal_is_paused(start: Start) -> None:
-    hurried = "import entrypoint.system.streams as s, entrypoint.launch.supervise as v\n"
+    hurried = "import trainbox.contract.streams as s, entrypoint.launch.supervise as v\n"
     hurried += "s._UNREAD_S = v._ECHO_S = 0\nchild, budget"
     process = start(IGNORES, program=PAUSED.replace("child, budget", hurried, 1))
     first_line(process)
@@ -476,7 +476,7 @@ def test_a_missing_temporary_folder_is_a_storage_failure(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with (
         pytest.raises(
-            NotWritable, match="a temporary folder cannot be made .*: give the container one"
+            StorageFailure, match="a temporary folder cannot be made .*: give the container one"
         ),
         temporary_folder("run-"),
     ):

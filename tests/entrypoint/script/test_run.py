@@ -242,7 +242,7 @@ def test_a_signal_to_all_processes_does_not_stop_the_writer_of_tensorboard(
     """A terminal sends Ctrl-C to it as well, and a scheduler its SIGTERM."""
     signals = """
 import os, pathlib, signal
-from entrypoint.system.processes import descendants, parent
+from trainbox.contract.processes import descendants, parent
 def is_board(pid):
     try:
         command = pathlib.Path(f"/proc/{pid}/cmdline").read_text()

@@ -9,9 +9,9 @@ import pytest
 import entrypoint.cli.commands
 from entrypoint.bench.tables import check_arguments
 from entrypoint.errors import InvalidRequest
-from entrypoint.system.hints import command, runs_dir
 from trainbox.contract.environment import check_names
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.hints import command, runs_dir
 
 COMPOSE = "docker compose run --rm --no-deps train"
 _ROOT = Path(__file__).parents[3]

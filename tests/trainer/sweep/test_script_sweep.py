@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.system.processes import parent
 from tests.support.commands import Trainbox, finish, wait_until
 from tests.support.here import Here
 from tests.support.nvml_stub.build import stub_env, write_config
 from tests.support.paths import ROOT
 from tests.support.processes import Processes
+from trainbox.contract.processes import parent
 from trainer.sweep.study import open_study
 from trainer.sweep.trials import Record
 

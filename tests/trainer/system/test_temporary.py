@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from entrypoint.system import temporary as entrypoint_temporary
 from tests.support.faults import needs_linux
 from tests.support.here import Here
+from trainbox.contract import temporary
+from trainbox.contract import temporary as entrypoint_temporary
 from trainbox.contract.errors import StorageFailure
 from trainer.data.examples import read_examples
-from trainer.system import temporary
 
 
 @pytest.fixture

@@ -1,18 +1,18 @@
 """Temporary folders with a lock that shows whether their owner is alive.
 
-The next start removes the folders of killed processes. entrypoint/system/temporary.py makes its
-folders in the same way, but only the trainer removes them.
+The next start removes the folders of killed processes.
 """
 
 import contextlib
 import fcntl
-import multiprocessing
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from trainbox.contract.errors import StorageFailure
 
 _PREFIX = "trainbox-"
 # Locked as long as the owner or a fork of it is alive. Unlike a process ID, a lock is visible in
@@ -24,14 +24,30 @@ _OWNER = ".owner"
 def temporary_folder(purpose: str = "") -> Iterator[Path]:
     """Remove the folders of killed processes, and yield a new folder `trainbox-PURPOSE...`.
 
-    The new folder is removed at the end.
+    The new folder is removed at the end unless `keep` was called.
+
+    Raises:
+        StorageFailure: the folder cannot be made.
     """
-    folder, lock = _make(purpose)
+    try:
+        folder, lock = _make(purpose)
+    except OSError as error:
+        raise StorageFailure(
+            f"a temporary folder cannot be made ({error.strerror or error}): give the container "
+            "one, as in --tmpfs /tmp, or set TMPDIR"
+        ) from error
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if any(folder.glob(f"{_OWNER}*")):
+            shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def keep(folder: Path) -> None:
+    """Keep a temporary folder after its owner ends, so that the user can look into it."""
+    for name in (_OWNER, f"{_OWNER}.new"):
+        (folder / name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -40,6 +56,8 @@ def sockets_in_a_folder() -> Iterator[None]:
 
     The folder `pymp-...` of multiprocessing is never removed if its process is killed.
     """
+    import multiprocessing  # takes milliseconds, and a launcher has no loader workers
+
     settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     before = settings.get("tempdir")
     try:

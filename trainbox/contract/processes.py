@@ -1,13 +1,17 @@
-"""Parents and children of processes, as Linux lists them."""
+"""Processes, their parents and their children, as Linux lists them."""
 
 import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+# Fields of /proc/PID/stat after the program's name.
+_STATE, _PARENT, _START_TICKS = 0, 1, 19
 
 
 def die_with_parent() -> None:
@@ -15,7 +19,8 @@ def die_with_parent() -> None:
 
     Call it in the child before it executes its program. Otherwise, an orphan would keep training.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
@@ -59,32 +64,50 @@ def _session(pid: int) -> int | None:
 
 def descendants(ancestor: int) -> list[int]:
     """Return the ids of the process's children, of their children, and so on."""
-    parents = {int(path.name): parent(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
+    parents = {pid: parent(pid) for pid in _pids()}
     found = [ancestor]
     for pid in found:  # the list grows during the loop
         found += [child for child, owner in parents.items() if owner == pid]
     return found[1:]
 
 
+def children(ancestor: int) -> list[int]:
+    """Return the ids of the processes whose parent is `ancestor`, with those that have ended."""
+    return [pid for pid in _pids() if _stat(pid, _PARENT) == str(ancestor)]
+
+
 def parent(pid: int) -> int | None:
     """Return the id of the process's parent; None if the process is gone, or a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    state, owner, *_ = stat.rpartition(")")[2].split()
-    return None if state in "ZX" else int(owner)
+    state, owner = _stat(pid, _STATE), _stat(pid, _PARENT)
+    return None if state is None or owner is None or state in "ZX" else int(owner)
+
+
+def start_ticks(pid: int) -> str | None:
+    """Return the start of the process in ticks since boot, or None if it does not exist."""
+    return _stat(pid, _START_TICKS)
 
 
 def with_variable(name: str, value: str) -> list[int]:
     """Return the ids of the processes that were started with the variable `name` set to `value`."""
     variable = f"{name}={value}".encode()
     found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
+    for pid in _pids():
         try:
-            variables = path.read_bytes().split(b"\0")
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:  # it has ended, or belongs to another user
             continue
         if variable in variables:
-            found.append(int(path.parent.name))
+            found.append(pid)
     return found
+
+
+def _pids() -> Iterator[int]:
+    return (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+
+
+def _stat(pid: int, field: int) -> str | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return stat.rpartition(")")[2].split()[field]

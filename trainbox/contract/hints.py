@@ -9,20 +9,28 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainbox.contract.secret_rule import arguments_without_secrets
 
-
-def command(verb: str, options: str = "") -> str:
-    """Return the command line that runs `trainbox VERB OPTIONS`.
+def command(verb: str, arguments: str = "") -> str:
+    """Return the command line that runs `trainbox VERB ARGUMENTS`.
 
     `sweep run` is a verb as well.
     """
     typed = os.environ.get("TRAINBOX_COMMAND") or "trainbox"
     verb, _, form = verb.partition(" ")
-    options = f"{form} {options}".strip()
-    if options and typed == "make":
-        options = f'ARGS="{options}"'
-    return f"{typed} {verb} {options}".rstrip()
+    arguments = f"{form} {arguments}".strip()
+    if typed != "make":
+        if verb == "run" and typed.endswith(" train"):  # Compose has a service for this verb
+            typed = typed.removesuffix(" train")
+        return f"{typed} {verb} {arguments}".rstrip()
+    if not arguments:
+        return f"make {verb}"
+    if verb == "run":
+        script, _, others = arguments.partition(" -- ")
+        return f"make run SCRIPT={script}" + (f' ARGS="{others}"' if others else "")
+    if verb != "verify":
+        return f'make {verb} ARGS="{arguments}"'
+    run, _, others = arguments.partition(" ")
+    return f"make verify RUN={run}" + (f' ARGS="{others}"' if others else "")
 
 
 def run_command_line(
@@ -32,6 +40,8 @@ def run_command_line(
 
     The value of an argument with the name of a secret is not shown.
     """
+    from trainbox.contract.secret_rule import arguments_without_secrets
+
     typed = os.environ.get("TRAINBOX_COMMAND") or "trainbox"
     own = shlex.join(options)
     its = shlex.join(arguments_without_secrets(arguments, to_copy=True))
@@ -39,10 +49,8 @@ def run_command_line(
         variable = "MODULE" if is_module else "SCRIPT"
         line = f'make run {variable}={shlex.quote(program)} RUN_OPTIONS="{own}"'
         return f'{line} ARGS="{its}"' if its else line
-    if typed.endswith(" train"):  # Compose has a service for this verb
-        typed = typed.removesuffix(" train")
     program = shlex.join(["-m", program] if is_module else [program])
-    return f"{typed} run {own} {program} -- {its}".removesuffix(" -- ")
+    return command("run", f"{own} {program} -- {its}".removesuffix(" -- "))
 
 
 def tensorboard(folder: Path) -> str:
