@@ -108,6 +108,7 @@ def bench(
     from entrypoint.bench import report, tables
     from entrypoint.bench.runs import Bench, NoCase, prepare_folder, write_files
     from entrypoint.bench.suggest import further, suggestions
+    from trainbox.contract.secret_rule import shown_variable
 
     tables.check_arguments(arguments)
     cpu, numbers = _bench_counts(counts, processes, device)
@@ -126,7 +127,8 @@ def bench(
     runs.run(rounds, (lambda outcomes: further(outcomes, rounds, cpus)) if suggest else None)
     found = tables.rows(tables.with_others(table, runs.outcomes), runs.outcomes)
     advice = suggestions(runs.outcomes, unit, rounds, cpus) if suggest else []
-    outside = [f"{name}={os.environ[name]}" for name in ("TASK", "SET") if os.environ.get(name)]
+    given = [(name, value) for name in ("TASK", "SET") if (value := os.environ.get(name))]
+    outside = [f"{name}={shown_variable(name, value)}" for name, value in given]
     facts = {
         "command": shlex.join([*outside, "trainbox", *sys.argv[1:]]),
         "unit": unit,

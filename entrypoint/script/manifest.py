@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from entrypoint.doctor.redaction import shown_setting
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.script.revision import revision
 from entrypoint.script.target import Target
 from entrypoint.system.commands import python_path
-from trainbox.contract.secret_rule import arguments_without_secrets
+from trainbox.contract.secret_rule import arguments_without_secrets, shown_variable
 
 _SCHEDULER = "SLURM_"
 _OF_PACKAGES = ("site-packages", "dist-packages")
@@ -53,7 +52,7 @@ def describe_start(
         "processes": plan.nnodes * plan.nproc_per_node,
         "gpus": [_gpu(gpu) for gpu in plan.gpus],
         "scheduler": {
-            name: shown_setting(name, value)
+            name: shown_variable(name, value)
             for name, value in sorted(env.items())
             if name.startswith(_SCHEDULER)
         },

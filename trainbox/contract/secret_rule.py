@@ -1,13 +1,18 @@
-"""Recognize secrets by their name, their format or their randomness.
+"""Decide what manifests, messages and reports may show.
 
-A run's manifest and the free text of a report of `trainbox doctor` must hide the same secrets.
+The value of an environment variable is shown only if its name is in `SHOWN_VARIABLES`. So a new
+variable is hidden until its name is added. Other text, such as an argument or a message of torch,
+has no names to list: there, secrets are recognized by their name, format or randomness.
 """
 
 import itertools
 import re
 from collections.abc import Iterable
 
+from trainbox.contract.variables import SHOWN_VARIABLES
+
 NOT_SHOWN = "(set, not shown)"
+LONGEST = 2400  # characters that a manifest or a report reads of a text
 _CUT = "(not shown)"
 
 # Common names of settings, such as keypoints, tokenizer, max_tokens and passes, are not secrets.
@@ -15,7 +20,7 @@ _WORDS = (
     r"KEY(?!POINT|WORD|FRAME)|TOKEN(?!S|IZ)|(?<!(?:MAX|NEW|NUM)[_-])TOKENS|SECRET|PASS(?!ES)"
     "|CRED|AUTH|PWD|_PW|_PIN|_TOK(?!EN)|LICENSE|HOOK|DSN|SIGNATURE"
 )
-_SECRET_NAME = re.compile(rf"{_WORDS}|SLURM_\w*(?:USER|ACCOUNT)", re.IGNORECASE)
+_SECRET_NAME = re.compile(_WORDS, re.IGNORECASE)
 # Matches api_key=abc, "token": "abc" and --password abc. The quantifiers are possessive, because
 # backtracking would take minutes on a long value.
 _PAIR = re.compile(
@@ -43,8 +48,16 @@ _HEX = re.compile(r"[0-9a-f-]{32,}", re.IGNORECASE)
 _CHANGES = 0.25
 
 
+def shown_variable(name: str, value: str) -> str:
+    """Return the value of an environment variable as it may be shown.
+
+    A value that may be shown can be a text with a secret, such as an endpoint with a login.
+    """
+    return without_secrets(value[:LONGEST]) if name in SHOWN_VARIABLES else NOT_SHOWN
+
+
 def is_secret(name: str, value: str) -> bool:
-    """Return whether the value of `name` must be hidden completely."""
+    """Return whether the value of the setting or option `name` must be hidden completely."""
     return bool(_SECRET_NAME.search(name) or _TOKEN.search(value) or _random_parts(value))
 
 

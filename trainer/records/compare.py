@@ -10,15 +10,16 @@ from typing import Any
 from trainbox.contract.errors import Changed
 from trainbox.contract.files import open_regular, parse_object
 from trainbox.contract.secret_rule import (
+    LONGEST,
     NOT_SHOWN,
     arguments_without_secrets,
     is_secret,
     without_secrets,
 )
+from trainbox.contract.variables import SHOWN_VARIABLES
 from trainer.parallel.strategy import bits_depend_on_processes
 
-_LONGEST = 2400  # characters of a string in the manifest
-
+_ENVIRONMENT = "environment."  # before the names of variables
 # A change of one of these entries may change the bits, so a resume is refused. Changes of other
 # entries are logged and allowed.
 _CHANGE_BITS = {
@@ -187,9 +188,9 @@ def manifest_differences(
     number of processes are left out too, except under FSDP, where the bits depend on them.
 
     A source file that only one manifest lists is not a difference, because a start may end before
-    it loads that file.
+    it loads that file. Of a variable whose value may not be shown, only whether it is set counts.
     """
-    before, after = _flat(old), _flat(new)
+    before, after = _entries(old), _entries(new)
     plan_matters = any(
         bits_depend_on_processes(entries.get("plan.strategy")) for entries in (before, after)
     )
@@ -208,12 +209,12 @@ def shown_value(name: str, value: Any) -> Any:
     """Return `value` as the manifest records it: strings are cut and have no secrets."""
     if not isinstance(value, str):
         return value
-    return NOT_SHOWN if is_secret(name, value) else without_secrets(value[:_LONGEST])
+    return NOT_SHOWN if is_secret(name, value) else without_secrets(value[:LONGEST])
 
 
 def shown_arguments(argv: Sequence[str]) -> list[str]:
     """Return the arguments of a command as the manifest records them, without secrets."""
-    return arguments_without_secrets(argument[:_LONGEST] for argument in argv)
+    return arguments_without_secrets(argument[:LONGEST] for argument in argv)
 
 
 def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,6 +264,17 @@ def listed_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return "; ".join(
         f"{name}: {_short(old)} -> {_short(new)}" for name, (old, new) in changed.items()
     )
+
+
+def _entries(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a manifest by their dotted names.
+
+    Manifests of earlier versions have the values of all variables.
+    """
+    flat = _flat(manifest)
+    variables = {name for name in flat if name.startswith(_ENVIRONMENT)}
+    hidden = {name for name in variables if name.removeprefix(_ENVIRONMENT) not in SHOWN_VARIABLES}
+    return flat | dict.fromkeys(hidden, NOT_SHOWN)
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

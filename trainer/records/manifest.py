@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.secret_rule import shown_variable
 from trainer.data.examples import Collate, length, read_examples
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
@@ -26,7 +27,6 @@ from trainer.records.compare import (
     manifest_differences,
     shown_arguments,
     shown_settings,
-    shown_value,
 )
 from trainer.records.digest import value_digest
 from trainer.records.run_log import RunLog
@@ -92,7 +92,7 @@ def describe(
         },
         "threads": torch.get_num_threads(),
         "environment": {
-            name: shown_value(name, value)
+            name: shown_variable(name, value)
             for name, value in sorted(os.environ.items())
             if name.startswith(_ENVIRONMENT) and (name, value) != _OF_TRAINBOX
         },
@@ -280,6 +280,7 @@ def _device(world: World) -> dict[str, Any]:
         return {"type": world.device.type}
     own = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     driver = Path("/proc/driver/nvidia/version")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return {
         "type": "cuda",
         "names": sorted({gpu.name for gpu in own}),
@@ -289,6 +290,6 @@ def _device(world: World) -> dict[str, Any]:
         "multiprocessors": sorted({gpu.multi_processor_count for gpu in own}),
         "cublas": cublas_version(),
         "driver": driver.read_text(encoding="utf-8").splitlines()[0] if driver.exists() else None,
-        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "visible": visible and shown_variable("CUDA_VISIBLE_DEVICES", visible),
         "nccl": nccl_version(),
     }

@@ -583,7 +583,9 @@ def test_the_first_part_of_a_stopped_run_can_be_verified(here: Here) -> None:
 def test_the_manifest_has_no_secrets(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_AUTH_URL", "https://karo:hunter2@host")
     monkeypatch.setenv("TORCH_MIRROR", "https://karo:hunter2@host/x")
-    monkeypatch.setenv("NCCL_X_TOK", "hunter2")
+    hidden = ("TORCH_LOGIN", "TORCH_HUB_BEARER", "NCCL_X_LOGIN", "NCCL_X_TOK")
+    for name in hidden:  # names without a rule of their own
+        monkeypatch.setenv(name, "hunter2")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
     arguments = [
         "train",
@@ -600,16 +602,10 @@ def test_the_manifest_has_no_secrets(here: Here, monkeypatch: pytest.MonkeyPatch
     text = (here.path() / "manifest.json").read_text()
     assert "hunter2" not in text
     described = json.loads(text)
-    assert {
-        n: v
-        for n, v in described["environment"].items()
-        if n.startswith(("TORCH_AUTH", "TORCH_MIRROR", "NCCL_"))
-    } == {
-        "NCCL_SOCKET_IFNAME": "eth0",
-        "NCCL_X_TOK": "(set, not shown)",
-        "TORCH_AUTH_URL": "(set, not shown)",
-        "TORCH_MIRROR": "https://(not shown)@host/x",
-    }
+    environment = described["environment"]
+    assert environment["NCCL_SOCKET_IFNAME"] == "eth0"
+    hidden = (*hidden, "TORCH_AUTH_URL", "TORCH_MIRROR")
+    assert {environment[name] for name in hidden} == {"(set, not shown)"}
     fields = {
         "url": "https://(not shown)@host",
         "api_key": "(set, not shown)",

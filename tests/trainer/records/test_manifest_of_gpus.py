@@ -98,3 +98,13 @@ def test_variables_of_cublaslt_are_recorded_and_compared(monkeypatch: pytest.Mon
     assert [name for name in changed if changes_bits(name)] == [
         "environment.CUBLASLT_WORKSPACE_SIZE"
     ]
+
+
+def test_a_variable_that_is_not_shown_differs_only_if_it_is_set_or_not() -> None:
+    """Manifests of earlier versions have its value."""
+    earlier, shown = {"NCCL_X_LOGIN": "karo", "NCCL_DEBUG": "INFO"}, {"NCCL_DEBUG": "INFO"}
+    now = shown | {"NCCL_X_LOGIN": "(set, not shown)"}
+    assert manifest_differences({"environment": earlier}, {"environment": now}) == {}
+    found = manifest_differences({"environment": earlier}, {"environment": shown})
+    assert list(found) == ["environment.NCCL_X_LOGIN"]
+    assert "karo" not in str(found)
