@@ -72,12 +72,15 @@ def kill(process: Process, run: Path) -> None:
     """
     process.send_signal(signal.SIGKILL)
     process.wait()
-    deadline = time.monotonic() + _END_S
-    while living := with_variable(_RUN, str(run)):
+    deadline, looks = time.monotonic() + _END_S, 0
+    # A process that executes another program has no variables for a moment, so look twice.
+    while looks < 2:
+        living = with_variable(_RUN, str(run))
+        looks = 0 if living else looks + 1
         for pid in living:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > deadline:
+        if living and time.monotonic() > deadline:
             raise DrillFailed(
                 1, f"process {living[0]} still runs {_END_S:.0f} s after it was killed"
             )
