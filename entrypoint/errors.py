@@ -1,12 +1,6 @@
 """The errors of a launch, each with its exit code (docs/reference/exit-codes.md)."""
 
-from trainbox.contract.errors import Failure
-
-WRONG_USE = 2
-HARDWARE = 3
-STORAGE = 4
-BITS_DIFFER = 8
-PREEMPTED = 75
+from trainbox.contract.errors import ExitCode, Failure
 
 
 class LaunchError(Failure):
@@ -16,31 +10,31 @@ class LaunchError(Failure):
 class InvalidRequest(LaunchError):
     """A contradictory or malformed request, which a retry cannot fix."""
 
-    exit_code = WRONG_USE
+    exit_code = ExitCode.WRONG_USE
 
 
 class HardwareMissing(LaunchError):
     """Fewer GPUs than requested, or a driver that does not answer; another node may work."""
 
-    exit_code = HARDWARE
+    exit_code = ExitCode.HARDWARE
 
 
 class HardwareUnfit(LaunchError):
     """A GPU that is not fit for training; another node may work."""
 
-    exit_code = HARDWARE
+    exit_code = ExitCode.HARDWARE
 
 
 class NotWritable(LaunchError):
     """A folder that cannot be written to."""
 
-    exit_code = STORAGE
+    exit_code = ExitCode.STORAGE
 
 
 class BitsDiffer(LaunchError):
     """Trainings that should have the same bits differ."""
 
-    exit_code = BITS_DIFFER
+    exit_code = ExitCode.DIFFERENT
 
 
 class DrillFailed(LaunchError):

@@ -1,11 +1,13 @@
-"""The reference pages list each option of `trainbox train`, each choice and each built-in task."""
+"""The reference pages list each option, choice and built-in task, and each exit code."""
 
+import re
 from pathlib import Path
 
 import click
 import pytest
 
 from entrypoint.cli.train import train as launch
+from trainbox.contract.errors import ExitCode
 from trainer.cli.train import train
 from trainer.task_loading.spec import built_in_tasks
 
@@ -32,3 +34,11 @@ def test_the_page_of_the_launch_plan_has_each_strategy() -> None:
 def test_the_pages_of_the_tasks_have_each_task() -> None:
     pages = [path.read_text() for path in sorted((_DOCS / "reference/tasks").glob("*.md"))]
     assert [name for name in built_in_tasks() if f"`{name}`" not in "".join(pages)] == []
+
+
+def test_the_page_of_the_exit_codes_has_each_code_and_its_meaning() -> None:
+    page = (_DOCS / "reference/exit-codes.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (.+?) \|", page, re.MULTILINE)
+    assert [(int(code), meaning) for code, meaning in rows] == [
+        (code, code.meaning) for code in ExitCode
+    ]

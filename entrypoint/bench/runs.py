@@ -19,6 +19,7 @@ from typing import Any
 from entrypoint.bench.tables import BenchCase, BenchResult, Measured, measurement_order
 from entrypoint.errors import LaunchError, NotWritable
 from entrypoint.system.commands import command_of
+from trainbox.contract.errors import shell_code
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.streams import say
 from trainbox.contract.temporary import temporary_folder
@@ -153,9 +154,8 @@ class Bench:
         self._wait(training)
         try:
             if training.returncode:
-                code = training.returncode
                 raise NoCase(
-                    code if code > 0 else 128 - code,
+                    shell_code(training.returncode),
                     _last_message(log.read_text(encoding="utf-8", errors="replace")),
                 )
             measured = Measured(

@@ -9,8 +9,9 @@ import click
 
 from entrypoint.cli.options import PAGE, PASS_ON, Numbers
 from entrypoint.driver.process import count_visible
-from entrypoint.errors import PREEMPTED, HardwareMissing, InvalidRequest
+from entrypoint.errors import HardwareMissing, InvalidRequest
 from entrypoint.system.cpus import usable_cpus
+from trainbox.contract.errors import ExitCode
 from trainbox.contract.streams import message
 
 
@@ -142,7 +143,7 @@ def bench(
         write_files(out, text, report.as_json(found, runs.outcomes, facts, advice))
     if runs.stopped_by:
         message(f"{runs.stopped_by} received: the tables show the cases measured before it")
-        sys.exit(PREEMPTED)
+        sys.exit(ExitCode.PREEMPTED)
     failed = [outcome for outcome in runs.outcomes.values() if outcome.failure]
     if len(failed) == len(runs.outcomes):
         raise NoCase(failed[0].exit_code, f"bench: no case was measured: {failed[0].failure}")

@@ -5,6 +5,7 @@ It plans and supervises trainings, passes verbs to the trainer, or runs another 
 
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -12,10 +13,10 @@ from typing import NoReturn
 import click
 
 from entrypoint.cli.options import PAGE
-from entrypoint.errors import WRONG_USE, InvalidRequest
+from entrypoint.errors import InvalidRequest
 from entrypoint.system.commands import check_packages, is_folder_of_script, without_ranks
 from trainbox.contract import hints
-from trainbox.contract.errors import Failure
+from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.streams import message, open_streams
 from trainbox.contract.usage import usage_message
 
@@ -156,9 +157,9 @@ def main() -> NoReturn:
         )
     except click.ClickException as error:
         message(usage_message(error))
-        sys.exit(WRONG_USE)
+        sys.exit(ExitCode.WRONG_USE)
     except Failure as error:
         message(str(error))
         sys.exit(error.exit_code)
     except click.Abort:
-        sys.exit(130)
+        sys.exit(128 + signal.SIGINT)

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from entrypoint.launch.supervise import TRAINING, Child, supervise
+from trainbox.contract.errors import ExitCode
 from trainbox.contract.streams import message
 
 if TYPE_CHECKING:
@@ -36,5 +37,5 @@ def supervised(plan: "LaunchPlan", checked: "Checked", kind: Child = TRAINING) -
                 f"{kind.name} exited with code 0 before it was finished: does the user's code call "
                 "os._exit?"
             )
-            code = 1
+            code = ExitCode.UNEXPECTED
     sys.exit(code)

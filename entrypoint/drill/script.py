@@ -15,8 +15,8 @@ from entrypoint.drill.compare import CannotCompare, FileComparison, compare
 from entrypoint.drill.folder import version_of
 from entrypoint.drill.schedule import KillSchedule, kill_shares, kill_signals, script_schedules
 from entrypoint.drill.training import STARTED_OVER, TOO_LATE, Kill, StepTimes, Training, moments
-from entrypoint.errors import WRONG_USE, BitsDiffer, DrillFailed
-from trainbox.contract.errors import Failure
+from entrypoint.errors import BitsDiffer, DrillFailed
+from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.temporary import keep, temporary_folder
 
 # A file that has its last values before this share of the training does not show the training.
@@ -173,7 +173,7 @@ def _examined(reference: Training, pace: StepTimes) -> FileComparison:
     try:
         first = compare(reference.output)
     except CannotCompare as error:
-        raise DrillFailed(WRONG_USE, f"the undisturbed training: {error}") from error
+        raise DrillFailed(ExitCode.WRONG_USE, f"the undisturbed training: {error}") from error
     written_again = reference.early_version != version_of(reference.output)
     if written_again and reference.early_s <= _EARLY * pace.duration_s:
         # A copy that was made during a write may be incomplete.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from entrypoint.errors import DrillFailed
 from entrypoint.system.commands import command_of
+from trainbox.contract.errors import shell_code
 from trainbox.contract.processes import die_with_parent, with_variable
 from trainbox.contract.variables import HEALTH_NAMES, without_launch
 
@@ -57,7 +58,7 @@ def failure_of(returncode: int, log: Path, table: str | None = None) -> DrillFai
 
     With `table`, the log ends with a table whose first line begins with this text.
     """
-    code = returncode if returncode > 0 else 128 - returncode
+    code = shell_code(returncode)
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     tables = [number for number, line in enumerate(lines) if table and line.startswith(table)]
     shown = [line for line in lines[: tables[-1] if tables else None] if line.strip()]

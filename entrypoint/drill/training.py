@@ -12,17 +12,18 @@ from signal import SIGKILL, SIGTERM, Signals
 
 from entrypoint.drill.folder import Version, reported_steps, steps, version_of, versions
 from entrypoint.drill.starts import Process, failure_of, kill, start, wait
-from entrypoint.errors import PREEMPTED, DrillFailed
+from entrypoint.errors import DrillFailed
 from entrypoint.launch.supervise import STOP_BUDGET_S
 from entrypoint.script.folder import METRICS
 from trainbox.contract.entries import EntryReader
+from trainbox.contract.errors import ExitCode
 from trainbox.contract.files import open_regular
 
 TOO_LATE, STARTED_OVER = "too late", "started over"
 
 _CLOSING_TABLE = f"{'run':<10} "  # the begin of the table that `trainbox run` prints at the end
 # Exit codes of a start that got SIGTERM: the script has saved, or has no handler.
-_STOPPED = (PREEMPTED, 128 + SIGTERM, -SIGTERM)
+_STOPPED = (ExitCode.PREEMPTED, 128 + SIGTERM, -SIGTERM)
 _SLACK_S = 30.0  # for the records of a start whose script was killed after the budget
 
 

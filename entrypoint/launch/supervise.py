@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple, Protocol
 
-from entrypoint.errors import HARDWARE, PREEMPTED, WRONG_USE
+from trainbox.contract.errors import ExitCode, shell_code
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.streams import message
 
@@ -24,7 +24,7 @@ _DEATH_S = 5.0
 _ECHO_S = 0.3
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 # Exit codes that a broken GPU can also cause: a lost process, or one killed by a signal.
-_AMBIGUOUS_CODES = (7, *range(129, 160))
+_AMBIGUOUS_CODES = (ExitCode.NETWORK, *range(129, 160))
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ SCRIPT_RUN = Child(
     f"the script gets SIGTERM and has {STOP_BUDGET_S} s to save and exit",
     "the same command starts it again in the same run folder",
     dict.fromkeys(_STOP_SIGNALS, signal.SIGTERM),
-    frozenset([0, PREEMPTED, 128 + signal.SIGTERM]),
+    frozenset([ExitCode.SUCCESS, ExitCode.PREEMPTED, 128 + signal.SIGTERM]),
 )
 # A sweep over a user's script, which itself forwards the signal to the running trials.
 SCRIPT_SWEEP = Child(
@@ -131,7 +131,7 @@ def supervise(
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, note)
     if received:
-        return Ending(PREEMPTED, signalled=True)
+        return Ending(ExitCode.PREEMPTED, signalled=True)
     child = subprocess.Popen(
         argv,
         env=dict(env),
@@ -171,7 +171,7 @@ def supervise(
             # Another signal would end this process before it can exit with its code.
             ignore_stop_signals()
             code = 128 + (received[-1] if again else signal.SIGKILL)
-            return Ending(HARDWARE if broken else code, bool(received))
+            return Ending(ExitCode.HARDWARE if broken else code, bool(received))
 
 
 def ignore_stop_signals() -> None:
@@ -189,19 +189,21 @@ def _exit_code(
     """
     by_signal = -code in {*_STOP_SIGNALS, *kind.forwarded_as.values()}
     if forwarded and (by_signal or code in kind.stop_codes):
-        code = PREEMPTED  # a child that the signal ended had no handler yet, so nothing is lost
-    finished = code in (0, WRONG_USE)
+        # A child that the signal ended had no handler yet, so nothing is lost.
+        code = ExitCode.PREEMPTED
+    finished = code in (ExitCode.SUCCESS, ExitCode.WRONG_USE)
     # HARDWARE: CUDA has reported a broken GPU, and the watch logs which one.
-    looks_broken = code in (1, HARDWARE, PREEMPTED, *_AMBIGUOUS_CODES) or code < 0
+    suspects = (ExitCode.UNEXPECTED, ExitCode.HARDWARE, ExitCode.PREEMPTED, *_AMBIGUOUS_CODES)
+    looks_broken = code in suspects or code < 0
     if not finished and (broken or (watch and looks_broken and watch.final_check())):
-        return HARDWARE
+        return ExitCode.HARDWARE
     if code < 0:
         known = -code in list(signal.Signals)
         message(
             f"{kind.name} was killed by "
             f"{signal.Signals(-code).name if known else f'signal {-code}'}: {kind.again}"
         )
-    return code if code >= 0 else 128 - code
+    return shell_code(code)
 
 
 def _kill_session(child: subprocess.Popen[bytes]) -> None:

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from entrypoint.errors import WRONG_USE
+from trainbox.contract.errors import ExitCode
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.streams import message
 
@@ -48,7 +48,7 @@ def main() -> None:
         os.execvpe(command[0], command, environment)
     except OSError as error:
         message(f"{command[0]} cannot be executed ({error.strerror}): check its first line")
-        sys.exit(WRONG_USE)
+        sys.exit(ExitCode.WRONG_USE)
 
 
 if __name__ == "__main__":

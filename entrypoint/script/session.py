@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from entrypoint.errors import HARDWARE, PREEMPTED, NotWritable
+from entrypoint.errors import NotWritable
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import SCRIPT_RUN, Ending, supervise
 from entrypoint.script.board import Board
@@ -29,7 +29,7 @@ from entrypoint.script.sources import source_digests
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import NAMES, GpuRecord
 from entrypoint.system.commands import OF_PYTHON, own_environment, python_path
-from trainbox.contract.errors import Failure
+from trainbox.contract.errors import ExitCode, Failure, signal_of
 from trainbox.contract.processes import adopt_orphans, kill_other_sessions
 from trainbox.contract.streams import message, say
 from trainbox.contract.temporary import temporary_folder
@@ -37,7 +37,7 @@ from trainbox.contract.temporary import temporary_folder
 if TYPE_CHECKING:
     from entrypoint.health.watch import Telemetry, Watch
 
-_NETWORK = 7
+_TEMPORARY = (ExitCode.PREEMPTED, ExitCode.HARDWARE, ExitCode.NETWORK)
 # Lightning and other libraries prefer these to torchrun's, and then find the wrong world.
 _OF_SCHEDULER = "SLURM_"
 
@@ -140,7 +140,7 @@ def starts_again(ending: Ending) -> bool:
 
 def _can_succeed(code: int) -> bool:
     """Return whether the same command can succeed after this exit code."""
-    return code in (PREEMPTED, HARDWARE, _NETWORK) or 128 < code <= 192  # Linux has 64 signals
+    return code in _TEMPORARY or signal_of(code) is not None
 
 
 def closing(

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import runpy
+import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -72,7 +73,7 @@ def become(module: str, *arguments: str) -> NoReturn:
             sys.path.insert(0, _HOME)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except KeyboardInterrupt:
-        os._exit(130)
+        os._exit(128 + signal.SIGINT)
     except BaseException:  # noqa: BLE001 - the parent's code must not see it
         sys.excepthook(*sys.exc_info())
     os._exit(1)

@@ -1,26 +1,69 @@
-"""The failures that a user can see, each with its exit code (docs/reference/exit-codes.md)."""
+"""The exit codes, and the failures that a user can see, each with its code."""
+
+import enum
 
 # The variable with the folder for the last message of each rank, one file per rank.
 MESSAGES = "TRAINBOX_MESSAGES"
 STORE = "TRAINBOX_STORE"  # the variable with the file through which a machine's ranks connect
 
 
+class ExitCode(enum.IntEnum):
+    """The exit codes of every command, each with its meaning (docs/reference/exit-codes.md)."""
+
+    SUCCESS = 0, "success"
+    UNEXPECTED = 1, "unexpected error, or a failed trial of a sweep"
+    WRONG_USE = 2, "wrong use or configuration, or an exception in a task"
+    HARDWARE = 3, "missing or unfit GPUs, or a driver that does not answer"
+    STORAGE = 4, "storage: no valid checkpoint, a full disk, or no write permission"
+    MEMORY = 5, "out of memory, on the GPU or on the host"
+    NOT_FINITE = 6, "a loss or a weight that is not finite"
+    NETWORK = 7, "rendezvous or network: a missing or lost node, or a rank that hangs"
+    DIFFERENT = (
+        8,
+        "different bits, or contradictory files of a run (`verify`, `drill`, `evaluate`, `export`)",
+    )
+    PREEMPTED = 75, "preempted, with a checkpoint"
+
+    meaning: str
+
+    def __new__(cls, code: int, meaning: str) -> "ExitCode":
+        member = int.__new__(cls, code)
+        member._value_, member.meaning = code, meaning
+        return member
+
+
+def shell_code(returncode: int) -> int:
+    """Return the exit code for the `returncode` of a child: 128 + N if signal N has ended it."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def signal_of(code: int) -> int | None:
+    """Return the signal N of the exit code 128 + N, or None for another exit code."""
+    return code - 128 if 128 < code <= 192 else None  # Linux has 64 signals
+
+
 class Failure(Exception):
     """An expected failure, whose message names the problem and its remedy."""
 
-    exit_code = 1
+    exit_code: int = ExitCode.UNEXPECTED
+
+    def __init__(self, *message: object, exit_code: int | None = None) -> None:
+        """Use the code of the class, or that of another process if it is the reason."""
+        super().__init__(*message)
+        if exit_code is not None:
+            self.exit_code = exit_code
 
 
 class WrongUse(Failure):
     """A mistake of the user in the arguments, the settings, the data or the environment."""
 
-    exit_code = 2
+    exit_code = ExitCode.WRONG_USE
 
 
 class StorageFailure(Failure):
     """A file or folder of a run that cannot be written or read."""
 
-    exit_code = 4
+    exit_code = ExitCode.STORAGE
 
 
 class TrialsFailed(Failure):
@@ -42,37 +85,37 @@ class Changed(WrongUse):
 class DeviceMissing(Failure):
     """A requested device that is not available."""
 
-    exit_code = 3
+    exit_code = ExitCode.HARDWARE
 
 
 class OutOfMemory(Failure):
     """A batch that does not fit in memory and cannot be split further."""
 
-    exit_code = 5
+    exit_code = ExitCode.MEMORY
 
 
 class NotFinite(Failure):
     """A loss, gradient or weight that is infinite or NaN."""
 
-    exit_code = 6
+    exit_code = ExitCode.NOT_FINITE
 
 
 class NetworkFailure(Failure):
     """A lost or impossible connection to another process or machine."""
 
-    exit_code = 7
+    exit_code = ExitCode.NETWORK
 
 
 class Differs(Failure):
     """A difference between two runs that should have the same bits."""
 
-    exit_code = 8
+    exit_code = ExitCode.DIFFERENT
 
 
 class Preempted(Failure):
     """A stop by a signal after a checkpoint was saved, from which the same command resumes."""
 
-    exit_code = 75
+    exit_code = ExitCode.PREEMPTED
 
 
 def called_exit(end: SystemExit) -> Failure:

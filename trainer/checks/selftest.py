@@ -11,7 +11,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from trainbox.contract.errors import Failure
+from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def main() -> int:
         traceback.print_exc()
         # The first line is enough. CUDA's errors continue with lines of advice.
         _print_line({"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"})
-        return 1
-    return 0
+        return ExitCode.UNEXPECTED
+    return ExitCode.SUCCESS
 
 
 def _tests(kind: str, device_name: str) -> "Iterator[DeviceResult]":

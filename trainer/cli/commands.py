@@ -1,12 +1,13 @@
 """Run `python -m trainer`: choose the command, and map its errors to exit codes."""
 
 import importlib
+import signal
 import sys
 from typing import NoReturn
 
 import click
 
-from trainbox.contract.errors import Failure, WrongUse, called_exit
+from trainbox.contract.errors import ExitCode, Failure, called_exit
 from trainbox.contract.streams import message_line
 from trainbox.contract.usage import usage_message
 from trainer.system.report import report_failure
@@ -62,7 +63,7 @@ def _run() -> int:
         return int(cli.main(prog_name="trainbox", standalone_mode=False) or 0)
     except click.ClickException as error:
         click.echo(message_line(usage_message(error)), err=True)
-        return WrongUse.exit_code
+        return ExitCode.WRONG_USE
     except Failure as error:
         report_failure(error)
         return error.exit_code
@@ -83,9 +84,9 @@ def _run() -> int:
             import traceback
 
             traceback.print_exception(abort.__cause__)
-        return 130 if is_ctrl_c else 1
+        return 128 + signal.SIGINT if is_ctrl_c else ExitCode.UNEXPECTED
     except Exception:  # noqa: BLE001 - printed to the rank's own log as well
         import traceback
 
         traceback.print_exc()
-        return 1
+        return ExitCode.UNEXPECTED

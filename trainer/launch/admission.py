@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trainbox.contract.errors import NetworkFailure, WrongUse
+from trainbox.contract.errors import ExitCode
 from trainer.launch.messages import Hello
 from trainer.launch.node import SAME_SECRET, Node
 
@@ -26,13 +26,13 @@ def mismatch(node: Node, hello: Hello, name: str) -> Refusal | None:
         return Refusal(
             f"{name} is of job {hello.job}, but job {node.job} uses {node.endpoint}: give each job "
             "an endpoint of its own",
-            NetworkFailure.exit_code,
+            ExitCode.NETWORK,
         )
     if hello.nnodes != node.nnodes:
         return Refusal(
             f"{name} was started for {hello.nnodes} nodes, but node 0 for {node.nnodes}: "
             "set --nnodes to the same number on each node",
-            WrongUse.exit_code,
+            ExitCode.WRONG_USE,
         )
     return None
 
@@ -47,7 +47,7 @@ def another_secret(node: Node, hello: Hello, name: str, signed: bool) -> Refusal
         reason = f"{name} has a different secret than node 0"
     else:
         reason = f"{name} does not have a secret, but node 0 has one"
-    return Refusal(f"{reason}: {SAME_SECRET}", WrongUse.exit_code)
+    return Refusal(f"{reason}: {SAME_SECRET}", ExitCode.WRONG_USE)
 
 
 def taken_rank(joined_name: str, joined_host: str, hello: Hello, name: str) -> Refusal | None:
@@ -57,4 +57,4 @@ def taken_rank(joined_name: str, joined_host: str, hello: Hello, name: str) -> R
     """
     if joined_host == hello.host:
         return None
-    return Refusal(f"{joined_name} and {name} have the same rank: {OWN_RANK}", WrongUse.exit_code)
+    return Refusal(f"{joined_name} and {name} have the same rank: {OWN_RANK}", ExitCode.WRONG_USE)

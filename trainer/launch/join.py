@@ -6,7 +6,7 @@ import selectors
 import socket
 import time
 
-from trainbox.contract.errors import NetworkFailure, WrongUse
+from trainbox.contract.errors import ExitCode, NetworkFailure, WrongUse
 from trainer.launch.connection import Connection, NotSigned
 from trainer.launch.meeting import Meeting
 from trainer.launch.messages import LONGEST_TEXT, Answer, Message, integer, nonce
@@ -116,6 +116,6 @@ def _check_admitted(message: Message) -> None:
     """Raise the failure with which node 0 has refused this node, if it has."""
     if "refused" in message:
         code = integer(message, "code", 0, 255)
-        raise (WrongUse if code == WrongUse.exit_code else NetworkFailure)(
+        raise (WrongUse if code == ExitCode.WRONG_USE else NetworkFailure)(
             str(message["refused"])[:_LONGEST_REASON]
         )

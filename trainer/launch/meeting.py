@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainbox.contract.errors import NetworkFailure
+from trainbox.contract.errors import ExitCode
 from trainer.launch.connection import Connection
 from trainer.launch.interface import interface_of
 from trainer.launch.messages import End
@@ -68,7 +68,7 @@ class Meeting:
                 selector.unregister(key.fileobj)
                 # Forward a failure before this node acts on it. The node that failed needs no
                 # report.
-                if end.code == NetworkFailure.exit_code:
+                if end.code == ExitCode.NETWORK:
                     for connection in self.connections:
                         if connection is not key.data:
                             connection.send(lost=end.what)
@@ -85,4 +85,4 @@ def _end_of(connection: Connection) -> End | None:
         return None if message is None else End.parse(message, connection.name)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        return End(f"{connection.name} is lost ({reason})", NetworkFailure.exit_code)
+        return End(f"{connection.name} is lost ({reason})", ExitCode.NETWORK)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from trainbox.contract.errors import NetworkFailure, Preempted
+from trainbox.contract.errors import ExitCode
 
 _MOST_NODES, _MOST_PROCESSES = 65536, 4096
 LONGEST_TEXT = 256
@@ -116,9 +116,7 @@ class End(NamedTuple):
             ValueError: The message does not report an end.
         """
         if "lost" in message:
-            return cls(text(message, "lost"), NetworkFailure.exit_code)
+            return cls(text(message, "lost"), ExitCode.NETWORK)
         code = integer(message, "ended", 0, 255)
-        is_shared = code in (0, Preempted.exit_code)
-        return cls(
-            f"{name} exited with code {code}", code if is_shared else NetworkFailure.exit_code
-        )
+        is_shared = code in (ExitCode.SUCCESS, ExitCode.PREEMPTED)
+        return cls(f"{name} exited with code {code}", code if is_shared else ExitCode.NETWORK)

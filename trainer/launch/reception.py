@@ -9,7 +9,7 @@ import socket
 import time
 from dataclasses import dataclass
 
-from trainbox.contract.errors import WrongUse
+from trainbox.contract.errors import ExitCode
 from trainer.launch.admission import OWN_RANK, Refusal, another_secret, mismatch, taken_rank
 from trainer.launch.connection import Connection, NotSigned
 from trainer.launch.messages import Hello, nonce
@@ -109,7 +109,7 @@ class Reception:
             if guest is not None and guest.greeted:
                 connection.send(
                     refused=f"node 0 does not understand this node ({error})",
-                    code=WrongUse.exit_code,
+                    code=ExitCode.WRONG_USE,
                 )
             self._drop(connection)
         except OSError:
@@ -137,7 +137,7 @@ class Reception:
         if earlier is not None:
             reason = f"{name} replaces {earlier[0].name}"
             self._log_once(reason)
-            earlier[0].send(refused=f"{reason}: {OWN_RANK}", code=WrongUse.exit_code)
+            earlier[0].send(refused=f"{reason}: {OWN_RANK}", code=ExitCode.WRONG_USE)
             self._drop(earlier[0])
         connection.name = name
         del self._guests[connection]

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainbox.contract.errors import MESSAGES, Failure, NetworkFailure, Preempted
+from trainbox.contract.errors import MESSAGES, ExitCode, Failure, NetworkFailure, shell_code
 from trainbox.contract.processes import children
 from trainbox.contract.streams import message_line, open_streams, outlive_readers
 from trainbox.contract.temporary import temporary_folder
@@ -42,7 +42,6 @@ from trainer.system.signals import STOP_SIGNALS, forwarded_signal, handle_stop_s
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub lacks it
 
-_CRASH = 1
 # Seconds until the ranks of this node are killed. If another node is lost, most ranks notice it
 # themselves. If another node has exited, the ranks usually exit as well.
 _LOST_S, _EXITED_S = 10.0, 60.0
@@ -62,13 +61,13 @@ def main() -> int:
     def forward(number: int, _frame: FrameType | None) -> None:
         ranks = children(os.getpid())
         if not ranks and not forwarded:
-            sys.exit(Preempted.exit_code)  # nothing runs yet, so nothing is lost
+            sys.exit(ExitCode.PREEMPTED)  # nothing runs yet, so nothing is lost
         if forwarded and runs_program:
             return  # a second SIGTERM could interrupt a program while it saves
         forwarded.append(number)
         _kill(ranks, signal.SIGTERM if runs_program else forwarded_signal(number))
         for meeting in others:
-            meeting.leave(Preempted.exit_code)
+            meeting.leave(ExitCode.PREEMPTED)
 
     handle_stop_signals(forward)
 
@@ -137,8 +136,8 @@ def _run_on_nodes(
     ends: list[_PeerEnd] = []
 
     def on_end(what: str, code: int) -> None:
-        end = _PeerEnd(what, code or NetworkFailure.exit_code)
-        if code == NetworkFailure.exit_code:
+        end = _PeerEnd(what, code or ExitCode.NETWORK)
+        if code == ExitCode.NETWORK:
             ends.append(end)
             time.sleep(_LOST_S)
         else:
@@ -150,7 +149,7 @@ def _run_on_nodes(
                 report.daemon = True
                 report.start()
                 return
-            if arguments.runs_program and code == Preempted.exit_code and not forwarded:
+            if arguments.runs_program and code == ExitCode.PREEMPTED and not forwarded:
                 _log(f"{what.partition(' exited')[0]} stops, and so does this node")
                 os.kill(os.getpid(), signal.SIGTERM)  # `forward` runs on the main thread
             time.sleep(_EXITED_S)
@@ -166,12 +165,13 @@ def _run_on_nodes(
         if arguments.runs_program:
             others.append(meeting)
         code = _run_torchrun(arguments, messages, forwarded, ends)
-        if arguments.runs_program and forwarded and code in (0, 128 + signal.SIGTERM):
-            code = Preempted.exit_code  # `trainbox run` did not get the signal of another node
+        stopped = (ExitCode.SUCCESS, 128 + signal.SIGTERM)
+        if arguments.runs_program and forwarded and code in stopped:
+            code = ExitCode.PREEMPTED  # `trainbox run` did not get the signal of another node
         elif arguments.runs_program and code == 0 and store is not None:
             _warn_if_separate(store, sum(meeting.processes))
     except SystemExit:  # raised by `forward`
-        meeting.leave(Preempted.exit_code)
+        meeting.leave(ExitCode.PREEMPTED)
         raise
     meeting.leave(code)
     del store  # node 0 serves the store of all nodes until here
@@ -230,8 +230,8 @@ def _run_torchrun(
         return _report(files, bool(forwarded), again)
     except (DistError, ConnectionError) as error:
         _log(f"lost contact with the other nodes ({ends[0].what if ends else error})")
-        return NetworkFailure.exit_code
-    return 0
+        return ExitCode.NETWORK
+    return ExitCode.SUCCESS
 
 
 def _without_saved(codes: Mapping[int, int]) -> dict[int, int]:
@@ -240,7 +240,7 @@ def _without_saved(codes: Mapping[int, int]) -> dict[int, int]:
     torchrun then sends SIGTERM, at which a script saves and exits with 75. A scheduler would start
     a script with a mistake again and again.
     """
-    saved = (Preempted.exit_code, 128 + signal.SIGTERM, -signal.SIGTERM)
+    saved = (ExitCode.PREEMPTED, 128 + signal.SIGTERM, -signal.SIGTERM)
     failed = {rank: code for rank, code in codes.items() if code not in saved}
     return failed or dict(codes)
 
@@ -347,19 +347,17 @@ def _exit_code(codes: set[int], stopped: bool) -> int:
     A code with a specific reason takes precedence over a signal, a lost connection and a crash. A
     crash takes precedence over SIGABRT: NCCL aborts the ranks that lose another rank.
     """
-    if stopped and codes <= {Preempted.exit_code, *(-number for number in STOP_SIGNALS)}:
+    if stopped and codes <= {ExitCode.PREEMPTED, *(-number for number in STOP_SIGNALS)}:
         # A signal kills a rank that has not installed its handlers yet.
-        return Preempted.exit_code
-    reasons = sorted(
-        code for code in codes if code not in (_CRASH, NetworkFailure.exit_code) and code > 0
-    )
-    if reasons:
+        return ExitCode.PREEMPTED
+    unspecific = {ExitCode.UNEXPECTED, ExitCode.NETWORK}
+    if reasons := sorted(code for code in codes - unspecific if code > 0):
         return reasons[0]
-    if _CRASH in codes and -signal.SIGABRT in codes:
+    if ExitCode.UNEXPECTED in codes and -signal.SIGABRT in codes:
         codes = codes - {-signal.SIGABRT}
-    if killed := [-code for code in sorted(codes) if code < 0]:
-        return 128 + killed[0]
-    return NetworkFailure.exit_code if codes == {NetworkFailure.exit_code} else _CRASH
+    if killed := [code for code in sorted(codes) if code < 0]:
+        return shell_code(killed[0])
+    return ExitCode.NETWORK if codes == {ExitCode.NETWORK} else ExitCode.UNEXPECTED
 
 
 def _kill(pids: Iterable[int], number: signal.Signals) -> None:

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from trainbox.contract.errors import Failure
+from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.streams import open_streams
 from trainer.outputs.differences import first_difference, largest_difference
 from trainer.outputs.entries import digest
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
         )
         found["largest"] = largest_difference(reference, other)
     print(json.dumps(found))
-    return 0
+    return ExitCode.SUCCESS
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainbox.contract.errors import NotFinite, WrongUse
+from trainbox.contract.errors import ExitCode
 from trainer.sweep.trials import Trial
 
 # The same bits would fail in the same way.
-_NEVER_RETRIED = (WrongUse.exit_code, NotFinite.exit_code)
+_NEVER_RETRIED = (ExitCode.WRONG_USE, ExitCode.NOT_FINITE)
 
 
 @dataclass(frozen=True)

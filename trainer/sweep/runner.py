@@ -6,7 +6,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.errors import DeviceMissing, Preempted, StorageFailure, WrongUse
+from trainbox.contract.errors import DeviceMissing, ExitCode, Preempted, StorageFailure, WrongUse
 from trainer.sweep import results
 from trainer.sweep.progress import SweepProgress
 from trainer.sweep.retries import TrialLimits, Waiting, due, is_retried
@@ -160,16 +160,16 @@ class SweepRun:
             self._trial_succeeded(trial, answer)
             if answer.get("failed_allocations"):
                 slot.restart()  # cuDNN keeps other algorithms, and so other bits, in this process
-        elif code == Preempted.exit_code and self._stop:
+        elif code == ExitCode.PREEMPTED and self._stop:
             self._study.give_back(trial)
-        elif code == StorageFailure.exit_code:
+        elif code == ExitCode.STORAGE:
             self._study.give_back(trial)
             raise StorageFailure(f"trial {trial.number}: {answer['message']}")
         else:
             slot.restart()  # the next trial starts without the leftovers of this one
             if answer.get("busy"):
                 self._waiting.append(Waiting(trial, None, time.monotonic() + _BUSY_S))
-            elif code == Preempted.exit_code:
+            elif code == ExitCode.PREEMPTED:
                 cause = (
                     f"another program or the task sent its process a signal: {answer['message']}"
                 )
@@ -195,13 +195,15 @@ class SweepRun:
             self._study.give_back(trial)
             raise
 
-    def _trial_failed(self, slot: Slot, trial: Trial, message: str, code: int = 1) -> None:
+    def _trial_failed(
+        self, slot: Slot, trial: Trial, message: str, code: int = ExitCode.UNEXPECTED
+    ) -> None:
         """Retry the trial, or record that it failed.
 
         Raises:
             WrongUse: this is the second trial that reports wrong use, and no trial has succeeded.
         """
-        if code == WrongUse.exit_code and not self._succeeded:
+        if code == ExitCode.WRONG_USE and not self._succeeded:
             if self._suspect:
                 self._study.give_back(trial)
                 raise _wrong_use(*self._suspect)

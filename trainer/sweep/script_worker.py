@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainbox.contract.config import split_metric
-from trainbox.contract.errors import Failure, NotFinite, Preempted, WrongUse
+from trainbox.contract.errors import ExitCode, signal_of
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.streams import open_streams, outlive_readers
 from trainbox.contract.variables import TRIAL_PORT
@@ -34,7 +34,7 @@ _LOOK_EVERY_S = 0.2
 # itself has after a signal.
 _SAVE_S, _KILL_S = 40.0, 5.0
 # Codes of the script that mean the same for the sweep as those of a task. Others are failures.
-_SAME_CODES = (WrongUse.exit_code, NotFinite.exit_code)
+_SAME_CODES = (ExitCode.WRONG_USE, ExitCode.NOT_FINITE)
 _PREFIX = "trainbox: "
 
 
@@ -107,12 +107,12 @@ class Attempt:
             if self._stop:
                 _end(process)
                 message = f"stopped by {self._stop.signal_name}"
-                return {"code": Preempted.exit_code, "message": message}
+                return {"code": ExitCode.PREEMPTED, "message": message}
             if minutes is not None and time.monotonic() - self._begin_s > 60 * minutes:
                 _end(process)
                 output = last_output(read_end(self._log, 0))
                 message = f"it took longer than --trial-minutes {minutes:g}{output}"
-                return {"code": Failure.exit_code, "message": message}
+                return {"code": ExitCode.UNEXPECTED, "message": message}
             if self._order["pruned"] and self._is_pruned():
                 _end(process)
                 return {"code": 0, "pruned": True, "metrics": {}}
@@ -129,7 +129,7 @@ class Attempt:
     def _not_run(self, code: int, printed: str) -> dict[str, Any]:
         """Return the answer if `trainbox run` has failed itself: the script's end is not known."""
         if code <= 0:
-            return {"code": Failure.exit_code, "message": exit_cause(code)}
+            return {"code": ExitCode.UNEXPECTED, "message": exit_cause(code)}
         lines = [line for line in printed.splitlines() if line.startswith(_PREFIX)]
         message = lines[-1].removeprefix(_PREFIX) if lines else exit_cause(code)
         return {"code": code, "message": message, "busy": _is_locked(self._run / "lock")}
@@ -138,14 +138,14 @@ class Attempt:
         """Return the answer for a script that has exited with `code`."""
         if code == 0:
             return self._succeeded()
-        known = 128 < code <= 192 and code - 128 in list(signal.Signals)
+        number = signal_of(code)
         how = (
-            f"was killed by {signal.Signals(code - 128).name}"
-            if known
+            f"was killed by {signal.Signals(number).name}"
+            if number in list(signal.Signals)
             else f"exited with code {code}"
         )
         return {
-            "code": code if code in _SAME_CODES else Failure.exit_code,
+            "code": code if code in _SAME_CODES else ExitCode.UNEXPECTED,
             "message": f"the script {how}{output}",
         }
 
@@ -157,7 +157,7 @@ class Attempt:
             name, names = self._metric[1], ", ".join(self._reports.names()) or "no other number"
             example = json.dumps({"step": 100, name: 0.5})
             return {
-                "code": WrongUse.exit_code,
+                "code": ExitCode.WRONG_USE,
                 "message": f"the script has not reported {name} (but {names}): print a line such "
                 f"as {example}",
             }

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.errors import Busy, Changed, Failure, Preempted, TaskError
+from trainbox.contract.errors import Busy, Changed, ExitCode, Failure, Preempted, TaskError
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.streams import open_streams, outlive_readers
 from trainer.records.gpu_events import hardware_events
@@ -83,7 +83,7 @@ def _answer(
             stop.signal_name = None
         return {"code": 0, "pruned": True, "metrics": {}, "seconds": time.monotonic() - begin}
     except TaskError as error:  # not as WrongUse: the next trial, or a retry, may succeed
-        return {"code": Failure.exit_code, "message": str(error)}
+        return {"code": ExitCode.UNEXPECTED, "message": str(error)}
     except Failure as failure:
         return {
             "code": failure.exit_code,
@@ -92,7 +92,7 @@ def _answer(
         }
     except Exception as error:  # noqa: BLE001 - the task's own
         traceback.print_exc()
-        return {"code": 1, "message": f"{type(error).__name__}: {error}"}
+        return {"code": ExitCode.UNEXPECTED, "message": f"{type(error).__name__}: {error}"}
 
 
 def _trained(
