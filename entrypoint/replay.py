@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from entrypoint.errors import InvalidRequest
+from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import command
 
 
@@ -13,7 +13,7 @@ def read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return config.json and manifest.json of the run's folder.
 
     Raises:
-        InvalidRequest: a file is missing or damaged, or the run was not started from an image.
+        WrongUse: a file is missing or damaged, or the run was not started from an image.
     """
     config, manifest = (_object_in(run / name) for name in ("config.json", "manifest.json"))
     for name, found in (("plan", manifest.get("plan")), ("device", manifest.get("device"))):
@@ -35,8 +35,8 @@ def read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return config, manifest
 
 
-def _refused(run: Path, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"verify {run} --print-docker: {reason}")
+def _refused(run: Path, reason: str) -> WrongUse:
+    return WrongUse(f"verify {run} --print-docker: {reason}")
 
 
 def _object_in(path: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 # both programs share.
 ORDER = {
     "entrypoint": (
-        "errors system driver launch bench replay health doctor script drill cli start __main__"
+        "system driver launch bench replay health doctor script drill cli start __main__"
     ),
     "trainbox": (
         "contract found_files ranks folder task_metrics metrics order stop pinned snapshot "

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import InvalidRequest
 from entrypoint.system.commands import check_packages, command_of, without_ranks
 from tests.support.commands import clean_environment
 from tests.support.paths import files_of
+from trainbox.contract.errors import WrongUse
 
 ROOT = Path(__file__).parents[1]
 TRAINBOX = Path(sys.executable).with_name("trainbox")
@@ -146,7 +146,7 @@ def test_a_package_that_would_replace_ours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "trainer.py").touch()
     check_packages([*sys.path, str(tmp_path)])
     with pytest.raises(
-        InvalidRequest,
+        WrongUse,
         match=rf"^{tmp_path}/trainer.py has the name of Trainbox's own package trainer "
         r".*: rename it",
     ):

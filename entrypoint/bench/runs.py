@@ -17,9 +17,8 @@ from types import FrameType
 from typing import Any
 
 from entrypoint.bench.tables import BenchCase, BenchResult, Measured, measurement_order
-from entrypoint.errors import LaunchError, NotWritable
 from entrypoint.system.commands import command_of
-from trainbox.contract.errors import shell_code
+from trainbox.contract.errors import Failure, StorageFailure, shell_code
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.streams import say
 from trainbox.contract.temporary import temporary_folder
@@ -32,18 +31,6 @@ _OWN_NAMES = {"STRATEGY", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
 
 Arguments = Callable[[BenchCase, str], list[str]]
 Further = Callable[[Mapping[BenchCase, BenchResult]], list[BenchCase]]
-
-
-class NoCase(LaunchError):
-    """A bench without any measured case, or a case without a result, with its exit code."""
-
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.exit_code = code
-
-
-class Stopped(Exception):
-    """A signal that ends the bench."""
 
 
 class Bench:
@@ -67,22 +54,18 @@ class Bench:
         again. A case that fails is not measured again.
 
         Raises:
-            NoCase: no case can be launched.
+            Failure: no case can be launched.
         """
-        with (
-            self._signals_recorded(),
-            temporary_folder("bench-") as folder,
-            contextlib.suppress(Stopped),
-        ):
+        with self._signals_recorded(), temporary_folder("bench-") as folder:
             self._check_launches()
             cases = [case for case, outcome in self.outcomes.items() if not outcome.failure]
             first = 0
-            while cases:
+            while cases and not self.stopped_by:
                 self._run(
                     measurement_order(cases, range(first, first + rounds)), first + rounds, folder
                 )
                 first += rounds
-                cases = further(self.outcomes) if further else []
+                cases = further(self.outcomes) if further and not self.stopped_by else []
                 self.outcomes |= {
                     case: BenchResult() for case in cases if case not in self.outcomes
                 }
@@ -99,7 +82,7 @@ class Bench:
                 check=False,
             )
             if self.stopped_by:
-                raise Stopped
+                return
             if planned.returncode:
                 outcome.failure, outcome.exit_code = (
                     _last_message(planned.stderr),
@@ -107,7 +90,9 @@ class Bench:
                 )
         first = next(iter(self.outcomes.values()))
         if all(outcome.failure for outcome in self.outcomes.values()):
-            raise NoCase(first.exit_code, f"bench: no case can be launched here: {first.failure}")
+            raise Failure(
+                f"bench: no case can be launched here: {first.failure}", exit_code=first.exit_code
+            )
 
     def _run(self, todo: Sequence[tuple[int, BenchCase]], rounds: int, folder: Path) -> None:
         took: list[float] = []
@@ -124,19 +109,22 @@ class Bench:
             say(f"round {number + 1} of {rounds}, {self._describe(case)}{about}")
             begin = time.monotonic()
             try:
-                outcome.rounds[number] = self._train(case, folder / f"{number}-{position}")
-                say(f"  {outcome.rounds[number].samples_per_second:,.0f} samples/s")
-            except NoCase as failure:
+                measured = self._train(case, folder / f"{number}-{position}")
+            except Failure as failure:
                 outcome.failure, outcome.exit_code = str(failure), failure.exit_code
                 say(f"  no result: {failure}")
+            else:
+                if measured is None:
+                    return
+                outcome.rounds[number] = measured
+                say(f"  {measured.samples_per_second:,.0f} samples/s")
             took.append(time.monotonic() - begin)
 
-    def _train(self, case: BenchCase, folder: Path) -> Measured:
-        """Run one training, and return its figures.
+    def _train(self, case: BenchCase, folder: Path) -> Measured | None:
+        """Run one training, and return its figures, or None if a signal arrived.
 
         Raises:
-            NoCase: the training failed.
-            Stopped: a signal arrived.
+            Failure: the training failed.
         """
         folder.mkdir()
         log = folder / "output.log"
@@ -151,12 +139,13 @@ class Bench:
                 # This process has no threads, so `preexec_fn` is safe.
                 preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
             )
-        self._wait(training)
+        if not self._has_ended(training):
+            return None
         try:
             if training.returncode:
-                raise NoCase(
-                    shell_code(training.returncode),
+                raise Failure(
                     _last_message(log.read_text(encoding="utf-8", errors="replace")),
+                    exit_code=shell_code(training.returncode),
                 )
             measured = Measured(
                 **json.loads((folder / "case" / "measured.json").read_text(encoding="utf-8"))
@@ -168,18 +157,19 @@ class Bench:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _wait(self, training: "subprocess.Popen[bytes]") -> None:
+    def _has_ended(self, training: "subprocess.Popen[bytes]") -> bool:
+        """Wait for the end of the training. Return False if a signal arrived, which stops it."""
         while not self.stopped_by:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 training.wait(timeout=_POLL_S)
-                return
+                return True
         training.terminate()
         try:
             training.wait(timeout=_END_S)
         except subprocess.TimeoutExpired:
             training.kill()  # the kernel kills the ranks with it
             training.wait()
-        raise Stopped
+        return False
 
     @contextlib.contextmanager
     def _signals_recorded(self) -> Iterator[None]:
@@ -201,21 +191,21 @@ def write_files(folder: Path, text: str, report: Mapping[str, Any]) -> None:
     """Write bench.md and bench.json, and let the trainer draw bench.svg.
 
     Raises:
-        NotWritable: a file cannot be written.
-        NoCase: the figure cannot be drawn.
+        StorageFailure: a file cannot be written.
+        Failure: the figure cannot be drawn.
     """
     try:
         (folder / "bench.md").write_text(text + "\n", encoding="utf-8")
         (folder / "bench.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise NotWritable(
+        raise StorageFailure(
             f"--out {folder} cannot be written ({error.strerror}): give a writable folder"
         ) from error
     drawn = subprocess.run(command_of("trainer", "bench-figure", str(folder)), check=False)
     if drawn.returncode:
-        raise NoCase(
-            drawn.returncode,
+        raise Failure(
             f"--out {folder}: bench.svg could not be drawn; bench.md and bench.json are complete",
+            exit_code=drawn.returncode,
         )
 
 
@@ -223,13 +213,13 @@ def prepare_folder(folder: Path) -> None:
     """Make the folder for the tables, before the first training.
 
     Raises:
-        NotWritable: the folder cannot be written.
+        StorageFailure: the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "bench.md").touch()
     except OSError as error:
-        raise NotWritable(
+        raise StorageFailure(
             f"--out {folder} cannot be written ({error.strerror}): give a writable folder"
         ) from error
 

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from entrypoint.errors import InvalidRequest
+from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import command
 
 # A larger value pays if the median of its speed-up is at least this, and each round is faster.
@@ -196,10 +196,10 @@ def measurement_order(cases_: Sequence[BenchCase], rounds: range) -> list[tuple[
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Raise InvalidRequest for training options that the bench sets itself."""
+    """Raise WrongUse for training options that the bench sets itself."""
     for argument in arguments:
         if (name := argument.partition("=")[0]) in _OWN_OPTIONS:
-            raise InvalidRequest(
+            raise WrongUse(
                 f"bench sets {name} itself for each of its trainings: drop it "
                 f"(`{command('bench', '--help')}`)"
             )
@@ -209,15 +209,15 @@ def check_strategies(text: str, cpu: bool) -> tuple[str, ...]:
     """Return the strategies in `text`, for example `dp,ddp`.
 
     Raises:
-        InvalidRequest: a strategy is unknown or not possible on the CPU.
+        WrongUse: a strategy is unknown or not possible on the CPU.
     """
     named = tuple(dict.fromkeys(text.split(",")))
     if unknown := [name for name in named if name not in ("ddp", "dp")]:
-        raise InvalidRequest(
+        raise WrongUse(
             f"--strategies {text}: unknown strategy {unknown[0]!r}: give ddp, dp or both"
         )
     if cpu and "dp" in named:
-        raise InvalidRequest(
+        raise WrongUse(
             f"--strategies {text}: dp splits batches over GPUs, and the CPU is measured: drop dp"
         )
     return named

@@ -9,9 +9,8 @@ import click
 
 from entrypoint.cli.options import PAGE, PASS_ON, Numbers
 from entrypoint.driver.process import count_visible
-from entrypoint.errors import HardwareMissing, InvalidRequest
 from entrypoint.system.cpus import usable_cpus
-from trainbox.contract.errors import ExitCode
+from trainbox.contract.errors import DeviceMissing, ExitCode, Failure, WrongUse
 from trainbox.contract.streams import message
 
 
@@ -107,7 +106,7 @@ def bench(
       trainbox bench digits --processes 1,2 --device cpu --out tables
     """
     from entrypoint.bench import report, tables
-    from entrypoint.bench.runs import Bench, NoCase, prepare_folder, write_files
+    from entrypoint.bench.runs import Bench, prepare_folder, write_files
     from entrypoint.bench.suggest import further, suggestions
     from trainbox.contract.secret_rule import shown_variable
 
@@ -146,7 +145,9 @@ def bench(
         sys.exit(ExitCode.PREEMPTED)
     failed = [outcome for outcome in runs.outcomes.values() if outcome.failure]
     if len(failed) == len(runs.outcomes):
-        raise NoCase(failed[0].exit_code, f"bench: no case was measured: {failed[0].failure}")
+        raise Failure(
+            f"bench: no case was measured: {failed[0].failure}", exit_code=failed[0].exit_code
+        )
 
 
 def _bench_counts(
@@ -156,11 +157,11 @@ def _bench_counts(
     from entrypoint.bench.tables import doubling
 
     if counts and (processes or device == "cpu"):
-        raise InvalidRequest(
+        raise WrongUse(
             "--gpus and the CPU (--processes, --device cpu) contradict each other: drop one of them"
         )
     if processes and device == "cuda":
-        raise InvalidRequest(
+        raise WrongUse(
             "--processes is for CPU runs, and --device cuda is requested: drop one of them"
         )
     if counts:
@@ -169,7 +170,7 @@ def _bench_counts(
     if not processes and device != "cpu":
         found = count_visible()
         if device == "cuda" and not found:
-            raise HardwareMissing(
+            raise DeviceMissing(
                 "--device cuda requested, no GPU found: run on a GPU host with its driver, or "
                 "use --device cpu"
             )

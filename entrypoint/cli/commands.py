@@ -13,10 +13,9 @@ from typing import NoReturn
 import click
 
 from entrypoint.cli.options import PAGE
-from entrypoint.errors import InvalidRequest
 from entrypoint.system.commands import check_packages, is_folder_of_script, without_ranks
 from trainbox.contract import hints
-from trainbox.contract.errors import ExitCode, Failure
+from trainbox.contract.errors import ExitCode, Failure, WrongUse
 from trainbox.contract.streams import message, open_streams
 from trainbox.contract.usage import usage_message
 
@@ -114,7 +113,7 @@ def _run_verbatim(argv: list[str]) -> NoReturn:
         verbs = list(VERBS)
         close = difflib.get_close_matches(argv[0], verbs, n=1)
         hint = f"did you mean `{close[0]}`?" if close else f"the verbs are {', '.join(verbs)}"
-        raise InvalidRequest(
+        raise WrongUse(
             f"'{argv[0]}' is neither a verb nor a program that can be run "
             f"({getattr(error, 'strerror', error)}): {hint}"
         ) from error
@@ -124,7 +123,7 @@ def _check_folder() -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise InvalidRequest("the current folder was removed: change to another one") from None
+        raise WrongUse("the current folder was removed: change to another one") from None
 
 
 def _drop_ranks(verb: str) -> None:
@@ -140,7 +139,7 @@ def main() -> NoReturn:
     arguments = sys.argv[1:]
     try:
         if arguments and arguments[0] in _RENAMED:
-            raise InvalidRequest(
+            raise WrongUse(
                 f"the verb {arguments[0]} was renamed: use "
                 f"`{hints.command(*_RENAMED[arguments[0]])}`"
             )

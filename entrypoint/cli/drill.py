@@ -7,7 +7,7 @@ import click
 from entrypoint.cli.options import MOST_PROCESSES, PAGE, Numbers
 from entrypoint.cli.run import find_target
 from entrypoint.driver.process import count_visible
-from entrypoint.errors import InvalidRequest
+from trainbox.contract.errors import WrongUse
 
 _SEED = click.option(
     "--seed",
@@ -75,7 +75,7 @@ class _OfScript(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            raise InvalidRequest(
+            raise WrongUse(
                 f"no such option {error.option_name}: the arguments of the script follow --, as in "
                 "drill run train.py --compare last.pt -- --epochs 3"
             ) from error
@@ -151,14 +151,14 @@ def drill_run(
 
     check_file(file)
     if not module and not arguments:
-        raise InvalidRequest("drill run needs a script, as in drill run train.py --compare last.pt")
+        raise WrongUse("drill run needs a script, as in drill run train.py --compare last.pt")
     find_target(module, list(arguments[:1]))  # a mistake in the name needs no training
     script = ("-m", module, "--", *arguments) if module else (*arguments[:1], "--", *arguments[1:])
     gpus = 0 if cpu else count_visible()
     if counts and one_process:
-        raise InvalidRequest("--one-process and --processes contradict each other: drop one")
+        raise WrongUse("--one-process and --processes contradict each other: drop one")
     if max(counts or (1,)) > (gpus or MOST_PROCESSES):
-        raise InvalidRequest(
+        raise WrongUse(
             f"--processes {max(counts or (1,))} needs as many GPUs, and {gpus} are visible: use "
             "fewer, or --cpu"
         )

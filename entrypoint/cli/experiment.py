@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from entrypoint.cli.options import Option, launch_options
-from entrypoint.errors import InvalidRequest
+from trainbox.contract.errors import WrongUse
 from trainbox.contract.experiment import PER_GPU, SUFFIX, option_defaults, read_experiment
 
 # One of these replaces all of them in the file.
@@ -47,7 +47,7 @@ def apply_experiment(ctx: click.Context, path: Path) -> None:
     A sweep takes --per-gpu from [sweep].
 
     Raises:
-        InvalidRequest: the file, a key or a value is wrong. The message has one line.
+        WrongUse: the file, a key or a value is wrong. The message has one line.
     """
     try:
         tables, digest = read_experiment(path)
@@ -59,7 +59,7 @@ def apply_experiment(ctx: click.Context, path: Path) -> None:
             per_gpu = {PER_GPU: tables["sweep"][PER_GPU]}
             defaults |= option_defaults(ctx, f"{path}: [sweep]", per_gpu, own)
     except ValueError as error:
-        raise InvalidRequest(str(error)) from error
+        raise WrongUse(str(error)) from error
     ctx.meta["experiment"] = (path, digest)
     ctx.default_map = defaults
 

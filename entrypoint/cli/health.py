@@ -16,7 +16,7 @@ from entrypoint.cli.options import (
     refuse_unused,
     runs_dir_option,
 )
-from entrypoint.errors import InvalidRequest
+from trainbox.contract.errors import WrongUse
 
 if TYPE_CHECKING:
     from entrypoint.driver.process import Driver
@@ -151,13 +151,14 @@ def health(
       trainbox health --deep --processes 2     without a GPU: on two CPU processes
       trainbox health --health-limits limits.toml --require ecc-uncorrected
     """
-    from entrypoint.driver.process import Driver, NoAnswer
+    from entrypoint.driver.process import Driver
     from entrypoint.health.check import Question, broken_driver
     from entrypoint.health.limits import read_limits
     from entrypoint.health.verdict import Finding, Mode, Result, Verdict
+    from trainbox.contract.errors import DeviceMissing
 
     if len(flags := dict.fromkeys(f"--{mode}" for mode in modes)) > 1:
-        raise InvalidRequest(f"{' and '.join(flags)} are different modes of health: choose one")
+        raise WrongUse(f"{' and '.join(flags)} are different modes of health: choose one")
     name = modes[0] if modes else "check"
     refuse_unused(" ".join(["health", *flags]), _USED[name])
     if name == "list":
@@ -174,7 +175,7 @@ def health(
     )
     try:
         driver = Driver(_lock_of_probes() if kind is Mode.LIVE else None)
-    except NoAnswer as error:
+    except DeviceMissing as error:
         _show(verdict := broken_driver(question, str(error)), as_json)
         sys.exit(verdict.exit_code)
     if kind is Mode.MONITOR:
@@ -201,14 +202,14 @@ def _required(require: str, mode: "Mode") -> tuple[str, ...]:
     """Return the checks that --require names.
 
     Raises:
-        InvalidRequest: The mode does not have one of the checks.
+        WrongUse: The mode does not have one of the checks.
     """
     from entrypoint.health.check import check_names
 
     required = tuple(filter(None, require.split(",")))
     known = check_names(mode)
     if unknown := [name for name in required if name not in known]:
-        raise InvalidRequest(
+        raise WrongUse(
             f"--require {require}: no such check {unknown[0]!r}: use some of {', '.join(known)}"
         )
     return required
@@ -283,9 +284,9 @@ def _verdict(
     processes: int | None,
     as_json: bool,
 ) -> "Verdict":
-    from entrypoint.driver.process import NoAnswer
     from entrypoint.health.check import about, broken_driver, examine, without_driver
     from entrypoint.health.verdict import Verdict
+    from trainbox.contract.errors import DeviceMissing
 
     if gpus == 0:
         return without_driver(
@@ -293,7 +294,7 @@ def _verdict(
         )
     try:
         found = driver.detect()
-    except NoAnswer as error:
+    except DeviceMissing as error:
         return broken_driver(question, str(error))
     decided = about(
         found, question, os.environ.get("CUDA_VISIBLE_DEVICES"), gpus, gpu_ids, processes

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from entrypoint.errors import InvalidRequest
 from entrypoint.launch.cluster import RDZV_TIMEOUT_S
+from trainbox.contract.errors import WrongUse
 
 PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -272,7 +272,7 @@ def refuse_unused(invocation: str, used: set[str]) -> None:
         used: the names of the parameters that the invocation uses.
 
     Raises:
-        InvalidRequest: the command line has another option.
+        WrongUse: the command line has another option.
     """
     ctx = click.get_current_context()
     unused = [
@@ -283,7 +283,7 @@ def refuse_unused(invocation: str, used: set[str]) -> None:
         and ctx.get_parameter_source(param.name) is click.core.ParameterSource.COMMANDLINE
     ]
     if unused:
-        raise InvalidRequest(
+        raise WrongUse(
             f"{invocation} got options that it does not use ({', '.join(unused)}): drop them"
         )
 

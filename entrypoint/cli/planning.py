@@ -37,7 +37,7 @@ class Checked:
         """Remove the health options from `options`, and return them.
 
         Raises:
-            LaunchError: the file of the limits is wrong. It is read before the GPUs are examined.
+            Failure: the file of the limits is wrong. It is read before the GPUs are examined.
         """
         checked = cls(options.pop("health"), options.pop("health_limits"))
         if checked.health_limits:
@@ -71,7 +71,7 @@ def make_plan(
     `argv` is what each process runs. `checked` gets the driver process, if the driver was queried.
 
     Raises:
-        LaunchError: the driver does not answer, or `decide` refuses the request.
+        Failure: the driver does not answer, or `decide` refuses the request.
     """
     options["device"] = _device(options["device"], options["processes"])
     threads = os.environ.get("OMP_NUM_THREADS", "")

@@ -19,13 +19,13 @@ from entrypoint.cli.options import (
 )
 from entrypoint.cli.planning import Checked, make_plan, settings_text
 from entrypoint.driver.gpus import Gpu
-from entrypoint.errors import InvalidRequest
 from entrypoint.launch.cluster import detect_cluster
 from entrypoint.launch.plan import LaunchPlan, plan_script, plan_trial
 from entrypoint.launch.request import LaunchRequest
 from entrypoint.script.target import Target, find_module, find_script
 from entrypoint.system.commands import command_of, python_path
 from trainbox.contract import hints
+from trainbox.contract.errors import WrongUse
 from trainbox.contract.usage import usage_message
 
 
@@ -39,7 +39,7 @@ class ScriptCommand(click.Command):
         except click.NoSuchOption as error:
             if not {"-m", "--module"} & set(given):
                 raise
-            raise InvalidRequest(
+            raise WrongUse(
                 f"{usage_message(error)} The arguments of a module follow --, as in "
                 "-m my_package.train -- --epochs 3"
             ) from error
@@ -140,7 +140,7 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
     """Return the plan, what it runs, the driver process and the run folder.
 
     Raises:
-        LaunchError: the script does not exist, or the request cannot be launched.
+        Failure: the script does not exist, or the request cannot be launched.
     """
     launch = dict(options)
     checked = Checked.take_from(launch)
@@ -161,7 +161,7 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
             return plan_trial(request, gpus, cluster, os.environ.get(TRIAL_PORT, "0"))
         plan = plan_script(request, gpus, cluster, one_process)
         if restarts and plan.nnodes > 1:
-            raise InvalidRequest(
+            raise WrongUse(
                 f"--restarts {restarts} and {plan.nnodes} nodes: a node cannot know whether the "
                 "others start again, and would wait for them: let the scheduler restart the job"
             )
@@ -180,7 +180,7 @@ def _check_run_name(name: str | None) -> None:
     )
 
     if name is not None and not is_run_name(name):
-        raise InvalidRequest(
+        raise WrongUse(
             f"--run {name!r} must be a folder name, not a path: set the parent folder with "
             "--runs-dir"
         )
@@ -190,14 +190,14 @@ def find_target(module: str | None, arguments: list[str]) -> Target:
     """Return the target of a command with these arguments, of which the first one is the script.
 
     Raises:
-        InvalidRequest: the script or the module does not exist, or cannot be run.
+        WrongUse: the script or the module does not exist, or cannot be run.
     """
     if module is not None:
         folders = [str(Path.cwd()), *python_path(os.environ), *sys.path]
         return find_module(module, _without_dashes(arguments), folders)
     if not arguments:
         example = hints.command("run", "train.py -- --epochs 3")
-        raise InvalidRequest(f"no script is named: name it, as in `{example}`")
+        raise WrongUse(f"no script is named: name it, as in `{example}`")
     script, *rest = arguments
     return find_script(script, _without_dashes(rest))
 

@@ -16,11 +16,11 @@ from entrypoint.doctor.redaction import private_names
 from entrypoint.doctor.report import DriverAnswer, Examination, TorchAnswer, report
 from entrypoint.doctor.surroundings import read_surroundings
 from entrypoint.driver.gpus import visible_gpus
-from entrypoint.driver.process import Driver, NoAnswer
+from entrypoint.driver.process import Driver
 from entrypoint.health.check import Question, about, broken_driver, examine
 from entrypoint.health.verdict import Finding, Result, Verdict
 from entrypoint.system.commands import command_of
-from trainbox.contract.errors import Failure
+from trainbox.contract.errors import DeviceMissing, Failure
 from trainbox.contract.processes import die_with_parent
 
 # The wait for torch to start and to list the GPUs: usually 2 to 5 s, longer on a busy machine.
@@ -59,7 +59,7 @@ def _ask_driver(
     try:
         driver = Driver()
         found = driver.detect()
-    except NoAnswer as error:
+    except DeviceMissing as error:
         return DriverAnswer("does not answer", installed=True), broken_driver(question, str(error))
     summary = found.absent or (
         "does not work: see the verdict" if found.broken else f"version {found.driver_version}"

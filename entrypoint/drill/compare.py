@@ -5,15 +5,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.errors import InvalidRequest
 from entrypoint.system.commands import command_of
+from trainbox.contract.errors import WrongUse
 
 # trainer/outputs/formats.py has the same suffixes.
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".npy", ".csv", ".json")
-
-
-class CannotCompare(Exception):
-    """A file that is missing or damaged, or has nothing to compare."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +28,15 @@ def check_file(file: str) -> None:
     """Check that `file` can be the file that a drill compares.
 
     Raises:
-        InvalidRequest: it is not in the run folder, or its format cannot be read.
+        WrongUse: it is not in the run folder, or its format cannot be read.
     """
     path = Path(file)
     if path.is_absolute() or ".." in path.parts:
-        raise InvalidRequest(
+        raise WrongUse(
             f"--compare {file} is not in the run folder: give a path in it, such as {path.name}"
         )
     if path.suffix not in SUFFIXES:
-        raise InvalidRequest(
+        raise WrongUse(
             f"--compare {file} has a format that cannot be read: use one of {' '.join(SUFFIXES)}"
         )
 
@@ -49,7 +45,7 @@ def compare(reference: Path, other: Path | None = None, tolerance: float = 0.0) 
     """Compare two files, or examine one.
 
     Raises:
-        CannotCompare: a file is missing or damaged, or has nothing to compare.
+        WrongUse: a file is missing or damaged, or has nothing to compare.
     """
     files = [str(reference)] if other is None else [str(reference), str(other)]
     ended = subprocess.run(
@@ -60,6 +56,6 @@ def compare(reference: Path, other: Path | None = None, tolerance: float = 0.0) 
     )
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
-        raise CannotCompare(last.removeprefix("trainbox: "))
+        raise WrongUse(last.removeprefix("trainbox: "))
     found = json.loads(ended.stdout)
     return FileComparison(found["digests"][-1], found.get("difference"), found.get("largest", 0.0))

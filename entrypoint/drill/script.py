@@ -11,12 +11,11 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
 from entrypoint.drill import schedule
-from entrypoint.drill.compare import CannotCompare, FileComparison, compare
+from entrypoint.drill.compare import FileComparison, compare
 from entrypoint.drill.folder import version_of
 from entrypoint.drill.schedule import KillSchedule, kill_shares, kill_signals, script_schedules
 from entrypoint.drill.training import STARTED_OVER, TOO_LATE, Kill, StepTimes, Training, moments
-from entrypoint.errors import BitsDiffer, DrillFailed
-from trainbox.contract.errors import ExitCode, Failure
+from trainbox.contract.errors import Differs, Failure, WrongUse
 from trainbox.contract.temporary import keep, temporary_folder
 
 # A file that has its last values before this share of the training does not show the training.
@@ -111,8 +110,8 @@ def drill_script(request: DrillRequest, draw: random.Random) -> Iterator[str]:
     """Train the script with each schedule; yield the table line by line.
 
     Raises:
-        DrillFailed: a training failed, with its exit code, or nothing was tested.
-        BitsDiffer: the files differ.
+        Failure: a training failed, with its exit code, or nothing was tested.
+        Differs: the files differ.
     """
     yield f"{request.file}\n  {'processes':<18} {'':<{_KILLS_WIDTH}} digest"
     with temporary_folder("drill-") as folder:
@@ -149,7 +148,7 @@ def _drilled(request: DrillRequest, folder: Path, draw: random.Random) -> Iterat
     different = [outcome for outcome in outcomes if outcome.comparison.difference]
     if different:
         again = _training(request, folder / "again")
-        raise BitsDiffer(_cause(different, reference, again, request))
+        raise Differs(_cause(different, reference, again, request))
     _check_effective(outcomes, pace)
     yield _conclusion(outcomes, request.tolerance)
     if any(outcome.did_not_stop() for outcome in outcomes):
@@ -168,19 +167,18 @@ def _examined(reference: Training, pace: StepTimes) -> FileComparison:
     """Examine the file of the first training.
 
     Raises:
-        DrillFailed: the file cannot be compared, or did not change during the training.
+        Failure: the file cannot be compared, or did not change during the training.
     """
     try:
         first = compare(reference.output)
-    except CannotCompare as error:
-        raise DrillFailed(ExitCode.WRONG_USE, f"the undisturbed training: {error}") from error
+    except WrongUse as error:
+        raise WrongUse(f"the undisturbed training: {error}") from error
     written_again = reference.early_version != version_of(reference.output)
     if written_again and reference.early_s <= _EARLY * pace.duration_s:
         # A copy that was made during a write may be incomplete.
-        with contextlib.suppress(CannotCompare):
+        with contextlib.suppress(WrongUse):
             if compare(reference.early, reference.output).difference is None:
-                raise DrillFailed(
-                    1,
+                raise Failure(
                     f"{reference.file} is the same after {reference.early_s:.1f} s and at the end "
                     f"of {pace.duration_s:.1f} s, so nothing was trained: compare a file that the "
                     "training changes",
@@ -191,7 +189,7 @@ def _examined(reference: Training, pace: StepTimes) -> FileComparison:
 def _compared(reference: Training, training: Training, tolerance: float) -> FileComparison:
     try:
         return compare(reference.output, training.output, tolerance)
-    except CannotCompare as error:
+    except WrongUse as error:
         return FileComparison("-" * 16, str(error))
 
 
@@ -224,7 +222,7 @@ def _check_effective(outcomes: Sequence[Outcome], pace: StepTimes) -> None:
     """Check that at least one training resumed after a kill.
 
     Raises:
-        DrillFailed: no training did.
+        Failure: no training did.
     """
     faults = {
         outcome.training.fault(kill) for outcome in outcomes for kill in outcome.training.kills
@@ -232,14 +230,12 @@ def _check_effective(outcomes: Sequence[Outcome], pace: StepTimes) -> None:
     if None in faults:
         return
     if STARTED_OVER in faults:
-        raise DrillFailed(
-            1,
+        raise Failure(
             "after each kill the steps began again with the first one, so no resume was tested: "
             "let the script load its checkpoint from the run folder ({run} or TRAINBOX_RUN)",
         )
     writes = f"it wrote files from {pace.first_s:.1f} s to {pace.last_s:.1f} s"
-    raise DrillFailed(
-        1,
+    raise Failure(
         "no start was killed before its training was finished, so no resume was tested "
         f"(undisturbed, {writes} of {pace.duration_s:.1f} s): write checkpoints to the run folder "
         "({run} or TRAINBOX_RUN), or train longer",

@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from entrypoint.errors import DrillFailed
 from entrypoint.system.commands import command_of
-from trainbox.contract.errors import shell_code
+from trainbox.contract.errors import Failure, shell_code
 from trainbox.contract.processes import die_with_parent, with_variable
 from trainbox.contract.variables import HEALTH_NAMES, without_launch
 
@@ -53,23 +52,22 @@ def wait(condition: Callable[[], bool], process: Process) -> None:
         time.sleep(_POLL_S)
 
 
-def failure_of(returncode: int, log: Path, table: str | None = None) -> DrillFailed:
+def failure_of(returncode: int, log: Path, table: str | None = None) -> Failure:
     """Return the error for a start that failed, with its exit code and its last line.
 
     With `table`, the log ends with a table whose first line begins with this text.
     """
-    code = shell_code(returncode)
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     tables = [number for number, line in enumerate(lines) if table and line.startswith(table)]
     shown = [line for line in lines[: tables[-1] if tables else None] if line.strip()]
-    return DrillFailed(code, (shown or ["no output"])[-1])
+    return Failure((shown or ["no output"])[-1], exit_code=shell_code(returncode))
 
 
 def kill(process: Process, run: Path) -> None:
     """Kill a start in the run folder and all processes that it started, as the end of a job does.
 
     Raises:
-        DrillFailed: a process does not end.
+        Failure: a process does not end.
     """
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -82,7 +80,5 @@ def kill(process: Process, run: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if living and time.monotonic() > deadline:
-            raise DrillFailed(
-                1, f"process {living[0]} still runs {_END_S:.0f} s after it was killed"
-            )
+            raise Failure(f"process {living[0]} still runs {_END_S:.0f} s after it was killed")
         time.sleep(_POLL_S)

@@ -16,8 +16,8 @@ from entrypoint.drill import schedule
 from entrypoint.drill.folder import reported_steps
 from entrypoint.drill.schedule import KillSchedule, task_schedules
 from entrypoint.drill.starts import failure_of, kill, start, wait
-from entrypoint.errors import BitsDiffer, DrillFailed
 from trainbox.contract.entries import EntryReader
+from trainbox.contract.errors import Differs, Failure
 from trainbox.contract.hints import command
 from trainbox.contract.temporary import keep, temporary_folder
 
@@ -43,8 +43,8 @@ def drill_task(
     """Train `task` with each schedule; yield the table line by line.
 
     Raises:
-        DrillFailed: one of the trainings failed, with its exit code.
-        BitsDiffer: the digests differ.
+        Failure: one of the trainings failed, with its exit code.
+        Differs: the digests differ.
     """
     yield f"{task}\n  {'processes':<18} {'':<34} weights          optimizer metrics"
     with temporary_folder("drill-") as folder:
@@ -75,10 +75,11 @@ def _drilled(
                     draw,
                 )
             )
-        except DrillFailed as failure:
+        except Failure as failure:
             keep(folder)
-            raise DrillFailed(
-                failure.exit_code, f"drill {task}: the case {case}: {failure} (kept: {folder})"
+            raise Failure(
+                f"drill {task}: the case {case}: {failure} (kept: {folder})",
+                exit_code=failure.exit_code,
             ) from failure
         yield row(outcomes[-1], outcomes[0])
     different = [
@@ -86,7 +87,7 @@ def _drilled(
     ]
     if different:
         keep(folder)
-        raise BitsDiffer(
+        raise Differs(
             f"drill {task}: {len(different)} of {len(outcomes)} trainings differ in their bits; "
             "to find the first difference: "
             + command("verify", f"{folder}/case-0/run {folder}/case-{different[0]}/run")
@@ -102,7 +103,7 @@ def run_case(
     `arguments` are those of `trainbox train`.
 
     Raises:
-        DrillFailed: a start failed or left no digest.
+        Failure: a start failed or left no digest.
     """
     killed: list[int] = []
     run = folder / "run"
@@ -124,7 +125,7 @@ def run_case(
         if training.returncode != 0 and (last_start or training.returncode != -signal.SIGKILL):
             raise failure_of(training.returncode, log)
     if len(case.processes) > 1 and not killed:
-        raise DrillFailed(1, "the training ended before it could be killed: give more --steps")
+        raise Failure("the training ended before it could be killed: give more --steps")
     return DrillResult(case, tuple(killed), final_digest(run, steps))
 
 
@@ -132,17 +133,17 @@ def final_digest(run: Path, steps: int) -> str:
     """Return the digests of weights, optimizer and validations after `steps` steps.
 
     Raises:
-        DrillFailed: the last step has no digest or validation, or the weights did not change.
+        Failure: the last step has no digest or validation, or the weights did not change.
     """
     digests, metrics = (_entries(run / name) for name in ("digests.jsonl", "metrics.jsonl"))
     validations = [entry for entry in metrics if entry["kind"] == "validation"]
     for name, entries in (("digest", digests), ("validation", validations)):
         if not entries or entries[-1]["step"] != steps:
-            raise DrillFailed(1, f"no {name} of step {steps} in {run}")
+            raise Failure(f"no {name} of step {steps} in {run}")
     first, last = digests[0], digests[-1]
     if first["model"] == last["model"]:
-        raise DrillFailed(
-            1, f"the weights after {steps} steps equal the initial ones: nothing was trained"
+        raise Failure(
+            f"the weights after {steps} steps equal the initial ones: nothing was trained"
         )
     figures = [
         {name: value for name, value in entry.items() if name != "time_unix_s"}

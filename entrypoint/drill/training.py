@@ -12,11 +12,10 @@ from signal import SIGKILL, SIGTERM, Signals
 
 from entrypoint.drill.folder import Version, reported_steps, steps, version_of, versions
 from entrypoint.drill.starts import Process, failure_of, kill, start, wait
-from entrypoint.errors import DrillFailed
 from entrypoint.launch.supervise import STOP_BUDGET_S
 from entrypoint.script.folder import METRICS
 from trainbox.contract.entries import EntryReader
-from trainbox.contract.errors import ExitCode
+from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.files import open_regular
 
 TOO_LATE, STARTED_OVER = "too late", "started over"
@@ -103,7 +102,7 @@ class Training:
         """Train on `count` processes without a kill.
 
         Raises:
-            DrillFailed: the training failed, with its exit code.
+            Failure: the training failed, with its exit code.
         """
         begin, before, times = time.monotonic(), dict[str, Version](), list[float]()
         process = self._start(count, 0)
@@ -129,7 +128,7 @@ class Training:
         Return whether each of these starts ran until its kill. The others have ended before.
 
         Raises:
-            DrillFailed: a start failed, with its exit code.
+            Failure: a start failed, with its exit code.
         """
         for number, (count, moment) in enumerate(zip(counts, moments, strict=False)):
             begin, due = time.monotonic(), self._due(moment)
@@ -158,7 +157,7 @@ class Training:
         `trainbox run` kills a script that ignores SIGTERM at the end of the budget.
 
         Raises:
-            DrillFailed: the script failed, with its exit code.
+            Failure: the script failed, with its exit code.
         """
         begin = time.monotonic()
         process.send_signal(SIGTERM)
@@ -211,12 +210,12 @@ class Training:
         return self.folder / f"start-{number}.log"
 
     def _check(self, process: Process, number: int, which: str = "") -> None:
-        """Raise DrillFailed if the start has failed. `which` describes it."""
+        """Raise Failure if the start has failed. `which` describes it."""
         if process.returncode:
             failure = failure_of(process.returncode, self._log(number), _CLOSING_TABLE)
             which = which or (f"start {number + 1}, after a kill," if number else "the training")
             code = failure.exit_code
-            raise DrillFailed(code, f"{which} failed with exit code {code}: {failure}")
+            raise Failure(f"{which} failed with exit code {code}: {failure}", exit_code=code)
 
     def _copy_early(self, now_s: float) -> None:
         if self.early_version is None and (version := version_of(self.output)):

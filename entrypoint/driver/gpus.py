@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from entrypoint.errors import HardwareMissing, InvalidRequest
+from trainbox.contract.errors import DeviceMissing, WrongUse
 
 
 @dataclass(frozen=True)
@@ -67,46 +67,46 @@ def select(gpus: Sequence[Gpu], ids: str, source: str) -> tuple[Gpu, ...]:
         source: the option or variable that `ids` came from, for messages.
 
     Raises:
-        InvalidRequest: an entry is malformed, repeated or ambiguous. torch would train on fewer
+        WrongUse: an entry is malformed, repeated or ambiguous. torch would train on fewer
             GPUs without an error.
-        HardwareMissing: an entry is well-formed, but this machine has no such GPU.
+        DeviceMissing: an entry is well-formed, but this machine has no such GPU.
     """
     chosen: list[Gpu] = []
     for position, entry in enumerate(ids.split(","), start=1):
         gpu = _find(gpus, entry.strip(), f"{source}={ids}", position)
         if gpu in chosen:
-            raise InvalidRequest(f"{source}={ids} names GPU {gpu.label} twice: name each GPU once")
+            raise WrongUse(f"{source}={ids} names GPU {gpu.label} twice: name each GPU once")
         chosen.append(gpu)
     return tuple(chosen)
 
 
 def _find(gpus: Sequence[Gpu], entry: str, given: str, position: int) -> Gpu:
     if not entry:
-        raise InvalidRequest(
+        raise WrongUse(
             f"{given}: entry {position} is empty: write indices or UUIDs with single commas, as in "
             "0,2"
         )
     if entry.startswith(("GPU-", "MIG-")):
         matches = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
         if len(matches) > 1:
-            raise InvalidRequest(
+            raise WrongUse(
                 f"{given}: {entry} matches {len(matches)} GPUs ({labels(matches)}): write more of "
                 "the UUID"
             )
     elif all(part.isascii() and part.isdigit() for part in entry.split(":", 1)):
         matches = [gpu for gpu in gpus if entry in (gpu.label, f"{gpu.index}")]
         if len(matches) > 1:
-            raise InvalidRequest(
+            raise WrongUse(
                 f"{given}: GPU {entry} is divided into MIG slices ({labels(matches)}): name one "
                 f"slice, as in {matches[0].label}"
             )
     else:
-        raise InvalidRequest(
+        raise WrongUse(
             f"{given}: '{entry}' is not a GPU: write indices or UUIDs separated by commas, as in "
             "0,2 or GPU-8f3a"
         )
     if not matches:
-        raise HardwareMissing(
+        raise DeviceMissing(
             f"{given}: GPU {entry} was not found: choose from the GPUs found ({labels(gpus)})"
         )
     return matches[0]
@@ -119,7 +119,7 @@ def visible_gpus(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> tuple
     Integers are NVML's indices, which is why the plan also sets CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
     Raises:
-        InvalidRequest, HardwareMissing: as `select`.
+        WrongUse, DeviceMissing: as `select`.
     """
     if cuda_visible_devices is None:
         return tuple(gpus)

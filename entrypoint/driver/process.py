@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 
 from entrypoint.driver.gpus import Detection, Gpu, visible_gpus
 from entrypoint.driver.readings import Sample
-from entrypoint.errors import HardwareMissing, InvalidRequest
 from entrypoint.system.commands import command_of, own_environment
+from trainbox.contract.errors import DeviceMissing, WrongUse
 from trainbox.contract.processes import die_with_parent
 
 # The time for one answer. A healthy driver takes milliseconds. Without persistence mode it first
@@ -33,10 +33,6 @@ _REVIVED_AFTER_S = 10.0
 _WITHOUT_GPUS = "to train without GPUs, use --device cpu"
 _WITHOUT_LIBRARY = "no NVIDIA driver here (NVML: NVML Shared Library Not Found)"
 _POLL_S = 0.05
-
-
-class NoAnswer(Exception):
-    """A driver that did not answer within the deadline, or whose process died or failed."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ def deadline_s() -> float:
     """Return the seconds to wait for the driver, from the environment or DEADLINE_S.
 
     Raises:
-        InvalidRequest: the variable is not a number of seconds.
+        WrongUse: the variable is not a number of seconds.
     """
     text = os.environ.get(DEADLINE_NAME) or str(DEADLINE_S)
     try:
@@ -65,7 +61,7 @@ def deadline_s() -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 3600:
-        raise InvalidRequest(
+        raise WrongUse(
             f"{DEADLINE_NAME}={text} is not a number of seconds up to 3600: set it as in "
             f"{DEADLINE_NAME}=60"
         )
@@ -87,7 +83,7 @@ class Driver:
         """Fork. With `lock`, first wait until the process of an earlier caller is gone.
 
         Raises:
-            NoAnswer: the earlier process still waits for the driver.
+            DeviceMissing: the earlier process still waits for the driver.
         """
         self.deadline_s = deadline_s()
         self._replaceable = lock is None  # a probe ends soon and starts no second process
@@ -133,7 +129,7 @@ class Driver:
         """Return the answer to the open question. Wait at most `within_s`, or the deadline if None.
 
         Raises:
-            NoAnswer: no answer yet, or the process died in the driver's library, or failed.
+            DeviceMissing: no answer yet, or the process died in the driver's library, or failed.
         """
         limit_s = time.monotonic() + (self.deadline_s if within_s is None else max(0.0, within_s))
         reply: Any = _Begins("")
@@ -141,7 +137,7 @@ class Driver:
             left_s = max(0.0, limit_s - time.monotonic())
             if not select.select([self._answers], [], [], left_s)[0]:
                 waited_s = time.monotonic() - (self.waiting_since_s or 0)
-                raise NoAnswer(
+                raise DeviceMissing(
                     f"the NVIDIA driver does not answer{self._where()}: waited {waited_s:.0f} s "
                     f"(without persistence mode it may only be slow: {DEADLINE_NAME} sets the "
                     "limit)"
@@ -150,7 +146,7 @@ class Driver:
                 reply = _read_frame(self._answers)
             except EOFError:
                 self.died_at_s = self.died_at_s or time.monotonic()
-                raise NoAnswer(
+                raise DeviceMissing(
                     "the process that queries the NVIDIA driver died in the driver's "
                     f"library{self._where()}"
                 ) from None
@@ -159,7 +155,9 @@ class Driver:
         self.waiting_since_s = None
         if isinstance(reply, _Failure):
             self.died_at_s = time.monotonic()
-            raise NoAnswer(f"the query of the NVIDIA driver failed{self._where()}: {reply.text}")
+            raise DeviceMissing(
+                f"the query of the NVIDIA driver failed{self._where()}: {reply.text}"
+            )
         return reply
 
     def _where(self) -> str:
@@ -200,13 +198,13 @@ class Driver:
         return True
 
     def detect(self) -> Detection:
-        """Return the GPUs that the driver lists. Raise NoAnswer after the deadline."""
+        """Return the GPUs that the driver lists. Raise DeviceMissing after the deadline."""
         self.ask("detect")
         found: Detection = self.answer()
         return found
 
     def sample(self, uuids: Sequence[str], names: Sequence[str], events: bool = False) -> Sample:
-        """Return one sample of the GPUs. Raise NoAnswer after the deadline."""
+        """Return one sample of the GPUs. Raise DeviceMissing after the deadline."""
         self.ask("sample", tuple(uuids), tuple(names), events)
         seen: Sample = self.answer()
         return seen
@@ -299,7 +297,7 @@ def _acquire(lock: Path, within_s: float) -> int:
     """Return a file descriptor that holds the lock.
 
     Raises:
-        NoAnswer: another process held the lock for `within_s`.
+        DeviceMissing: another process held the lock for `within_s`.
     """
     import fcntl
 
@@ -315,7 +313,7 @@ def _acquire(lock: Path, within_s: float) -> int:
         except OSError:
             if time.monotonic() > deadline_s:
                 os.close(held)
-                raise NoAnswer(
+                raise DeviceMissing(
                     "the NVIDIA driver does not answer: an earlier probe still waits for it"
                 ) from None
             time.sleep(_POLL_S)
@@ -348,16 +346,16 @@ def detect(driver: Driver) -> Detection:
     """Return the GPUs that the driver lists.
 
     Raises:
-        HardwareMissing: the driver is broken or does not answer.
+        DeviceMissing: the driver is broken or does not answer.
     """
     try:
         found = driver.detect()
-    except NoAnswer as error:
-        raise HardwareMissing(
+    except DeviceMissing as error:
+        raise DeviceMissing(
             f"{error}: see `nvidia-smi` on the host, or reboot it; {_WITHOUT_GPUS}"
         ) from error
     if found.broken:
-        raise HardwareMissing(f"{found.broken}; {_WITHOUT_GPUS}")
+        raise DeviceMissing(f"{found.broken}; {_WITHOUT_GPUS}")
     return found
 
 

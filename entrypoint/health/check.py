@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.driver.gpus import Detection, Gpu, select, visible_gpus
-from entrypoint.driver.process import Driver, NoAnswer
+from entrypoint.driver.process import Driver
 from entrypoint.driver.readings import Sample, Unread
-from entrypoint.errors import HardwareMissing
 from entrypoint.health.limits import Limits
 from entrypoint.health.node import NodeReadings, judge_infiniband, judge_node, read_node
 from entrypoint.health.rules.gpus import Selection, judge_gpus
@@ -24,6 +23,7 @@ from entrypoint.health.rules.machine import (
 )
 from entrypoint.health.rules.table import names_to_read, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
+from trainbox.contract.errors import DeviceMissing
 
 NO_ANSWER = 10  # NVML's TIMEOUT, for a driver that does not answer
 _DESCRIBING = (
@@ -103,14 +103,14 @@ def choose(
     """Return the GPUs that a launch with these options would use, and the option that names them.
 
     Raises:
-        InvalidRequest: An option is malformed.
+        WrongUse: An option is malformed.
     """
     wanted = f"--gpu-ids {gpu_ids}" if gpu_ids else f"--gpus {gpus}" if gpus is not None else ""
     try:
         visible = visible_gpus(found, cuda_visible_devices)
         if gpu_ids:
             return Selection(select(visible, gpu_ids, "--gpu-ids")), wanted
-    except HardwareMissing as error:
+    except DeviceMissing as error:
         return Selection((), missing=len(gpu_ids.split(",")) if gpu_ids else 1), str(error)
     if gpus == "all" and not visible:
         return Selection((), missing=1), wanted
@@ -131,7 +131,7 @@ def about(
     Without a working driver, return the verdict instead.
 
     Raises:
-        InvalidRequest: An option is malformed.
+        WrongUse: An option is malformed.
     """
     question = dataclasses.replace(question, processes=processes or 1)
     if found.broken:
@@ -193,7 +193,7 @@ def take_sample(driver: Driver, question: Question, events: bool) -> Sample:
     while True:
         try:
             return driver.sample(uuids, names_of(question), events)
-        except NoAnswer as error:
+        except DeviceMissing as error:
             # After a crash in a reading, the others can be read at once.
             if driver.died_at_s is None or not driver.leave_out():
                 return Sample(time.monotonic(), fault=Unread(NO_ANSWER, str(error)))

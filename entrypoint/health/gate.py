@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from entrypoint.driver.process import Driver
-from entrypoint.errors import HardwareUnfit
 from entrypoint.health.check import Question, examine
 from entrypoint.health.limits import read_limits
 from entrypoint.health.rules.gpus import Selection
@@ -17,6 +16,7 @@ from entrypoint.health.verdict import Mode
 from entrypoint.health.watch import Telemetry, Watch
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.system.commands import command_of
+from trainbox.contract.errors import DeviceMissing
 from trainbox.contract.hints import command
 from trainbox.contract.streams import say
 from trainbox.contract.temporary import temporary_folder
@@ -39,7 +39,7 @@ def watched(
     A finding never ends a sweep, which repeats a trial that failed on a broken GPU on another GPU.
 
     Raises:
-        HardwareUnfit: A finding closes the gate.
+        DeviceMissing: A finding closes the gate.
     """
     # Examine the GPUs once.
     limits, overridden = read_limits(limits_file)
@@ -60,7 +60,7 @@ def watched(
         more = (
             f"; and {len(closing) - _FINDINGS_SHOWN} more" if len(closing) > _FINDINGS_SHOWN else ""
         )
-        raise HardwareUnfit(
+        raise DeviceMissing(
             f"the health gate is closed. {shown}{more} (`{command('health')}` lists all "
             "findings; HEALTH=0 trains nevertheless)"
         )

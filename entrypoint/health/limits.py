@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from entrypoint.errors import InvalidRequest
+from trainbox.contract.errors import WrongUse
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def read_limits(file: Path | None) -> tuple[Limits, dict[str, Any]]:
     """Return the limits, with those of `file` (TOML: `remapped_rows = 100`), and the changed ones.
 
     Raises:
-        InvalidRequest: the file is missing or not TOML, or has an unknown limit or a wrong value.
+        WrongUse: the file is missing or not TOML, or has an unknown limit or a wrong value.
     """
     if file is None:
         return Limits(), {}
@@ -70,28 +70,28 @@ def read_limits(file: Path | None) -> tuple[Limits, dict[str, Any]]:
             raise ValueError("not a file")
         given = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidRequest(
+        raise WrongUse(
             f"--health-limits {file} cannot be read ({getattr(error, 'strerror', None) or error}): "
             "give a TOML file with lines such as remapped_rows = 100"
         ) from error
     usual = dataclasses.asdict(Limits())
     for name, value in given.items():
         if name not in usual:
-            raise InvalidRequest(
+            raise WrongUse(
                 f"--health-limits {file}: unknown limit {name!r}: use one of {', '.join(usual)}"
             )
         if name in _RESULTS:
             if value not in ("WARN", "CRITICAL"):
-                raise InvalidRequest(
+                raise WrongUse(
                     f"--health-limits {file}: {name} = {value!r} is not a result: set it to "
                     '"WARN" or "CRITICAL"'
                 )
         elif name == "slowdown_samples" and value == 0:
-            raise InvalidRequest(
+            raise WrongUse(
                 f"--health-limits {file}: slowdown_samples = 0 would fail every GPU: give 1 or more"
             )
         elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
-            raise InvalidRequest(
+            raise WrongUse(
                 f"--health-limits {file}: {name} = {value!r} is not a number of at least 0: set it "
                 f"as in {name} = {usual[name]}"
             )

@@ -12,9 +12,8 @@ import threading
 import time
 from collections import Counter
 
-from entrypoint.driver.process import Driver, NoAnswer
+from entrypoint.driver.process import Driver
 from entrypoint.driver.readings import Sample, Unread
-from entrypoint.errors import InvalidRequest
 from entrypoint.health.check import NO_ANSWER, Question, about, take_sample, verdict, without_driver
 from entrypoint.health.metrics import Latest
 from entrypoint.health.node import read_node
@@ -22,6 +21,7 @@ from entrypoint.health.rules.derived import window
 from entrypoint.health.screen import closing_line
 from entrypoint.health.server import served
 from entrypoint.health.verdict import Result, Verdict
+from trainbox.contract.errors import DeviceMissing, WrongUse
 from trainbox.contract.streams import message
 
 
@@ -37,7 +37,7 @@ def monitor(
     """Examine the GPUs every `interval_s` seconds until a signal; return the exit code.
 
     Raises:
-        InvalidRequest: `listen` is not an address of this host, or its port is taken.
+        WrongUse: `listen` is not an address of this host, or its port is taken.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -49,7 +49,7 @@ def monitor(
         except OSError as error:
             # Python appends the address to the reason.
             reason = (error.strerror or str(error)).partition(" (")[0]
-            raise InvalidRequest(
+            raise WrongUse(
                 f"--listen {listen} cannot be used ({reason}): give an address of this host and a "
                 "free port"
             ) from error
@@ -106,7 +106,7 @@ class _Examinations:
                     os.environ.get("CUDA_VISIBLE_DEVICES"),
                     *self._options,
                 )
-            except NoAnswer as error:
+            except DeviceMissing as error:
                 return self._judged(
                     Sample(time.monotonic(), fault=Unread(NO_ANSWER, str(error))), self._base
                 )
@@ -124,7 +124,7 @@ class _Examinations:
         """
         try:
             self._driver.answer(0)
-        except NoAnswer as error:
+        except DeviceMissing as error:
             return self._judged(
                 Sample(time.monotonic(), fault=Unread(NO_ANSWER, str(error))),
                 self._question or self._base,
@@ -145,9 +145,7 @@ class _Examinations:
 def _address(listen: str) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
-        raise InvalidRequest(f"--listen {listen} is not HOST:PORT: write it as in 127.0.0.1:9400")
+        raise WrongUse(f"--listen {listen} is not HOST:PORT: write it as in 127.0.0.1:9400")
     if ":" in host:
-        raise InvalidRequest(
-            f"--listen {listen} is not an IPv4 address: write it as in 127.0.0.1:9400"
-        )
+        raise WrongUse(f"--listen {listen} is not an IPv4 address: write it as in 127.0.0.1:9400")
     return host, int(port)

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from entrypoint.driver.gpus import Gpu
-from entrypoint.driver.process import Driver, NoAnswer
+from entrypoint.driver.process import Driver
 from entrypoint.health.limits import Limits
 from entrypoint.health.rules.derived import window
 from entrypoint.health.rules.gpus import Selection, judge_gpus
 from entrypoint.health.rules.machine import judge_driver
 from entrypoint.health.rules.table import names_to_read, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result
+from trainbox.contract.errors import DeviceMissing
 from trainbox.contract.files import append_line
 from trainbox.contract.streams import message
 
@@ -121,7 +122,7 @@ class Watch:
         waited_s = time.monotonic() - (driver.waiting_since_s or 0)
         try:
             sample: Sample = driver.answer(within_s)
-        except NoAnswer as error:
+        except DeviceMissing as error:
             if waited_s > driver.deadline_s or driver.died_at_s is not None:
                 # UNKNOWN, which does not end the training.
                 self._log(Finding("driver", Result.UNKNOWN, str(error), action="ask_host"))

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from entrypoint.driver.gpus import Gpu, labels, select
-from entrypoint.errors import HardwareMissing, InvalidRequest
 from entrypoint.launch.cluster import Cluster
 from entrypoint.launch.request import LaunchRequest
+from trainbox.contract.errors import DeviceMissing, WrongUse
 
 
 def choose_gpus(
@@ -14,34 +14,34 @@ def choose_gpus(
     """Return the GPUs to use, and how they were chosen: "requested", "named" or "visible".
 
     Raises:
-        InvalidRequest: the request contradicts itself.
-        HardwareMissing: requested GPUs are missing. The CPU never replaces them.
+        WrongUse: the request contradicts itself.
+        DeviceMissing: requested GPUs are missing. The CPU never replaces them.
     """
     count = cluster.nproc_per_node if request.gpus is None and gpus else request.gpus
     if request.device in ("cpu", "mps"):
         if request.gpu_ids or request.gpus not in (None, 0):
             wanted = f"--gpu-ids {request.gpu_ids}" if request.gpu_ids else f"--gpus {request.gpus}"
-            raise InvalidRequest(
+            raise WrongUse(
                 f"{wanted} and --device {request.device} contradict each other: drop one of them"
             )
         return (), "visible"
     if request.device == "cuda" and count == 0:
-        raise InvalidRequest("--gpus 0 and --device cuda contradict each other: drop one of them")
+        raise WrongUse("--gpus 0 and --device cuda contradict each other: drop one of them")
     if request.gpu_ids:
         if count == 0:
-            raise InvalidRequest(
+            raise WrongUse(
                 f"--gpus 0 and --gpu-ids {request.gpu_ids} contradict each other: drop one of them"
             )
         named = select(gpus, request.gpu_ids, "--gpu-ids")
         if isinstance(count, int) and count != len(named):
-            raise InvalidRequest(
+            raise WrongUse(
                 f"--gpus {count} and --gpu-ids {request.gpu_ids} ({len(named)} GPUs) differ: drop "
                 "one of them"
             )
         return named, "named"
     if isinstance(count, int) and count > 0:
         if count > len(gpus):
-            raise HardwareMissing(
+            raise DeviceMissing(
                 f"{count} GPUs requested, found {len(gpus)} ({labels(gpus)}): request at most "
                 f"{len(gpus)}, or use a host with {count}"
                 if gpus
@@ -53,7 +53,7 @@ def choose_gpus(
         return (), "visible"
     if not gpus and (count == "all" or request.device == "cuda"):
         wanted = "--gpus all" if count == "all" else "--device cuda"
-        raise HardwareMissing(
+        raise DeviceMissing(
             f"{wanted} requested, no GPU found: run on a GPU host with its driver, or use "
             "--device cpu"
         )
@@ -66,11 +66,11 @@ def processes_of(request: LaunchRequest, chosen: Sequence[Gpu], cluster: Cluster
     """Return the number of processes on this node: one for each GPU of `chosen`.
 
     Raises:
-        InvalidRequest: CPU processes are requested, and GPUs are in use.
+        WrongUse: CPU processes are requested, and GPUs are in use.
     """
     if chosen:
         if request.processes not in (None, len(chosen)):
-            raise InvalidRequest(
+            raise WrongUse(
                 f"--processes {request.processes} is for CPU runs, and {len(chosen)} GPU(s) are in "
                 "use here: choose GPUs with --gpus, or add --device cpu"
             )
@@ -81,33 +81,33 @@ def processes_of(request: LaunchRequest, chosen: Sequence[Gpu], cluster: Cluster
 
 
 def refuse_faults(chosen: Sequence[Gpu]) -> None:
-    """Raise HardwareMissing if a GPU cannot be used."""
+    """Raise DeviceMissing if a GPU cannot be used."""
     for gpu in chosen:
         if gpu.fault:
-            raise HardwareMissing(
+            raise DeviceMissing(
                 f"GPU {gpu.label} cannot be used ({gpu.fault}): name others with --gpu-ids, or fix "
                 "it (reset, reboot)"
             )
 
 
 def refuse_architectures(chosen: Sequence[Gpu], architectures: Sequence[str]) -> None:
-    """Raise HardwareMissing if torch, built for `architectures`, has no code for a GPU."""
+    """Raise DeviceMissing if torch, built for `architectures`, has no code for a GPU."""
     from trainbox.contract.architectures import without_code  # takes a millisecond, only for GPUs
 
     for gpu in chosen:
         if gpu.capability and (reason := without_code(gpu.capability, architectures)):
-            raise HardwareMissing(
+            raise DeviceMissing(
                 f"torch has no code for GPU {gpu.label}, {gpu.name} ({reason}): use other GPUs, an "
                 "image whose torch is built for this architecture, or --device cpu"
             )
 
 
 def refuse_mig_groups(chosen: Sequence[Gpu]) -> None:
-    """Raise InvalidRequest for several MIG slices: CUDA shows a process one slice only."""
+    """Raise WrongUse for several MIG slices: CUDA shows a process one slice only."""
     slices = [gpu for gpu in chosen if gpu.mig_parent]
     if slices and len(chosen) > 1:
         same = "of one GPU " if len({gpu.mig_parent for gpu in slices}) < len(slices) else ""
-        raise InvalidRequest(
+        raise WrongUse(
             f"{len(chosen)} devices requested, {len(slices)} of them MIG slices "
             f"{same}({labels(chosen)}): CUDA and NCCL let a process see one slice only; train on "
             "one with --gpus 1 or --gpu-ids"

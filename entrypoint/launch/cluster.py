@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from entrypoint.errors import InvalidRequest
+from trainbox.contract.errors import WrongUse
 
 DEFAULT_PORT = 29400
 RDZV_TIMEOUT_S = 600
@@ -32,7 +32,7 @@ def detect_cluster(env: Mapping[str, str]) -> Cluster:
     JOB_COMPLETION_INDEX.
 
     Raises:
-        InvalidRequest: a number is malformed, or a SLURM job has more than one task per node, or
+        WrongUse: a number is malformed, or a SLURM job has more than one task per node, or
             several nodes without srun.
     """
     if "SLURM_JOB_ID" in env:
@@ -46,7 +46,7 @@ def first_host(nodelist: str) -> str:
     """Return the first host of SLURM's compressed list: `n[03-05,9],login` -> `n03`."""
     host = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", nodelist).partition(",")[0]
     if not host:
-        raise InvalidRequest(
+        raise WrongUse(
             f"SLURM_JOB_NODELIST={nodelist!r} has no host: set --rdzv-endpoint HOST:PORT"
         )
     return host
@@ -58,12 +58,12 @@ def _slurm(env: Mapping[str, str]) -> Cluster:
     nnodes = _number(env, "SLURM_STEP_NUM_NODES" if in_step else "SLURM_JOB_NUM_NODES", default=1)
     ntasks = _number(env, "SLURM_STEP_NUM_TASKS", default=nnodes) if in_step else nnodes
     if ntasks > nnodes:
-        raise InvalidRequest(
+        raise WrongUse(
             f"SLURM started {ntasks} tasks on {nnodes} node(s), and each would train on all GPUs "
             "of its node: start one task per node with --ntasks-per-node=1"
         )
     if nnodes > 1 and not in_step:
-        raise InvalidRequest(
+        raise WrongUse(
             f"SLURM job {job} has {nnodes} nodes, and this is its batch script, which runs on the "
             "first only: start Trainbox with `srun --ntasks-per-node=1 trainbox ...`"
         )
@@ -101,11 +101,11 @@ def _kubernetes(env: Mapping[str, str]) -> Cluster:
 def _number(env: Mapping[str, str], name: str, default: int | None = None, least: int = 0) -> int:
     text = env.get(name) or ("" if default is None else str(default))
     if not (text.isascii() and text.isdigit()):
-        raise InvalidRequest(
+        raise WrongUse(
             f"{name}={text!r} is not a whole number: correct it, or set the launch options yourself"
         )
     if int(text) < least:
-        raise InvalidRequest(
+        raise WrongUse(
             f"{name}={text} is less than {least}: correct it, or set the launch options yourself"
         )
     return int(text)

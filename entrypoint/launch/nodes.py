@@ -4,9 +4,9 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from entrypoint.errors import InvalidRequest
 from entrypoint.launch.cluster import DEFAULT_PORT, Cluster
 from entrypoint.launch.request import LaunchRequest
+from trainbox.contract.errors import WrongUse
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ def nodes_of(request: LaunchRequest, cluster: Cluster) -> Nodes:
     """Return the nodes of the job: the user's request comes before the scheduler's decision.
 
     Raises:
-        InvalidRequest: the rank or the endpoint is missing, or contradicts the number of nodes.
+        WrongUse: the rank or the endpoint is missing, or contradicts the number of nodes.
     """
     count = cluster.nnodes if request.nnodes is None else request.nnodes
     rank = cluster.node_rank if request.node_rank is None else request.node_rank
@@ -34,35 +34,35 @@ def nodes_of(request: LaunchRequest, cluster: Cluster) -> Nodes:
     job_id = request.rdzv_id or cluster.rdzv_id or "trainbox"
     if count == 1:
         if request.node_rank:
-            raise InvalidRequest(
+            raise WrongUse(
                 f"node rank {request.node_rank} of 1 node: add --nnodes with the number of machines"
             )
         # A scheduler may start a job of several nodes on one.
         if request.rdzv_endpoint and request.nnodes is None and cluster.kind == "local":
-            raise InvalidRequest(
+            raise WrongUse(
                 f"--rdzv-endpoint {endpoint} and 1 node: add --nnodes with the number of machines"
             )
         return Nodes(1, 0, "", job_id)
     if endpoint is None:
-        raise InvalidRequest(
+        raise WrongUse(
             f"{count} nodes requested without a rendezvous endpoint: give each node the address of "
             f"the first one, as in --rdzv-endpoint node0.example:{DEFAULT_PORT}"
         )
     _check_endpoint(endpoint)
     if rank is None:
-        raise InvalidRequest(
+        raise WrongUse(
             f"{count} nodes requested without a node rank: add --node-rank 0 here, 1 on the next "
             "node, and so on"
         )
     if rank >= count:
-        raise InvalidRequest(
+        raise WrongUse(
             f"node rank {rank} of {count} nodes: ranks count from 0, so the last is {count - 1}"
         )
     return Nodes(count, rank, endpoint, job_id, cluster.kind != "local")
 
 
 def _check_endpoint(endpoint: str) -> None:
-    """Raise InvalidRequest unless `endpoint` is the address or name of one machine, and a port."""
+    """Raise WrongUse unless `endpoint` is the address or name of one machine, and a port."""
     parts = re.fullmatch(
         r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s\[\]/*:]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.%]*):([0-9]{1,5})",
         endpoint,
@@ -74,7 +74,7 @@ def _check_endpoint(endpoint: str) -> None:
         or not 0 < int(parts[2]) < 65536
         or not _is_host(host)
     ):
-        raise InvalidRequest(
+        raise WrongUse(
             f"--rdzv-endpoint {endpoint} is not HOST:PORT: write it as in "
             f"node0.example:{DEFAULT_PORT}"
         )
@@ -87,7 +87,7 @@ def _check_endpoint(endpoint: str) -> None:
         return  # a name
     address = getattr(address, "ipv4_mapped", None) or address
     if address.is_unspecified or address.is_multicast or str(address) == "255.255.255.255":
-        raise InvalidRequest(
+        raise WrongUse(
             f"--rdzv-endpoint {endpoint} is not the address of one machine: give the address by "
             f"which the other nodes reach node 0, as in 192.168.1.10:{DEFAULT_PORT}"
         )

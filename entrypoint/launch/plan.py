@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from entrypoint.driver.gpus import Gpu
-from entrypoint.errors import HardwareMissing, InvalidRequest
 from entrypoint.launch.choice import (
     choose_gpus,
     describe_choice,
@@ -19,6 +18,7 @@ from entrypoint.launch.cluster import Cluster
 from entrypoint.launch.nodes import Nodes, nodes_of
 from entrypoint.launch.request import LaunchRequest
 from entrypoint.system.commands import command_of
+from trainbox.contract.errors import DeviceMissing, WrongUse
 
 _BY_TORCHRUN = ("ddp", "fsdp")
 # The variables that torchrun sets for a single process. With the last one, the process connects to
@@ -53,8 +53,8 @@ def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -
     """Return the plan for one training on the visible GPUs `gpus`.
 
     Raises:
-        InvalidRequest: the request contradicts itself or cannot be launched.
-        HardwareMissing: requested GPUs are missing. The plan never falls back to the CPU.
+        WrongUse: the request contradicts itself or cannot be launched.
+        DeviceMissing: requested GPUs are missing. The plan never falls back to the CPU.
     """
     nodes = nodes_of(request, cluster)
     chosen, choice = choose_gpus(request, gpus, cluster)
@@ -84,15 +84,15 @@ def plan_script(
     `one_process`, it is started without torchrun and sees all chosen GPUs.
 
     Raises:
-        InvalidRequest: the request contradicts itself or cannot be launched.
-        HardwareMissing: requested GPUs are missing or cannot be used.
+        WrongUse: the request contradicts itself or cannot be launched.
+        DeviceMissing: requested GPUs are missing or cannot be used.
     """
     nodes = nodes_of(request, cluster)
     chosen, choice = choose_gpus(request, gpus, cluster)
     nproc = 1 if one_process else processes_of(request, chosen, cluster)
     if one_process and (nodes.count > 1 or request.processes not in (None, 1)):
         wanted = f"{nodes.count} nodes" if nodes.count > 1 else f"--processes {request.processes}"
-        raise InvalidRequest(f"--one-process and {wanted} contradict each other: drop one of them")
+        raise WrongUse(f"--one-process and {wanted} contradict each other: drop one of them")
     refuse_faults(chosen)
     refuse_architectures(chosen, request.architectures)
     refuse_mig_groups(chosen)
@@ -130,8 +130,8 @@ def plan_trial(
     at `port`.
 
     Raises:
-        InvalidRequest: the request contradicts itself or cannot be launched.
-        HardwareMissing: requested GPUs are missing or cannot be used.
+        WrongUse: the request contradicts itself or cannot be launched.
+        DeviceMissing: requested GPUs are missing or cannot be used.
     """
     plan = plan_script(request, gpus, cluster, one_process=True)
     return replace(plan, env={**_ONE_RANK, "MASTER_PORT": port, **plan.env})
@@ -143,8 +143,8 @@ def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> Lau
     A slot is a CPU slot or one of the `per_gpu` slots of a GPU.
 
     Raises:
-        InvalidRequest: the request contradicts itself.
-        HardwareMissing: requested GPUs are missing or cannot be used.
+        WrongUse: the request contradicts itself.
+        DeviceMissing: requested GPUs are missing or cannot be used.
     """
     if request.gpus is None and request.gpu_ids is None and request.device != "cpu" and gpus:
         request = replace(request, gpus="all")
@@ -153,7 +153,7 @@ def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> Lau
     refuse_architectures(chosen, request.architectures)
     if chosen:
         if request.processes is not None:
-            raise InvalidRequest(
+            raise WrongUse(
                 f"--processes {request.processes} is for CPU slots, and {len(chosen)} GPU(s) are "
                 "in use: use --per-gpu"
             )
@@ -161,7 +161,7 @@ def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> Lau
         shared = f", {per_gpu} trials on each" if per_gpu > 1 else ""
     else:
         if per_gpu > 1:
-            raise InvalidRequest(
+            raise WrongUse(
                 f"--per-gpu {per_gpu}: no GPU is in use; --processes N sets the number of CPU slots"
             )
         kind, most = (
@@ -192,27 +192,27 @@ def _strategy(request: LaunchRequest, chosen: Sequence[Gpu], nproc: int, nodes: 
     wanted = request.strategy
     if wanted == "dp":
         if nodes.count > 1:
-            raise InvalidRequest(
+            raise WrongUse(
                 f"--strategy dp works within one machine, and {nodes.count} nodes are requested: "
                 "use --strategy ddp"
             )
         if request.device == "cpu" or request.gpus == 0:
-            raise InvalidRequest(
+            raise WrongUse(
                 "--strategy dp splits batches over GPUs, and the CPU is requested: drop one of them"
             )
         if not chosen:
-            raise HardwareMissing(
+            raise DeviceMissing(
                 "--strategy dp splits batches over GPUs, and none is in use: use a GPU host, or "
                 "drop --strategy"
             )
         if len(chosen) == 1:
-            raise InvalidRequest(
+            raise WrongUse(
                 "--strategy dp needs 2 GPUs or more, found 1: drop --strategy to train on the one"
             )
         return "dp"
     if wanted == "fsdp" and nproc * nodes.count == 1:
         found = "1 GPU" if chosen else "1 CPU process"
-        raise InvalidRequest(
+        raise WrongUse(
             f"--strategy fsdp splits a model over 2 processes or more, found {found}: drop "
             "--strategy to train on it"
         )

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from entrypoint.errors import InvalidRequest, NotWritable
 from entrypoint.script.target import Target
 from trainbox.contract.entries import EntryReader, is_of_script
+from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.contract.files import append_line, read_object, replacing
 from trainbox.contract.hints import command, runs_dir
 from trainbox.contract.streams import message
@@ -29,8 +29,8 @@ class ScriptFolder:
         """Make the folder, lock it, and write config.json if the run is new.
 
         Raises:
-            InvalidRequest: the folder is one of another script or task, or another process uses it.
-            NotWritable: the folder or a file in it cannot be written.
+            WrongUse: the folder is one of another script or task, or another process uses it.
+            StorageFailure: the folder or a file in it cannot be written.
         """
         self.path, self.writes = path, writes
         self._lock: int | None = None
@@ -76,7 +76,7 @@ class ScriptFolder:
         """Replace the file `name` atomically.
 
         Raises:
-            NotWritable: the file cannot be written.
+            StorageFailure: the file cannot be written.
         """
         if not self.writes:
             return
@@ -109,7 +109,7 @@ class ScriptFolder:
             if self.path.name == target.run_name() and others == [METRICS]:
                 others = []  # trainbox.metrics() wrote it: the script was started without us
             if others:
-                raise InvalidRequest(
+                raise WrongUse(
                     f"{self.path} is not a run, and its {' and '.join(others)} would be changed: "
                     "choose another --run name, or move the files away"
                 )
@@ -125,16 +125,16 @@ class ScriptFolder:
             return
         config = self.read(CONFIG)
         if not config:
-            raise InvalidRequest(
+            raise WrongUse(
                 f"{self.path / CONFIG} is damaged: choose another --run name, or remove the file "
                 f"and {MANIFEST} to record this run again"
             )
         if config.get("kind") != _KIND:
-            raise InvalidRequest(
+            raise WrongUse(
                 f"{self.path} is a run of a task, not of a script: choose another --run name"
             )
         if (config.get("script"), config.get("is_module")) != (target.name, target.is_module):
-            raise InvalidRequest(
+            raise WrongUse(
                 f"{self.path} is a run of {config.get('script')}, not of {target.name}: choose "
                 "another --run name"
             )
@@ -144,20 +144,20 @@ def refuse_script(run: Path, verb: str = "verify") -> None:
     """Refuse the folder `run` for the `verb` if it is a run of a script.
 
     Raises:
-        InvalidRequest: it is. The message of `verify` names the drill, which repeats scripts.
+        WrongUse: it is. The message of `verify` names the drill, which repeats scripts.
     """
     try:
         config = read_object(run / CONFIG)
     except (OSError, ValueError):  # the trainer reports what is wrong
         return
     if config.get("kind") == _KIND and verb != "verify":
-        raise InvalidRequest(
+        raise WrongUse(
             f"{verb} {run}: this is a run of a script, whose model only the script can build: "
             "write the evaluation into the script, or train a task"
         )
     if config.get("kind") == _KIND:
         script = f"{'-m ' if config.get('is_module') else ''}{config.get('script')}"
-        raise InvalidRequest(
+        raise WrongUse(
             f"verify {run}: this is a run of a script, which only the drill can repeat: use "
             f"`{command('drill', f'run {script} --compare FILE')}`"
         )
@@ -167,13 +167,13 @@ def _take(lock: int, path: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise InvalidRequest(
+        raise WrongUse(
             f"another process uses {path}: wait until it ends, or choose another folder with "
             "--run NAME"
         ) from None
 
 
-def not_writable(path: Path, error: OSError) -> NotWritable:
+def not_writable(path: Path, error: OSError) -> StorageFailure:
     """Return the failure to write `path`, with the free space if that is the reason."""
     reason = error.strerror or str(error)
     try:
@@ -181,4 +181,6 @@ def not_writable(path: Path, error: OSError) -> NotWritable:
         reason += f", {free_mib} MiB free"
     except OSError:
         pass
-    return NotWritable(f"{path} cannot be written ({reason}): use another {runs_dir()}, or free it")
+    return StorageFailure(
+        f"{path} cannot be written ({reason}): use another {runs_dir()}, or free it"
+    )

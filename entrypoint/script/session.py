@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from entrypoint.errors import NotWritable
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import SCRIPT_RUN, Ending, supervise
 from entrypoint.script.board import Board
@@ -29,7 +28,7 @@ from entrypoint.script.sources import source_digests
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import NAMES, GpuRecord
 from entrypoint.system.commands import OF_PYTHON, own_environment, python_path
-from trainbox.contract.errors import ExitCode, Failure, signal_of
+from trainbox.contract.errors import ExitCode, Failure, StorageFailure, signal_of
 from trainbox.contract.processes import adopt_orphans, kill_other_sessions
 from trainbox.contract.streams import message, say
 from trainbox.contract.temporary import temporary_folder
@@ -81,7 +80,7 @@ def run(start: Start) -> int:
     """Run the script until it has ended and is not started again, and return the exit code.
 
     Raises:
-        LaunchError: the manifest of a new run cannot be written.
+        Failure: the manifest of a new run cannot be written.
     """
     folder, target, plan = start.folder, start.target, start.plan
     begin_s = time.monotonic()
@@ -293,16 +292,16 @@ def _streams(start: Start, logs: list[Log], received: list[int]) -> dict[str, St
     return streams
 
 
-def _write_records(folder: ScriptFolder, manifest: Mapping[str, Any]) -> NotWritable | None:
+def _write_records(folder: ScriptFolder, manifest: Mapping[str, Any]) -> StorageFailure | None:
     """Write the manifest, and return why this failed."""
     try:
         if not folder.path.is_dir():
-            raise NotWritable(
+            raise StorageFailure(
                 f"the script has removed {folder.path}: let it remove only its own files in "
                 "TRAINBOX_RUN"
             )
         folder.write(MANIFEST, manifest)
-    except NotWritable as error:
+    except StorageFailure as error:
         message(str(error))
         return error
     return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from entrypoint.errors import InvalidRequest
+from trainbox.contract.errors import WrongUse
 
 
 @dataclass(frozen=True)
@@ -53,20 +53,20 @@ def find_script(name: str, arguments: Sequence[str]) -> Target:
     """Return the target of the script at the path `name`.
 
     Raises:
-        InvalidRequest: the file does not exist, or it is neither Python nor a program.
+        WrongUse: the file does not exist, or it is neither Python nor a program.
     """
     file = Path(name)
     try:
         if file.is_dir():
-            raise InvalidRequest(f"{name} is a folder: name the script in it, or -m MODULE")
+            raise WrongUse(f"{name} is a folder: name the script in it, or -m MODULE")
         if file.exists() and not file.is_file():
-            raise InvalidRequest(f"{name} is not a regular file: name a Python file or a program")
+            raise WrongUse(f"{name} is not a regular file: name a Python file or a program")
         with file.open("rb") as opened:
             begin = opened.read(256)
     except OSError as error:
         # An executable program may be unreadable.
         if not (isinstance(error, PermissionError) and os.access(file, os.X_OK)):
-            raise InvalidRequest(
+            raise WrongUse(
                 f"the script {name} cannot be read ({error.strerror}): {_nearest(file)}"
             ) from error
         begin = b""
@@ -77,7 +77,7 @@ def find_script(name: str, arguments: Sequence[str]) -> Target:
         return Target(name, tuple(arguments), is_module=False, file=file)
     if os.access(file, os.X_OK):
         return Target(name, tuple(arguments), is_module=False, file=file, is_python=False)
-    raise InvalidRequest(
+    raise WrongUse(
         f"{name} is neither a Python file (.py) nor executable: rename it, or use chmod +x"
     )
 
@@ -88,7 +88,7 @@ def find_module(name: str, arguments: Sequence[str], search_path: Sequence[str])
     `search_path` has the folders of the user, the current one first.
 
     Raises:
-        InvalidRequest: the module is not found, or a package has no `__main__`.
+        WrongUse: the module is not found, or a package has no `__main__`.
     """
     folders: Sequence[str] | None = search_path
     spec = None
@@ -98,7 +98,7 @@ def find_module(name: str, arguments: Sequence[str], search_path: Sequence[str])
     if spec and spec.submodule_search_locations is not None:
         spec = PathFinder.find_spec("__main__", spec.submodule_search_locations)
     if spec is None or spec.origin is None:
-        raise InvalidRequest(
+        raise WrongUse(
             f"-m {name}: no such module in {search_path[0] or '.'} and in the installed packages "
             "(a package needs a __main__.py): start the command in the folder of the project"
         )
@@ -119,13 +119,11 @@ def _check_syntax(name: str, file: Path) -> None:
         ast.parse(file.read_bytes())
     except SyntaxError as error:
         where = f"line {error.lineno}: " if error.lineno else ""
-        raise InvalidRequest(
-            f"{name} is not valid Python ({where}{error.msg}): correct it"
-        ) from error
+        raise WrongUse(f"{name} is not valid Python ({where}{error.msg}): correct it") from error
     except ValueError as error:  # zero bytes, or an unknown encoding
-        raise InvalidRequest(f"{name} is not valid Python ({error}): correct it") from error
+        raise WrongUse(f"{name} is not valid Python ({error}): correct it") from error
     except OSError as error:
-        raise InvalidRequest(
+        raise WrongUse(
             f"{name} cannot be read ({error.strerror}): make it readable for this user"
         ) from error
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from entrypoint.errors import InvalidRequest
+from trainbox.contract.errors import WrongUse
 
 # Variables of Python that a user's script gets. For our own modules, they could replace them.
 OF_PYTHON = ("PYTHONPATH", "PYTHONSAFEPATH")
@@ -77,7 +77,7 @@ def check_packages(search_path: Sequence[str]) -> None:
     `search_path` has the form of sys.path.
 
     Raises:
-        InvalidRequest: PYTHONPATH or an installed package would replace Trainbox's own code.
+        WrongUse: PYTHONPATH or an installed package would replace Trainbox's own code.
     """
     for name in _PACKAGES:
         spec = PathFinder.find_spec(name, search_path)
@@ -86,7 +86,7 @@ def check_packages(search_path: Sequence[str]) -> None:
             and spec.origin is not None
             and Path(spec.origin).resolve().parent != _HOME / name
         ):
-            raise InvalidRequest(
+            raise WrongUse(
                 f"{spec.origin} has the name of Trainbox's own package {name} and comes before it "
                 "in sys.path: rename it, or remove its folder from PYTHONPATH"
             )

@@ -24,9 +24,9 @@ from tests.support.here import Here, training_here
 from tests.support.pictures import FIELDS, make_pictures
 from tests.support.ranks import EndedRanks, Forks, Ranks
 from trainbox.contract.config import Config
-from trainbox.contract.errors import WrongUse
+from trainbox.contract.errors import OutOfMemory, WrongUse
 from trainer.loop.losses import LossModule
-from trainer.loop.out_of_memory import DoesNotFit, all_fit
+from trainer.loop.out_of_memory import all_fit
 from trainer.loop.settle import _default_precision
 from trainer.parallel import fsdp as sharding
 from trainer.parallel.fsdp import blocks, lost_writes, shard, whole
@@ -489,7 +489,7 @@ def test_without_bf16_fsdp_trains_in_fp32(
     assert _default_precision(_strategy("cuda:0", strategy)) == precision
 
 
-@pytest.mark.parametrize(("strategy", "raised"), [("single", DoesNotFit), ("fsdp", MemoryError)])
+@pytest.mark.parametrize(("strategy", "raised"), [("single", OutOfMemory), ("fsdp", MemoryError)])
 def test_ranks_do_not_agree_on_used_up_memory_under_fsdp(
     strategy: str, raised: type[Exception]
 ) -> None:

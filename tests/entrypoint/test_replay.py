@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from entrypoint.errors import InvalidRequest
 from entrypoint.replay import docker_command, read_run
 from tests.support.commands import Trainbox
+from trainbox.contract.errors import WrongUse
 
 _CONFINED = (
     "docker run --rm --user 1000:100 --read-only --cap-drop ALL --tmpfs "
@@ -121,7 +121,7 @@ def test_the_command(
 def test_a_damaged_file_is_refused(tmp_path: Path, name: str, text: bytes, message: str) -> None:
     for file in ("config.json", "manifest.json"):
         (tmp_path / file).write_bytes(text if file == name else b"{}")
-    with pytest.raises(InvalidRequest) as refused:
+    with pytest.raises(WrongUse) as refused:
         read_run(tmp_path)
     assert message in str(refused.value)
 

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from entrypoint.cli import commands as cli
 from entrypoint.drill.task import DrillResult
-from entrypoint.errors import DrillFailed
 from tests.support.commands import Trainbox, finish
+from trainbox.contract.errors import Failure
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,7 @@ def test_trainings_with_different_bits_give_exit_code_8(
 
 def test_the_last_line_of_a_failed_training_is_reported() -> None:
     ended = CliRunner().invoke(cli.cli, ["drill", "no_such_task", "--cpu"])
-    assert isinstance(ended.exception, DrillFailed)
+    assert isinstance(ended.exception, Failure)
     assert ended.exception.exit_code == 2
     assert "the case 1: trainbox: no task 'no_such_task'" in str(ended.exception)
     kept = Path(str(ended.exception).partition("kept: ")[2].rstrip(")"))

@@ -61,13 +61,9 @@ class WrongUse(Failure):
 
 
 class StorageFailure(Failure):
-    """A file or folder of a run that cannot be written or read."""
+    """A file or folder that cannot be written or read."""
 
     exit_code = ExitCode.STORAGE
-
-
-class TrialsFailed(Failure):
-    """A sweep in which some trials failed. The other trials are recorded."""
 
 
 class TaskError(WrongUse):
@@ -83,13 +79,13 @@ class Changed(WrongUse):
 
 
 class DeviceMissing(Failure):
-    """A requested device that is not available."""
+    """A GPU that is missing or unfit, or a driver that does not answer: another node may work."""
 
     exit_code = ExitCode.HARDWARE
 
 
 class OutOfMemory(Failure):
-    """A batch that does not fit in memory and cannot be split further."""
+    """A batch that does not fit in memory. In the first steps of a start, it is split again."""
 
     exit_code = ExitCode.MEMORY
 
@@ -107,7 +103,7 @@ class NetworkFailure(Failure):
 
 
 class Differs(Failure):
-    """A difference between two runs that should have the same bits."""
+    """A difference between two trainings that should have the same bits."""
 
     exit_code = ExitCode.DIFFERENT
 

@@ -17,10 +17,6 @@ _MOST_BYTES = 2**30  # more than a year of metrics; a sparse file must not fill 
 _MOST_OBJECT_BYTES = 2**26
 
 
-class NotRegular(OSError):
-    """An error for a path that is a FIFO, a folder, a device or a socket instead of a file."""
-
-
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file, or a link to one, for reading.
 
@@ -38,8 +34,7 @@ def append_regular(path: Path) -> TextIO:
     Each line is written immediately.
 
     Raises:
-        NotRegular: the path is a FIFO, a folder, a device or a socket.
-        OSError: the file is not writable.
+        OSError: the file is not writable, or not a regular file.
     """
     descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     return os.fdopen(descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
@@ -48,14 +43,13 @@ def append_regular(path: Path) -> TextIO:
 def _open(path: Path, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # a FIFO without a reader, opened for writing
-            raise NotRegular(errno.ENXIO, "not a regular file", str(path)) from None
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
         os.close(descriptor)
-        raise NotRegular(errno.ENXIO, "not a regular file", str(path))
-    return descriptor
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a FIFO without a reader, opened for writing
+            raise
+    raise OSError(errno.ENXIO, "not a regular file", str(path))
 
 
 def read_text(path: Path, most_bytes: int = _MOST_BYTES) -> str:
@@ -127,8 +121,7 @@ def append_line(path: Path, line: str) -> None:
     Lines that several processes append are then not mixed.
 
     Raises:
-        NotRegular: the path is a FIFO, a folder, a device or a socket.
-        OSError: the file is not writable, or the disk is full.
+        OSError: the file is not writable, or not a regular file, or the disk is full.
     """
     data = f"{line}\n".encode(errors="backslashreplace")
     descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

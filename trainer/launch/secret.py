@@ -3,13 +3,14 @@
 docs/concepts/launch.md describes its protection.
 """
 
+import errno
 import os
 import stat
 from collections.abc import MutableMapping
 from pathlib import Path
 
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import NotRegular, open_regular
+from trainbox.contract.files import open_regular
 
 _SHORTEST, _LONGEST = 16, 4096
 _REMEDY = "use 16 to 4096 characters, as `openssl rand -hex 32` makes them"
@@ -48,9 +49,11 @@ def _content(path: Path, name: str) -> bytes:
         with open_regular(path) as file:
             mode = os.fstat(file.fileno()).st_mode
             content = file.read(_LONGEST + 2)
-    except NotRegular as error:
-        raise WrongUse(f"{name} is not a file: name the file that contains the secret") from error
     except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise WrongUse(
+                f"{name} is not a file: name the file that contains the secret"
+            ) from error
         raise WrongUse(
             f"{name} cannot be read ({error.strerror}): name a file that you can read"
         ) from error

@@ -33,7 +33,7 @@ def fit(
         Preempted: `stop` was requested on a rank, and a checkpoint of this step is saved.
         NotFinite: A loss, a gradient or a weight is infinite or NaN. No checkpoint contains it.
         StorageFailure: A checkpoint or the metrics could not be written.
-        DoesNotFit: The first steps of this call do not fit in memory. The caller builds a new job
+        OutOfMemory: The first steps of this call do not fit in memory. The caller builds a new job
             with smaller micro-batches.
     """
     world, schedule, state = job.world, job.schedule, job.state

@@ -38,10 +38,6 @@ _HOST_SIGN = re.compile("(?i)can(no|')t allocate memory|HOST_ALLOCATION_FAILED")
 NO_ENGINE = "unable to find an engine to execute this computation"
 
 
-class DoesNotFit(Exception):
-    """Memory that is used up on some rank, raised on all ranks in the same step."""
-
-
 def memory_used_up(error: BaseException, failed_before: int = 0) -> str | None:
     """Return a message if `error` means that memory is used up, else None.
 
@@ -116,7 +112,7 @@ def all_fit(strategy: Strategy) -> Iterator[None]:
     The body must not exchange anything between ranks, except through `World.wait_for_all`.
 
     Raises:
-        DoesNotFit: The memory of some rank is used up. All ranks raise it.
+        OutOfMemory: The memory of some rank is used up. All ranks raise it.
     """
     if strategy.forward_is_collective:  # the other ranks wait in a forward and cannot vote
         yield
@@ -132,7 +128,7 @@ def all_fit(strategy: Strategy) -> Iterator[None]:
     # Exchange after the `except` block, when the error no longer keeps the memory of the step.
     for rank, text in enumerate(strategy.world.from_each(found)):
         if text is not None:
-            raise DoesNotFit(f"process {rank}: {text}" if strategy.world.world_size > 1 else text)
+            raise OutOfMemory(f"process {rank}: {text}" if strategy.world.world_size > 1 else text)
 
 
 def with_smaller_micro_batches(

@@ -39,7 +39,7 @@ def preflight_check(job: Job) -> None:
     Raises:
         WrongUse: The losses do not have the right form. Or the task draws random numbers from its
             own generator, so its bits cannot be repeated.
-        DoesNotFit: The memory of some rank is used up.
+        OutOfMemory: The memory of some rank is used up.
         Exception: Any error of the first validation.
     """
     # Read one batch, and under --deterministic a second one. A loader gives only a few examples.

@@ -34,7 +34,7 @@ def check_validation(job: Job) -> list[dict[str, str]]:
     and the other ranks would wait for it until a timeout. The job is unchanged afterwards.
 
     Raises:
-        DoesNotFit: The memory of some rank is used up.
+        OutOfMemory: The memory of some rank is used up.
         Exception: Any error of the first validation.
     """
     # Each rank validates the sample by itself.

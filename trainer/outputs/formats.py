@@ -16,31 +16,27 @@ from trainbox.contract.errors import WrongUse
 from trainer.outputs.entries import Entry, Key, entry_of_array, entry_of_value, leaves
 
 
-class Unreadable(WrongUse):
-    """A file that is missing, empty or damaged, or that has nothing to compare."""
-
-
 def read_entries(path: Path) -> dict[Key, Entry]:
     """Return the entries of a file, by the format that its suffix names.
 
     No Python object is loaded from the file, so reading it runs no code of it.
 
     Raises:
-        Unreadable: the file is missing, empty or damaged, or has no numbers.
+        WrongUse: the file is missing, empty or damaged, or has no numbers.
     """
     read, _ = FORMATS[path.suffix]
     if not path.is_file():
-        raise Unreadable(f"{path.name} is missing: the script did not write it")
+        raise WrongUse(f"{path.name} is missing: the script did not write it")
     if path.stat().st_size == 0:
-        raise Unreadable(f"{path.name} is empty: the script did not write anything into it")
+        raise WrongUse(f"{path.name} is empty: the script did not write anything into it")
     try:
         entries = read(path)
-    except Unreadable:
+    except WrongUse:
         raise
     except Exception as error:  # the libraries raise many types for a damaged file
-        raise Unreadable(f"{path.name} cannot be read: {_first_line(error)}") from error
+        raise WrongUse(f"{path.name} cannot be read: {_first_line(error)}") from error
     if not any(entry.numbers is not None and entry.numbers.size for entry in entries.values()):
-        raise Unreadable(f"{path.name} has no numbers: compare a file with results of the training")
+        raise WrongUse(f"{path.name} has no numbers: compare a file with results of the training")
     return entries
 
 
@@ -69,8 +65,8 @@ def _of_torch(path: Path) -> dict[Key, Entry]:
     except pickle.UnpicklingError as error:
         found = re.search(r"[Uu]nsupported (?:global: GLOBAL|GLOBAL|class) (\S+)", str(error))
         if found is None:
-            raise Unreadable(f"{path.name} cannot be read: torch.save did not write it") from error
-        raise Unreadable(
+            raise WrongUse(f"{path.name} cannot be read: torch.save did not write it") from error
+        raise WrongUse(
             f"{path.name} has an object of {found[1]}, and only tensors, numbers and texts are "
             "read: compare a file with tensors, such as those of model.state_dict()"
         ) from error
@@ -110,7 +106,7 @@ def _of_json(path: Path) -> dict[Key, Entry]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = Counter(name for name, _ in pairs)
         if repeated := [name for name, count in names.items() if count > 1]:
-            raise Unreadable(
+            raise WrongUse(
                 f"{path.name} has the key {repeated[0]!r} more than once in one object, so its "
                 "value is not known: write each key once"
             )
@@ -129,7 +125,7 @@ def _of_csv(path: Path) -> dict[Key, Entry]:
     header = rows.pop(0) if has_header else [str(number + 1) for number in range(len(rows[0]))]
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
-            raise Unreadable(
+            raise WrongUse(
                 f"{path.name} cannot be read: row {number} has {len(row)} cells, and the first "
                 f"line has {len(header)}"
             )

@@ -199,7 +199,7 @@ class Mirror:
     def _moved(self) -> None:
         """Note that bytes have moved. Raise an error in a copy that was abandoned."""
         if self._abandoned:
-            raise _Abandoned
+            raise RuntimeError("nobody waits for this copy")
         self._moved_at_s = time.monotonic()
 
     def _note(self, error: Exception) -> None:
@@ -215,7 +215,3 @@ class Mirror:
                 f"({reason(error)}): the training continues, and the next checkpoint is copied "
                 "again; the same cause is not logged again"
             )
-
-
-class _Abandoned(Exception):
-    """The end of a copy that nobody waits for."""

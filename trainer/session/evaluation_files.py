@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from trainbox.contract.errors import StorageFailure
-from trainbox.contract.files import NotRegular, replacing
+from trainbox.contract.files import replacing
 from trainbox.pictures import write_png
 from trainer.loop.per_example import example_ids, not_too_many
 from trainer.loop.state import Inference
@@ -32,7 +32,7 @@ def check_predictions(path: Path, job: Inference) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # The new file replaces the path, which would remove a link or a device such as /dev/stdout.
         if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
-            raise NotRegular(errno.ENXIO, "not a regular file")
+            raise OSError(errno.ENXIO, "not a regular file")
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:

@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trainbox.contract.config import Config, check, split_metric
-from trainbox.contract.errors import Preempted, StorageFailure
+from trainbox.contract.errors import OutOfMemory, Preempted, StorageFailure
 from trainbox.contract.temporary import sockets_in_a_folder
 from trainer.loop.arithmetic import set_cuda_variables
 from trainer.loop.build import build
 from trainer.loop.fit import fit
 from trainer.loop.meter import Meter
 from trainer.loop.out_of_memory import (
-    DoesNotFit,
     examples_at_once,
     free_memory,
     with_smaller_micro_batches,
@@ -105,7 +104,7 @@ def train_task(
                     with _observed(job, measure_s, profile_steps):
                         _train(job, stop, resume == "anyway", did_not_fit, validated, swept)
                     break
-                except DoesNotFit as error:
+                except OutOfMemory as error:
                     found = str(error)
                 finally:
                     job.checkpoints.finish()
@@ -171,7 +170,7 @@ def _train(
     `did_not_fit` has a message for each earlier attempt, whose micro-batches did not fit in memory.
 
     Raises:
-        DoesNotFit: The first steps do not fit in memory.
+        OutOfMemory: The first steps do not fit in memory.
     """
     # Look at the data, and check that loader workers have enough shared memory.
     run, progress = job.run, job.state.progress

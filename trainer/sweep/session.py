@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainbox.contract.errors import NetworkFailure, TrialsFailed, WrongUse
+from trainbox.contract.errors import Failure, NetworkFailure, WrongUse
 from trainbox.contract.hints import tensorboard
 from trainer.sweep import results
 from trainer.sweep.grid import Sweep
@@ -43,7 +43,7 @@ def run_sweep(
     another machine has started the sweep, and shows no results.
 
     Raises:
-        TrialsFailed: some trials failed; each is recorded with its error.
+        Failure: some trials failed; each is recorded with its error.
         Failure: as for `SweepRun.run`.
     """
     name = name or sweep.default_name
@@ -67,7 +67,7 @@ def run_sweep(
         if not joins:
             _show_all(study, folder, storage)
     if not joins and (failed := [record for record in study.records() if record.state == "failed"]):
-        raise TrialsFailed(
+        raise Failure(
             f"{len(failed)} of {study.total} trials failed: fix the cause, and train them again "
             f"with --retry-failed; trial {failed[0].number}: {failed[0].message}"
         )

@@ -24,7 +24,7 @@ from entrypoint.bench.tables import (
     with_defaults,
     with_others,
 )
-from entrypoint.errors import InvalidRequest
+from trainbox.contract.errors import WrongUse
 
 ONE, TWO = BenchCase(1, "single", 64, 4), BenchCase(2, "ddp", 64, 4)
 FACTS = {"command": "trainbox bench digits", "unit": "GPU", "rounds": 2, "seconds": 10.0}
@@ -178,7 +178,7 @@ def test_the_defaults_of_the_bench(
 )
 def test_an_option_that_the_bench_sets_is_refused(argument: str) -> None:
     with pytest.raises(
-        InvalidRequest,
+        WrongUse,
         match=f"bench sets {argument.partition('=')[0]} itself for each of its trainings: drop it",
     ):
         check_arguments(["digits", "--lr", "0.1", argument])
@@ -199,7 +199,7 @@ def test_strategies(text: str, cpu: bool, answer: tuple[str, ...] | str) -> None
     if isinstance(answer, tuple):
         assert check_strategies(text, cpu) == answer
         return
-    with pytest.raises(InvalidRequest, match=f"--strategies {text}: {answer}"):
+    with pytest.raises(WrongUse, match=f"--strategies {text}: {answer}"):
         check_strategies(text, cpu)
 
 

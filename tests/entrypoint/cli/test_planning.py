@@ -8,7 +8,7 @@ import pytest
 
 import entrypoint.health.gate
 from entrypoint.cli.planning import Checked
-from entrypoint.errors import LaunchError
+from trainbox.contract.errors import Failure
 
 
 def test_the_health_options_are_taken_from_the_others() -> None:
@@ -18,7 +18,7 @@ def test_the_health_options_are_taken_from_the_others() -> None:
 
 
 def test_a_wrong_file_of_limits_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"none\.toml cannot be read"):
+    with pytest.raises(Failure, match=r"none\.toml cannot be read"):
         Checked.take_from({"health": True, "health_limits": tmp_path / "none.toml"})
 
 

@@ -14,12 +14,11 @@ import pytest
 import entrypoint.drill.script
 import entrypoint.drill.starts
 import entrypoint.drill.training
-from entrypoint.drill.compare import CannotCompare, FileComparison, check_file
+from entrypoint.drill.compare import FileComparison, check_file
 from entrypoint.drill.script import DrillRequest, drill_script
 from entrypoint.drill.starts import Process
 from entrypoint.drill.training import Training
-from entrypoint.errors import BitsDiffer, DrillFailed, InvalidRequest
-from trainbox.contract.errors import Failure
+from trainbox.contract.errors import Differs, Failure, WrongUse
 from trainbox.contract.processes import with_variable
 from trainer.outputs.differences import first_difference, largest_difference
 from trainer.outputs.entries import digest
@@ -103,7 +102,7 @@ def _compare(reference: Path, other: Path | None = None, tolerance: float = 0.0)
             return FileComparison(digest(one))
         two = read_entries(other)
     except Failure as failure:
-        raise CannotCompare(str(failure)) from failure
+        raise WrongUse(str(failure)) from failure
     difference = first_difference(one, two, tolerance, noun(reference))
     return FileComparison(digest(two), difference, largest_difference(one, two))
 
@@ -157,7 +156,7 @@ def test_an_honest_script_passes(runs: _Runs, tmp_path: Path) -> None:
 
 def test_a_script_that_forgets_its_sampler_is_named(runs: _Runs) -> None:
     runs.replace("    order.setstate", "    0 and order.setstate")
-    with pytest.raises(BitsDiffer) as caught:
+    with pytest.raises(Differs) as caught:
         _drill(runs)
     assert re.match(
         r"drill run: the training 1 -> 1 -> 1 differs from the undisturbed one: entry total: "
@@ -172,7 +171,7 @@ def test_a_script_that_forgets_its_sampler_is_named(runs: _Runs) -> None:
 
 def test_a_training_that_differs_by_itself_is_named(runs: _Runs) -> None:
     runs.replace("random.Random(1)", "random.Random()")
-    with pytest.raises(BitsDiffer, match="two undisturbed trainings differ: entry total: .*: seed"):
+    with pytest.raises(Differs, match="two undisturbed trainings differ: entry total: .*: seed"):
         _drill(runs)
 
 
@@ -240,7 +239,7 @@ def test_a_script_that_fails_at_sigterm_fails_the_drill(runs: _Runs) -> None:
         "while step", "import signal\nsignal.signal(15, lambda *_: sys.exit('torn'))\nwhile step"
     )
     with pytest.raises(
-        DrillFailed, match=r"start 2, stopped by SIGTERM, failed with exit code 1: torn \(kept"
+        Failure, match=r"start 2, stopped by SIGTERM, failed with exit code 1: torn \(kept"
     ):
         _drill(runs)
 
@@ -255,7 +254,7 @@ def test_other_numbers_of_processes(runs: _Runs) -> None:
 def test_a_result_that_depends_on_the_number_of_processes(runs: _Runs) -> None:
     runs.replace('"total": total', '"total": total + 1e-6 * processes')
     with pytest.raises(
-        BitsDiffer,
+        Differs,
         match="the undisturbed training on 2 processes differs from that on 1: entry total: .*"
         "this is the number of processes and not the resume",
     ):
@@ -309,7 +308,7 @@ def test_a_drill_that_tests_nothing_fails(
     if message is None:
         assert "the same bits" in _drill(runs)[-1]
         return
-    with pytest.raises(DrillFailed, match=message) as caught:
+    with pytest.raises(Failure, match=message) as caught:
         _drill(runs)
     assert caught.value.exit_code == 1 and _kept(caught.value).is_dir()
 
@@ -351,7 +350,7 @@ def test_a_drill_that_tests_nothing_fails(
 )
 def test_a_training_that_fails(runs: _Runs, old: str, new: str, code: int, message: str) -> None:
     runs.replace(old, new)
-    with pytest.raises(DrillFailed, match=message) as caught:
+    with pytest.raises(Failure, match=message) as caught:
         _drill(runs)
     assert caught.value.exit_code == code
 
@@ -359,9 +358,7 @@ def test_a_training_that_fails(runs: _Runs, old: str, new: str, code: int, messa
 def test_a_file_that_is_missing_after_a_kill_is_a_difference(runs: _Runs) -> None:
     runs.replace("while step", "resumed = step\nwhile step")
     runs.replace('save(run / "result.json"', 'resumed or save(run / "result.json"')
-    with pytest.raises(
-        BitsDiffer, match="differs from the undisturbed one: result.json is missing"
-    ):
+    with pytest.raises(Differs, match="differs from the undisturbed one: result.json is missing"):
         _drill(runs)
 
 
@@ -391,7 +388,7 @@ def test_processes_of_a_killed_start_end_with_it(runs: _Runs) -> None:
 def test_a_file_that_cannot_be_compared_is_refused_before_the_training(
     file: str, message: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=re.escape(message)):
+    with pytest.raises(WrongUse, match=re.escape(message)):
         check_file(file)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from entrypoint.drill.schedule import KillSchedule
 from entrypoint.drill.task import DrillResult, _last_step, final_digest, row, training_arguments
-from entrypoint.errors import DrillFailed
+from trainbox.contract.errors import Failure
 
 
 def test_the_table() -> None:
@@ -81,7 +81,7 @@ def test_the_digest_of_a_training(tmp_path: Path) -> None:
 def test_a_training_without_progress_fails(
     tmp_path: Path, weights: tuple[str, ...], validations: tuple[int, ...], message: str
 ) -> None:
-    with pytest.raises(DrillFailed, match=message):
+    with pytest.raises(Failure, match=message):
         final_digest(_trained(tmp_path, weights, validations), 12)
-    with pytest.raises(DrillFailed, match="no digest of step 12"):
+    with pytest.raises(Failure, match="no digest of step 12"):
         final_digest(tmp_path / "none", 12)

@@ -3,7 +3,7 @@
 import pytest
 
 from entrypoint.driver.gpus import Gpu, labels, select, visible_gpus
-from entrypoint.errors import LaunchError
+from trainbox.contract.errors import Failure
 
 # FOUR has two GPUs whose UUIDs have the same beginning. SLICES are MIG slices. MIXED has a GPU and
 # slices of another GPU.
@@ -133,7 +133,7 @@ def test_the_gpus_that_a_value_selects(
 def test_a_refused_value_and_its_message(
     value: str, gpus: tuple[Gpu, ...], code: int, rest: str
 ) -> None:
-    with pytest.raises(LaunchError) as refused:
+    with pytest.raises(Failure) as refused:
         visible_gpus(gpus, value)
     assert (refused.value.exit_code, str(refused.value)) == (
         code,
@@ -144,7 +144,7 @@ def test_a_refused_value_and_its_message(
 def test_indices_are_those_of_the_host() -> None:
     visible = visible_gpus(FOUR, "3,1")
     assert labels(select(visible, "3", "--gpu-ids")) == "3"
-    with pytest.raises(LaunchError) as refused:
+    with pytest.raises(Failure) as refused:
         select(visible, "0", "--gpu-ids")
     assert (
         str(refused.value) == "--gpu-ids=0: GPU 0 was not found: choose from the GPUs found (3 1)"

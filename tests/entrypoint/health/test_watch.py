@@ -12,13 +12,13 @@ import entrypoint.health.gate
 import entrypoint.health.node
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.readings import Sample, Unread
-from entrypoint.errors import HardwareUnfit
 from entrypoint.health.limits import Limits
 from entrypoint.health.rules.table import RULES, names_to_read
 from entrypoint.health.verdict import Mode, Result
 from entrypoint.health.watch import Watch
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.system.infiniband import InfiniBand
+from trainbox.contract.errors import DeviceMissing
 
 GPUS = (Gpu(0, "GPU-0", "H100", 81559), Gpu(1, "GPU-1", "H100", 81559))
 # The values of a healthy GPU that the gate and the watch read.
@@ -227,7 +227,7 @@ def test_the_gate_of_a_sweep_and_of_a_shared_gpu(monkeypatch: pytest.MonkeyPatch
         driver.read["GPU-0"]["ecc_uncorrected"] = 7
         assert "ecc-uncorrected CRITICAL" in str(watch.final_check())
     with pytest.raises(
-        HardwareUnfit,
+        DeviceMissing,
         match="compute-mode CRITICAL: EXCLUSIVE_PROCESS, 0 program.s. on the GPU, 2 to start",
     ):
         entrypoint.health.gate.watched(plan("sweep", 4), Answering(), None).__enter__()  # type: ignore[arg-type]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from entrypoint.errors import LaunchError
 from entrypoint.launch.cluster import Cluster, detect_cluster, first_host
+from trainbox.contract.errors import Failure
 
 JOB = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "n[03-05]"}
 STEP = {
@@ -162,7 +162,7 @@ def test_the_cluster_of_an_environment(case: str) -> None:
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_refused_environment_and_its_message(case: str) -> None:
     env, text = REFUSED[case]
-    with pytest.raises(LaunchError) as refused:
+    with pytest.raises(Failure) as refused:
         detect_cluster(env)
     assert (refused.value.exit_code, str(refused.value)) == (2, text)
 
@@ -201,5 +201,5 @@ def test_the_first_host_of_a_list_with_two_brackets() -> None:
 
 @pytest.mark.parametrize("name", ["PET_NPROC_PER_NODE", "PET_NNODES"])
 def test_an_empty_part_is_malformed(name: str) -> None:
-    with pytest.raises(LaunchError):
+    with pytest.raises(Failure):
         detect_cluster(PET | {name: "0"})

@@ -16,12 +16,12 @@ import entrypoint.launch.cluster
 import entrypoint.launch.nodes
 import entrypoint.launch.plan
 from entrypoint.driver.gpus import Gpu, labels
-from entrypoint.errors import LaunchError
 from entrypoint.launch.cluster import Cluster
 from entrypoint.launch.plan import plan_launch, plan_script, plan_sweep, plan_trial
 from entrypoint.launch.request import LaunchRequest
 from tests.entrypoint.driver import test_gpus
 from tests.entrypoint.launch import test_cluster
+from trainbox.contract.errors import Failure
 
 # The hosts. A slice `0:1` has the UUID MIG-a1 and its GPU the UUID GPU-a.
 
@@ -1190,7 +1190,7 @@ def test_the_plan_of_a_request(row: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("row", REFUSALS, ids=_id)
 def test_a_refused_request_and_its_message(row: tuple[Any, ...]) -> None:
     request, gpus, cluster, *expected = row
-    with pytest.raises(LaunchError) as refused:
+    with pytest.raises(Failure) as refused:
         plan_launch(request, gpus, cluster)
     assert [refused.value.exit_code, str(refused.value)] == expected
 
@@ -1345,7 +1345,7 @@ def test_a_trial_is_a_single_process_with_the_variables_of_torchrun() -> None:
 @pytest.mark.parametrize("row", SCRIPT_REFUSALS, ids=lambda row: row[-1])
 def test_a_refused_script_and_its_message(row: tuple[Any, ...]) -> None:
     request, gpus, cluster, one_process, *expected = row
-    with pytest.raises(LaunchError) as refused:
+    with pytest.raises(Failure) as refused:
         plan_script(request, gpus, cluster, one_process)
     assert [refused.value.exit_code, str(refused.value)] == expected
 
@@ -1488,7 +1488,7 @@ def test_the_slots_of_a_sweep(row: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("row", SWEEP_REFUSALS, ids=lambda row: row[-1])
 def test_a_refused_sweep_and_its_message(row: tuple[Any, ...]) -> None:
     request, per_gpu, gpus, *expected = row
-    with pytest.raises(LaunchError) as refused:
+    with pytest.raises(Failure) as refused:
         plan_sweep(request, gpus, per_gpu)
     assert [refused.value.exit_code, str(refused.value)] == expected
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import NotWritable
 from entrypoint.script import board
 from entrypoint.script.folder import ScriptFolder
 from entrypoint.script.manifest import is_manifest
 from entrypoint.script.target import Target
 from tests.support.commands import Trainbox, logged
+from trainbox.contract.errors import StorageFailure
 from trainbox.contract.run_name import run_name
 
 ONE = ("run", "--one-process", "--run", "r")
@@ -104,7 +104,9 @@ def test_a_manifest_that_cannot_be_replaced_leaves_no_file(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(NotWritable, match=r"manifest.json cannot be written \(No space left on de"):
+    with pytest.raises(
+        StorageFailure, match=r"manifest.json cannot be written \(No space left on de"
+    ):
         folder.write("manifest.json", {"starts": [2]})
     folder.close()
     names = sorted(path.name for path in tmp_path.iterdir())

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import InvalidRequest
 from entrypoint.script.manifest import project_folders
 from entrypoint.script.sources import source_digests
 from entrypoint.script.target import Target, find_module, find_script
+from trainbox.contract.errors import WrongUse
 
 RUN = Path("/runs/r")
 
@@ -119,7 +119,7 @@ def test_a_refused_script_and_its_message(name: str, text: str) -> None:
     program("notes.txt", "hello\n", 0o644)
     program("wrong.py", "if True:\n")
     program("binary.py", "\0\0")
-    with pytest.raises(InvalidRequest) as refused:
+    with pytest.raises(WrongUse) as refused:
         find_script(name, [])
     assert str(refused.value) == text
 
@@ -127,7 +127,7 @@ def test_a_refused_script_and_its_message(name: str, text: str) -> None:
 @pytest.mark.parametrize("name", ["no.such", "folder", "..x", ""])
 def test_a_module_that_is_not_found(name: str) -> None:
     Path("folder").mkdir()
-    with pytest.raises(InvalidRequest, match="no such module in .* start the command in the"):
+    with pytest.raises(WrongUse, match="no such module in .* start the command in the"):
         find_module(name, [], [str(Path.cwd())])
 
 
@@ -203,7 +203,7 @@ def test_a_script_that_must_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Path, "open", refuse)  # root may read every file
     monkeypatch.setattr(os, "open", refuse)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(InvalidRequest, match="cannot be read .Permission denied"):
+    with pytest.raises(WrongUse, match="cannot be read .Permission denied"):
         find_script("train.py", [])
 
 

@@ -8,7 +8,6 @@ import pytest
 
 import entrypoint.cli.commands
 from entrypoint.bench.tables import check_arguments
-from entrypoint.errors import InvalidRequest
 from trainbox.contract.environment import check_names
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import command, runs_dir
@@ -79,7 +78,7 @@ def test_the_command_of_a_script_has_the_form_that_was_typed(
 
 def test_messages_recommend_the_make_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINBOX_COMMAND", "make")
-    with pytest.raises(InvalidRequest, match=r'drop it \(`make bench ARGS="--help"`\)'):
+    with pytest.raises(WrongUse, match=r'drop it \(`make bench ARGS="--help"`\)'):
         check_arguments(["--run"])
     with pytest.raises(WrongUse, match=r'`make train ARGS="--help"` lists the settings'):
         check_names(["TRAINBOX_API_KEY"], {"TRAINBOX_EPOCHS"})

@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import save_file
 
 from entrypoint.drill.compare import SUFFIXES
+from trainbox.contract.errors import WrongUse
 from trainer.outputs.__main__ import main
 from trainer.outputs.differences import first_difference
 from trainer.outputs.entries import digest
-from trainer.outputs.formats import FORMATS, Unreadable, read_entries
+from trainer.outputs.formats import FORMATS, read_entries
 
 
 def test_the_drill_knows_the_same_formats() -> None:
@@ -83,14 +84,14 @@ def test_a_format(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", _FORMATS)
 def test_a_file_that_cannot_be_compared(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
-    with pytest.raises(Unreadable, match=f"{name} is missing: the script did not write it"):
+    with pytest.raises(WrongUse, match=f"{name} is missing: the script did not write it"):
         read_entries(path)
     path.touch()
-    with pytest.raises(Unreadable, match=f"{name} is empty"):
+    with pytest.raises(WrongUse, match=f"{name} is empty"):
         read_entries(path)
     content = _write(path).read_bytes()
     path.write_bytes(content[: -len(content) // 3])
-    with pytest.raises(Unreadable, match=rf"{name} cannot be read: \w"):
+    with pytest.raises(WrongUse, match=rf"{name} cannot be read: \w"):
         read_entries(path)
 
 
@@ -98,10 +99,10 @@ def test_a_file_without_numbers(tmp_path: Path) -> None:
     texts = {"f.json": '{"a": "b", "c": []}', "f.csv": "loss\n", "g.csv": "a\nb\n", "h.csv": "\n"}
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-        with pytest.raises(Unreadable, match=f"{name} has no numbers: compare a file with results"):
+        with pytest.raises(WrongUse, match=f"{name} has no numbers: compare a file with results"):
             read_entries(tmp_path / name)
     torch.save({"model": {}}, tmp_path / "f.pt")
-    with pytest.raises(Unreadable, match="f.pt has no numbers"):
+    with pytest.raises(WrongUse, match="f.pt has no numbers"):
         read_entries(tmp_path / "f.pt")
 
 
@@ -115,7 +116,7 @@ def test_a_column_with_one_row_is_read(tmp_path: Path) -> None:
 
 def test_a_key_that_a_json_object_has_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f.json").write_text('{"a": {"loss": 1.0, "b": 2.0, "loss": 3.0}, "b": 1}')
-    with pytest.raises(Unreadable, match="f.json has the key 'loss' more than once in one object"):
+    with pytest.raises(WrongUse, match="f.json has the key 'loss' more than once in one object"):
         read_entries(tmp_path / "f.json")
 
 
@@ -123,19 +124,17 @@ def test_objects_are_refused_and_named(tmp_path: Path) -> None:
     torch.save(
         {"w": torch.ones(1), "n": Counter([1]), "m": torch.nn.Linear(1, 1)}, tmp_path / "f.pt"
     )
-    with pytest.raises(
-        Unreadable, match=r"an object of torch\.nn\.modules\.linear\.Linear, and on"
-    ):
+    with pytest.raises(WrongUse, match=r"an object of torch\.nn\.modules\.linear\.Linear, and on"):
         read_entries(tmp_path / "f.pt")
     (tmp_path / "h.pt").write_bytes(pickle.dumps(_Code(tmp_path / "ran"), protocol=2))
-    with pytest.raises(Unreadable, match=r"an object of posix\.mkdir, and only tensors"):
+    with pytest.raises(WrongUse, match=r"an object of posix\.mkdir, and only tensors"):
         read_entries(tmp_path / "h.pt")
     assert not (tmp_path / "ran").exists()
     np.save(tmp_path / "f.npy", np.array([object()]), allow_pickle=True)
-    with pytest.raises(Unreadable, match=r"f\.npy cannot be read: Object arrays cannot be loaded"):
+    with pytest.raises(WrongUse, match=r"f\.npy cannot be read: Object arrays cannot be loaded"):
         read_entries(tmp_path / "f.npy")
     torch.save(torch.eye(3).to_sparse(), tmp_path / "g.pt")
-    with pytest.raises(Unreadable, match=r"g\.pt cannot be read: a sparse or quantized tensor"):
+    with pytest.raises(WrongUse, match=r"g\.pt cannot be read: a sparse or quantized tensor"):
         read_entries(tmp_path / "g.pt")
 
 
@@ -157,7 +156,7 @@ def test_the_columns_of_a_table(
 
 def test_a_table_whose_rows_differ_in_length(tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_text("a,b\n1,2\n3\n")
-    with pytest.raises(Unreadable, match="row 2 has 1 cells, and the first line has 2"):
+    with pytest.raises(WrongUse, match="row 2 has 1 cells, and the first line has 2"):
         read_entries(tmp_path / "f.csv")
 
 
