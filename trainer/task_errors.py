@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from trainbox.contract.errors import Failure, TaskError, WrongUse
+from trainbox.contract.errors import ExitCode, Failure, WrongUse
 from trainbox.task import Task
 
 _TRAINER = Path(__file__).parent
@@ -121,10 +121,11 @@ def mistake_of(error: Exception, task: str, log: Path) -> Failure | None:
         f for f in frames if isinstance(f.owner, Task)
     ]
     found = f"{method} raised {_in_one_line(error)}{f' ({own[-1]})' if own else ''}"
-    kind: type[Failure] = TaskError
-    if isinstance(error, OSError):
-        kind = WrongUse if isinstance(error, _LASTING) else Failure
-    return kind(f"task {task}: {found}: {_remedy(found)}; traceback in {log}")
+    message = f"task {task}: {found}: {_remedy(found)}; traceback in {log}"
+    if isinstance(error, _LASTING):
+        return WrongUse(message)
+    code = ExitCode.UNEXPECTED if isinstance(error, OSError) else ExitCode.WRONG_USE
+    return Failure(message, exit_code=code)
 
 
 def raised_by_task(error: BaseException) -> bool:

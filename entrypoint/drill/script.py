@@ -15,7 +15,7 @@ from entrypoint.drill.compare import FileComparison, compare
 from entrypoint.drill.folder import version_of
 from entrypoint.drill.schedule import KillSchedule, kill_shares, kill_signals, script_schedules
 from entrypoint.drill.training import STARTED_OVER, TOO_LATE, Kill, StepTimes, Training, moments
-from trainbox.contract.errors import Differs, Failure, WrongUse
+from trainbox.contract.errors import ExitCode, Failure, WrongUse
 from trainbox.contract.temporary import keep, temporary_folder
 
 # A file that has its last values before this share of the training does not show the training.
@@ -111,7 +111,7 @@ def drill_script(request: DrillRequest, draw: random.Random) -> Iterator[str]:
 
     Raises:
         Failure: a training failed, with its exit code, or nothing was tested.
-        Differs: the files differ.
+        Failure: the files differ.
     """
     yield f"{request.file}\n  {'processes':<18} {'':<{_KILLS_WIDTH}} digest"
     with temporary_folder("drill-") as folder:
@@ -148,7 +148,7 @@ def _drilled(request: DrillRequest, folder: Path, draw: random.Random) -> Iterat
     different = [outcome for outcome in outcomes if outcome.comparison.difference]
     if different:
         again = _training(request, folder / "again")
-        raise Differs(_cause(different, reference, again, request))
+        raise Failure(_cause(different, reference, again, request), exit_code=ExitCode.DIFFERENT)
     _check_effective(outcomes, pace)
     yield _conclusion(outcomes, request.tolerance)
     if any(outcome.did_not_stop() for outcome in outcomes):

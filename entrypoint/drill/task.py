@@ -17,7 +17,7 @@ from entrypoint.drill.folder import reported_steps
 from entrypoint.drill.schedule import KillSchedule, task_schedules
 from entrypoint.drill.starts import failure_of, kill, start, wait
 from trainbox.contract.entries import EntryReader
-from trainbox.contract.errors import Differs, Failure
+from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.hints import command
 from trainbox.contract.temporary import keep, temporary_folder
 
@@ -44,7 +44,7 @@ def drill_task(
 
     Raises:
         Failure: one of the trainings failed, with its exit code.
-        Differs: the digests differ.
+        Failure: the digests differ.
     """
     yield f"{task}\n  {'processes':<18} {'':<34} weights          optimizer metrics"
     with temporary_folder("drill-") as folder:
@@ -87,10 +87,11 @@ def _drilled(
     ]
     if different:
         keep(folder)
-        raise Differs(
+        raise Failure(
             f"drill {task}: {len(different)} of {len(outcomes)} trainings differ in their bits; "
             "to find the first difference: "
-            + command("verify", f"{folder}/case-0/run {folder}/case-{different[0]}/run")
+            + command("verify", f"{folder}/case-0/run {folder}/case-{different[0]}/run"),
+            exit_code=ExitCode.DIFFERENT,
         )
     yield f"  the same bits in all {len(outcomes)} trainings"
 

@@ -48,7 +48,7 @@ class Failure(Exception):
     exit_code: int = ExitCode.UNEXPECTED
 
     def __init__(self, *message: object, exit_code: int | None = None) -> None:
-        """Use the code of the class, or that of another process if it is the reason."""
+        """Use the code of the class, or `exit_code`."""
         super().__init__(*message)
         if exit_code is not None:
             self.exit_code = exit_code
@@ -64,14 +64,6 @@ class StorageFailure(Failure):
     """A file or folder that cannot be written or read."""
 
     exit_code = ExitCode.STORAGE
-
-
-class TaskError(WrongUse):
-    """An exception in the code of a task, which a single trial or a single GPU may have caused."""
-
-
-class Busy(WrongUse):
-    """A run's folder in which another process trains."""
 
 
 class Changed(WrongUse):
@@ -90,22 +82,10 @@ class OutOfMemory(Failure):
     exit_code = ExitCode.MEMORY
 
 
-class NotFinite(Failure):
-    """A loss, gradient or weight that is infinite or NaN."""
-
-    exit_code = ExitCode.NOT_FINITE
-
-
 class NetworkFailure(Failure):
     """A lost or impossible connection to another process or machine."""
 
     exit_code = ExitCode.NETWORK
-
-
-class Differs(Failure):
-    """A difference between two trainings that should have the same bits."""
-
-    exit_code = ExitCode.DIFFERENT
 
 
 class Preempted(Failure):

@@ -57,7 +57,7 @@ def _compare(one: Path, other: Path) -> None:
 
     Raises:
         WrongUse: A folder is not a run, or both are the same folder.
-        Differs: The digests differ, or a run's files contradict each other.
+        Failure: The digests differ, or a run's files contradict each other.
     """
     from trainer.records.compare import (  # their patterns take milliseconds to compile
         listed_changes,

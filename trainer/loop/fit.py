@@ -31,7 +31,7 @@ def fit(
 
     Raises:
         Preempted: `stop` was requested on a rank, and a checkpoint of this step is saved.
-        NotFinite: A loss, a gradient or a weight is infinite or NaN. No checkpoint contains it.
+        Failure: A loss, a gradient or a weight is infinite or NaN. No checkpoint contains it.
         StorageFailure: A checkpoint or the metrics could not be written.
         OutOfMemory: The first steps of this call do not fit in memory. The caller builds a new job
             with smaller micro-batches.

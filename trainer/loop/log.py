@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from trainbox.contract.errors import NotFinite
+from trainbox.contract.errors import ExitCode, Failure
 from trainer.data.batches import TimedBatches
 from trainer.loop.state import Job
 
@@ -55,7 +55,7 @@ class TrainingLog:
         Nothing is written if each step since the last entry was skipped.
 
         Raises:
-            NotFinite: A loss or the gradient is infinite or NaN.
+            Failure: A loss or the gradient is infinite or NaN.
         """
         job, progress = self._job, self._job.state.progress
         if not job.state.running.steps:
@@ -182,11 +182,12 @@ def _shown(metrics: Mapping[str, float]) -> list[str]:
     return [f"{name} {value:.4f}" for name, value in metrics.items()]
 
 
-def not_finite(job: Job, what: str) -> NotFinite:
+def not_finite(job: Job, what: str) -> Failure:
     """Return the error for a value that is infinite or NaN."""
     best = f" (best: step {job.state.progress.best_step})" if job.state.progress.best_step else ""
-    return NotFinite(
+    return Failure(
         f"{what} is not finite by step {job.state.progress.step}: lower --lr, add "
         "--warmup-epochs or --clip-norm, or use --precision fp32; earlier checkpoints are "
-        f"valid{best}"
+        f"valid{best}",
+        exit_code=ExitCode.NOT_FINITE,
     )

@@ -38,7 +38,7 @@ class Saving:
         """Start to save a checkpoint of this step; all ranks must call this, and rank 0 writes.
 
         Raises:
-            NotFinite: A loss since the last log entry is infinite or NaN.
+            Failure: A loss since the last log entry is infinite or NaN.
         """
         job = self._job
         check_unchanged(job)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainbox.contract.errors import NotFinite
+from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.files import replacing
 from trainbox.contract.sidecar import write_checkpoint
 from trainbox.snapshot import Snapshot, tensors_of
@@ -110,7 +110,7 @@ class CheckpointWriter:
 
         Raises:
             StorageFailure: The checkpoint could not be written. Older ones are unchanged.
-            NotFinite: The weights are not finite, so nothing was written.
+            Failure: The weights are not finite, so nothing was written.
         """
         if self._thread is not None:
             self._thread.join()
@@ -186,15 +186,16 @@ class CheckpointWriter:
 
 
 def _refuse_not_finite(step: int, tensors: Mapping[str, Tensor], buffers: Collection[str]) -> None:
-    """Raise NotFinite if a tensor is not finite. Buffers may contain infinities, as masks do."""
+    """Raise a Failure if a tensor is not finite. Buffers may contain infinities, as masks do."""
     for name, tensor in tensors.items():
         if (
             tensor.is_floating_point()
             and not (~tensor.isnan() if name in buffers else tensor.isfinite()).all()
         ):
-            raise NotFinite(
+            raise Failure(
                 f"the weights {name!r} are not finite at step {step}: lower --lr, or add "
-                "--warmup-epochs or --clip-norm; older checkpoints are valid"
+                "--warmup-epochs or --clip-norm; older checkpoints are valid",
+                exit_code=ExitCode.NOT_FINITE,
             )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.config import parse_config
-from trainbox.contract.errors import Differs, WrongUse
+from trainbox.contract.errors import ExitCode, Failure, WrongUse
 from trainbox.contract.files import parse_object, read_text
 from trainer.records.compare import (
     edited_settings,
@@ -44,15 +44,16 @@ class Evidence:
 
         Raises:
             WrongUse: A file is missing or damaged.
-            Differs: metrics.jsonl is missing, a resume did not restore the digests, or config.json
+            Failure: metrics.jsonl is missing, a resume did not restore the digests, or config.json
                 was edited.
         """
         # Read the settings, and check that they were not edited.
         config, manifest = config_and_manifest(run)
         if edited := edited_settings(manifest, config):
-            raise Differs(
+            raise Failure(
                 f"DIFFERENT SETTINGS: {run}/config.json was edited after the run was started "
-                f"({listed_changes(edited)}): restore it"
+                f"({listed_changes(edited)}): restore it",
+                exit_code=ExitCode.DIFFERENT,
             )
         # Also check the settings that the manifest does not have.
         parse_config(json.dumps(config), run / "config.json")
@@ -61,8 +62,9 @@ class Evidence:
             run / "digests.jsonl", _entries(run / "digests.jsonl", _digest_problem)
         )
         if not (run / "metrics.jsonl").exists():
-            raise Differs(
-                f"{run}/metrics.jsonl is missing, so no validation can be compared: restore it"
+            raise Failure(
+                f"{run}/metrics.jsonl is missing, so no validation can be compared: restore it",
+                exit_code=ExitCode.DIFFERENT,
             )
         metrics = _entries(run / "metrics.jsonl", _metrics_problem)
         steps = [entry["step"] for entry in metrics if entry["kind"] == "validation"]
@@ -129,7 +131,7 @@ def verdict(run: Evidence, again: Evidence, manifests: str, until: int | None = 
     `manifests` lists the manifest entries that differ, and may be empty.
 
     Raises:
-        Differs: The digests, validations, best steps or ends differ.
+        Failure: The digests, validations, best steps or ends differ.
         WrongUse: The runs have no digest of a trained step in common, or one record is incomplete.
     """
     one, other = run.name, again.name
@@ -148,25 +150,31 @@ def verdict(run: Evidence, again: Evidence, manifests: str, until: int | None = 
             f"{one} is of step {trained}): train with --digest-steps N for more digests"
         )
     if difference := first_difference(run.digests, again.digests):
-        raise Differs(f"DIFFERENT BITS: {one} against {other}: {difference}{entries}")
+        raise Failure(
+            f"DIFFERENT BITS: {one} against {other}: {difference}{entries}",
+            exit_code=ExitCode.DIFFERENT,
+        )
     if validation := _validation_difference(run, again, until):
-        raise Differs(
+        raise Failure(
             f"DIFFERENT BITS: {one} against {other}: the weights are the same, and "
-            f"{validation}{entries}"
+            f"{validation}{entries}",
+            exit_code=ExitCode.DIFFERENT,
         )
     if until is None:
         for each in (run, again):
             each.refuse_incomplete()
         if run.end != again.end:
-            raise Differs(
+            raise Failure(
                 f"DIFFERENT ENDS: {one} ends at step {run.end} and {other} at step "
                 f"{again.end}: the same bits up to step {common[-1]}, the last step that both "
-                f"have{entries}"
+                f"have{entries}",
+                exit_code=ExitCode.DIFFERENT,
             )
         if run.best_step != again.best_step:
-            raise Differs(
+            raise Failure(
                 f"DIFFERENT BEST WEIGHTS: the model.safetensors of {one} is of step "
-                f"{run.best_step}, that of {other} of step {again.best_step}{entries}"
+                f"{run.best_step}, that of {other} of step {again.best_step}{entries}",
+                exit_code=ExitCode.DIFFERENT,
             )
     last = next(entry["model"] for entry in reversed(run.digests) if entry["step"] == common[-1])
     return (
@@ -289,17 +297,18 @@ def _one_per_step(path: Path, entries: Sequence[dict[str, Any]]) -> list[dict[st
     A step has a second entry if the run was resumed there.
 
     Raises:
-        Differs: The second entry of a step has other digests.
+        Failure: The second entry of a step has other digests.
     """
     by_step: dict[int, dict[str, Any]] = {}
     for number, entry in enumerate(entries, 1):
         before = by_step.setdefault(entry["step"], entry)
         for name in (*_DIGESTS, "tensors"):
             if entry[name] != before[name]:
-                raise Differs(
+                raise Failure(
                     f"DIFFERENT BITS: line {number} of {path}: the resume at step "
                     f"{entry['step']} has a different digest of {name} than the entry before it: "
-                    "restore the file, or train the run again"
+                    "restore the file, or train the run again",
+                    exit_code=ExitCode.DIFFERENT,
                 )
     return list(by_step.values())
 

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from trainbox.contract.errors import Differs, WrongUse
+from trainbox.contract.errors import ExitCode, Failure, WrongUse
 from trainbox.contract.files import open_regular
 from trainbox.contract.sidecar import checkpoint_path
 from trainer.records.digest import digest_of_digests, tensor_digests
@@ -27,7 +27,7 @@ def check_files(run: Evidence) -> Evidence:
     Return `run` with the step of its best weights.
 
     Raises:
-        Differs: A file differs from what the run saved at its step, or a file is missing.
+        Failure: A file differs from what the run saved at its step, or a file is missing.
         WrongUse: A file cannot be read.
     """
     best_step, weights = None, run.folder / "model.safetensors"
@@ -54,7 +54,10 @@ def _check_weights(run: Evidence, path: Path) -> int:
     except (OSError, SafetensorError) as error:
         raise _unreadable(path, error) from error
     if not re.fullmatch(r"\d{1,18}", text):
-        raise Differs(f"{path} was not saved by a run (its step is {text!r}): restore it")
+        raise Failure(
+            f"{path} was not saved by a run (its step is {text!r}): restore it",
+            exit_code=ExitCode.DIFFERENT,
+        )
     _compare(run, path, int(text), digests, whole=False)
     return int(text)
 
@@ -77,15 +80,18 @@ def _check_checkpoint(run: Evidence, path: Path, step: int) -> Mapping[str, Any]
         ]
         found, _, _ = progress["step"], progress["evaluated_step"], progress["best_step"]
     except FileNotFoundError as error:
-        raise Differs(f"{path} is missing, but its .json exists: restore it") from error
+        raise Failure(
+            f"{path} is missing, but its .json exists: restore it", exit_code=ExitCode.DIFFERENT
+        ) from error
     except Exception as error:  # torch raises many types for a file with unexpected content
         raise _unreadable(path, error) from error
     entry = _compare(run, path, step, digests, whole=True)
     recorded = Counter(digest for name, digest in entry["tensors"].items() if name not in digests)
     if recorded - Counter(digest[:16] for digest in moments) or found != step:
-        raise Differs(
+        raise Failure(
             f"the optimizer's state in {path} differs from the entry of step {step} in "
-            "digests.jsonl: restore it"
+            "digests.jsonl: restore it",
+            exit_code=ExitCode.DIFFERENT,
         )
     return progress
 
@@ -98,14 +104,15 @@ def _compare(
     If `whole` is false, `digests` may lack the extra state of modules.
 
     Raises:
-        Differs: A tensor differs.
+        Failure: A tensor differs.
         WrongUse: The entry's digest of all weights does not match its digests of tensors.
     """
     entry = next((entry for entry in run.digests if entry["step"] == step), None)
     if entry is None:
-        raise Differs(
+        raise Failure(
             f"{path} is of step {step}, which has no entry in digests.jsonl: restore both, "
-            "or remove the file"
+            "or remove the file",
+            exit_code=ExitCode.DIFFERENT,
         )
     recorded: dict[str, str] = entry["tensors"]
     left_out = (
@@ -121,10 +128,11 @@ def _compare(
     different = [name for name in names if digests.get(name, "")[:16] != recorded[name]]
     different += [name for name in digests if name not in recorded]
     if different:
-        raise Differs(
+        raise Failure(
             f"DIFFERENT BITS: {path} against the entry of step {step} in "
             f"{run.folder}/digests.jsonl (first tensor {different[0]}, {len(different)} in "
-            "all): restore the file that the run saved"
+            "all): restore the file that the run saved",
+            exit_code=ExitCode.DIFFERENT,
         )
     if not left_out and digest_of_digests(digests) != entry["model"]:
         raise WrongUse(
@@ -139,28 +147,31 @@ def _check_progress(run: Evidence, newest: Mapping[str, Any], best_step: int | N
     """Compare the newest checkpoint's progress with metrics.jsonl and the best weights.
 
     Raises:
-        Differs: A validation or the best weights are missing or of another step.
+        Failure: A validation or the best weights are missing or of another step.
     """
     validated = [
         step for step in (newest.get("evaluated_step"), newest.get("best_step"), best_step) if step
     ]
     for step in sorted(set(validated) - run.validations.keys()):
-        raise Differs(
+        raise Failure(
             f"{run.folder}/metrics.jsonl has no validation at step {step}, but a saved file "
-            "refers to one: restore it"
+            "refers to one: restore it",
+            exit_code=ExitCode.DIFFERENT,
         )
     expected = newest.get("best_step") if newest else next(iter(run.validations), None)
     if best_step is None and expected is not None:
-        raise Differs(
+        raise Failure(
             f"{run.folder}/model.safetensors is missing, but the run has validations (the best "
-            f"step is {expected} or later): restore it"
+            f"step is {expected} or later): restore it",
+            exit_code=ExitCode.DIFFERENT,
         )
     # A save that was interrupted may have replaced the weights but not written its checkpoint. The
     # weights are then of a later step than the checkpoint.
     if newest and best_step is not None and best_step <= newest["step"] and best_step != expected:
-        raise Differs(
+        raise Failure(
             f"{run.folder}/model.safetensors is of step {best_step}, but the best step of the "
-            f"newest checkpoint is {expected}: restore it"
+            f"newest checkpoint is {expected}: restore it",
+            exit_code=ExitCode.DIFFERENT,
         )
 
 

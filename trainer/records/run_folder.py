@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from trainbox.contract.errors import Busy, StorageFailure, WrongUse
+from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.contract.files import append_regular, read_object, read_text, replacing
 from trainer.records.checkpoint_files import FIRST_CHECKPOINT
 from trainer.records.compare import read_entries
@@ -33,8 +33,8 @@ class RunFolder:
 
         Raises:
             StorageFailure: The folder cannot be written.
-            Busy: Another process trains in it.
-            WrongUse: It is not a run, and has files that a run would replace.
+            WrongUse: Another process trains in it, or it is not a run and has files that a run
+                would replace.
         """
         self.path, self.writes = path, writes
         if writes:
@@ -51,7 +51,7 @@ class RunFolder:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 self._lock.close()
-                raise Busy(
+                raise WrongUse(
                     f"another process trains in {path}: wait until it ends, or choose another "
                     "folder with --run NAME"
                 ) from None

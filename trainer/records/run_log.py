@@ -24,7 +24,7 @@ class RunLog:
 
         Raises:
             StorageFailure: The folder cannot be written.
-            Busy: Another process trains in it.
+            WrongUse: Another process trains in it.
         """
         self.path, self.writes = path, rank == 0
         self.folder = RunFolder(path, self.writes)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainbox.contract.errors import Differs, Preempted, WrongUse
+from trainbox.contract.errors import ExitCode, Failure, Preempted, WrongUse
 from trainbox.contract.seeding import derive_seed
 from trainbox.contract.temporary import sockets_in_a_folder
 from trainbox.task import Task
@@ -74,7 +74,7 @@ def evaluate_run(
     If the run has a validation of the same step and data, the figures are compared with it.
 
     Raises:
-        Differs: The figures differ from those of the training, and nothing explains it.
+        Failure: The figures differ from those of the training, and nothing explains it.
         WrongUse: The run cannot be evaluated.
     """
     stored = StoredRun.read(path)
@@ -100,7 +100,9 @@ def evaluate_run(
             comparison = _evaluate(job, stored, request, out, stop, console)
         world.leave()
         if comparison.unexplained:
-            raise Differs(f"DIFFERENT FIGURES: {path}: {comparison.line}")
+            raise Failure(
+                f"DIFFERENT FIGURES: {path}: {comparison.line}", exit_code=ExitCode.DIFFERENT
+            )
 
 
 def _evaluate(

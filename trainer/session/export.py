@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainbox.contract.config import CONTIGUOUS, check
-from trainbox.contract.errors import Differs
+from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.files import replacing
 from trainbox.contract.temporary import sockets_in_a_folder
 from trainer.data.nested import take, tensors_in
@@ -68,7 +68,7 @@ def export_run(path: Path, request: ExportRequest, data_dir: Path) -> None:
     """Export the model of the run in `path`, compare the file with the model, and write its card.
 
     Raises:
-        Differs: The loaded file has other outputs than the model. No file is written.
+        Failure: The loaded file has other outputs than the model. No file is written.
         WrongUse: The run or its model cannot be exported.
     """
     stored = StoredRun.read(path)
@@ -172,7 +172,7 @@ def _compared(
     """Return the largest difference between the outputs of the file and of the model.
 
     Raises:
-        Differs: It is above the tolerance.
+        Failure: It is above the tolerance.
     """
     largest = 0.0
     for batch, wanted in zip(batches, expected, strict=True):
@@ -181,12 +181,13 @@ def _compared(
         differences = [difference(one, other) for one, other in pairs] or [(float("inf"), 0.0)]
         for apart, allowed in differences:
             if apart > allowed:
-                raise Differs(
+                raise Failure(
                     f"DIFFERENT OUTPUTS: {run}: on {len(tensors_in(batch)[0])} validation "
                     f"example(s), the outputs of the exported file differ from those of the model "
                     f"by up to {apart:.3g}, and {allowed:.3g} is allowed; no file was written. A "
                     "model or a prepare() that draws random numbers in a validation cannot be "
-                    "exported"
+                    "exported",
+                    exit_code=ExitCode.DIFFERENT,
                 )
             largest = max(largest, apart)
     return largest

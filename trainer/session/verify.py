@@ -26,7 +26,7 @@ def verify_run(
     The repeated run is in a temporary folder.
 
     Raises:
-        Differs: A digest differs. The message has the first difference, and the manifest entries
+        Failure: A digest differs. The message has the first difference, and the manifest entries
             that differ.
         Failure: The run cannot be repeated.
     """

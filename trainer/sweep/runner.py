@@ -1,5 +1,6 @@
 """Train the trials of a study on the slots of this machine, each with a worker process."""
 
+import fcntl
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
@@ -20,7 +21,7 @@ POLL_S = 0.2
 _BEAT_EVERY_S = 10.0
 _START_S = 600.0  # for a worker to import torch and compute something
 _STARTS = 3
-_BUSY_S = 10.0  # between two attempts at a trial in whose folder another process trains
+_BUSY_S = 10.0  # between two looks at a trial whose folder another process uses
 
 
 class SweepRun:
@@ -120,7 +121,12 @@ class SweepRun:
         return candidates[0].trial
 
     def _train(self, slot: Slot, trial: Trial) -> None:
-        slot.order(trial, self._work.order(trial, self._folder / f"trial-{trial.number:05d}"))
+        """Train the trial on the slot, or let it wait while another process uses its folder."""
+        run = self._folder / f"trial-{trial.number:05d}"
+        if _is_locked(run / "lock"):
+            self._waiting.append(Waiting(trial, None, time.monotonic() + _BUSY_S))
+        else:
+            slot.order(trial, self._work.order(trial, run))
 
     # Handle what the workers answer
 
@@ -167,9 +173,7 @@ class SweepRun:
             raise StorageFailure(f"trial {trial.number}: {answer['message']}")
         else:
             slot.restart()  # the next trial starts without the leftovers of this one
-            if answer.get("busy"):
-                self._waiting.append(Waiting(trial, None, time.monotonic() + _BUSY_S))
-            elif code == ExitCode.PREEMPTED:
+            if code == ExitCode.PREEMPTED:
                 cause = (
                     f"another program or the task sent its process a signal: {answer['message']}"
                 )
@@ -288,6 +292,18 @@ class SweepRun:
         if self._suspect:
             self._study.give_back(self._suspect[0])
         self._progress.close()
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether another process has the lock of a run."""
+    try:
+        with path.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _wrong_use(trial: Trial, message: str) -> WrongUse:

@@ -4,7 +4,6 @@ It reads orders and writes answers as `trainer.sweep.worker` does, and never imp
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -132,7 +131,7 @@ class Attempt:
             return {"code": ExitCode.UNEXPECTED, "message": exit_cause(code)}
         lines = [line for line in printed.splitlines() if line.startswith(_PREFIX)]
         message = lines[-1].removeprefix(_PREFIX) if lines else exit_cause(code)
-        return {"code": code, "message": message, "busy": _is_locked(self._run / "lock")}
+        return {"code": code, "message": message}
 
     def _ended(self, code: int, output: str) -> dict[str, Any]:
         """Return the answer for a script that has exited with `code`."""
@@ -187,18 +186,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.send_signal(number)
         if _has_ended(process, within_s):
             return
-
-
-def _is_locked(path: Path) -> bool:
-    """Return whether another process runs a script in the folder of this lock."""
-    try:
-        with path.open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 if __name__ == "__main__":

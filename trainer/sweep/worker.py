@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.errors import Busy, Changed, ExitCode, Failure, Preempted, TaskError
+from trainbox.contract.errors import Changed, ExitCode, Failure, Preempted, WrongUse
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.streams import open_streams, outlive_readers
 from trainer.records.gpu_events import hardware_events
@@ -82,14 +82,12 @@ def _answer(
         if stop.signal_name == "the pruner":
             stop.signal_name = None
         return {"code": 0, "pruned": True, "metrics": {}, "seconds": time.monotonic() - begin}
-    except TaskError as error:  # not as WrongUse: the next trial, or a retry, may succeed
-        return {"code": ExitCode.UNEXPECTED, "message": str(error)}
     except Failure as failure:
-        return {
-            "code": failure.exit_code,
-            "message": str(failure),
-            "busy": isinstance(failure, Busy),
-        }
+        code = failure.exit_code
+        # After an exception of the task, the next trial or a retry may succeed.
+        if code == ExitCode.WRONG_USE and not isinstance(failure, WrongUse):
+            code = ExitCode.UNEXPECTED
+        return {"code": code, "message": str(failure)}
     except Exception as error:  # noqa: BLE001 - the task's own
         traceback.print_exc()
         return {"code": ExitCode.UNEXPECTED, "message": f"{type(error).__name__}: {error}"}

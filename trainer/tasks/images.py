@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from PIL import UnidentifiedImageError
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
@@ -21,7 +22,7 @@ from trainer.tasks.imaging.damage import (
     found_damage,
     refuse_damaged,
 )
-from trainer.tasks.imaging.decode import DamagedPicture, load_augmented_picture, load_picture
+from trainer.tasks.imaging.decode import load_augmented_picture, load_picture
 from trainer.tasks.imaging.folder import (
     ENDINGS,
     Picture,
@@ -320,7 +321,7 @@ class _Pictures(Dataset[Any]):
                 pixels_HWC = load_augmented_picture(picture.path, self.size)
             else:
                 pixels_HWC = load_picture(picture.path, self.size, self.resize)
-        except DamagedPicture as error:
+        except UnidentifiedImageError as error:
             raise damaged_use({picture.path: str(error)}) from error
         return pixels_HWC, picture.label, self.weights_K[picture.label]
 

@@ -18,7 +18,7 @@ from entrypoint.drill.compare import FileComparison, check_file
 from entrypoint.drill.script import DrillRequest, drill_script
 from entrypoint.drill.starts import Process
 from entrypoint.drill.training import Training
-from trainbox.contract.errors import Differs, Failure, WrongUse
+from trainbox.contract.errors import Failure, WrongUse
 from trainbox.contract.processes import with_variable
 from trainer.outputs.differences import first_difference, largest_difference
 from trainer.outputs.entries import digest
@@ -156,7 +156,7 @@ def test_an_honest_script_passes(runs: _Runs, tmp_path: Path) -> None:
 
 def test_a_script_that_forgets_its_sampler_is_named(runs: _Runs) -> None:
     runs.replace("    order.setstate", "    0 and order.setstate")
-    with pytest.raises(Differs) as caught:
+    with pytest.raises(Failure) as caught:
         _drill(runs)
     assert re.match(
         r"drill run: the training 1 -> 1 -> 1 differs from the undisturbed one: entry total: "
@@ -164,6 +164,7 @@ def test_a_script_that_forgets_its_sampler_is_named(runs: _Runs) -> None:
         r"two undisturbed trainings are the same, so its checkpoint does not have all of its state",
         str(caught.value),
     )
+    assert caught.value.exit_code == 8
     kept = _kept(caught.value)
     assert (kept / "case-1/run/result.json").is_file() and (kept / "case-0/start-0.log").is_file()
     assert runs.started == ["1"] * 5  # the undisturbed training, 3 starts, and undisturbed again
@@ -171,7 +172,7 @@ def test_a_script_that_forgets_its_sampler_is_named(runs: _Runs) -> None:
 
 def test_a_training_that_differs_by_itself_is_named(runs: _Runs) -> None:
     runs.replace("random.Random(1)", "random.Random()")
-    with pytest.raises(Differs, match="two undisturbed trainings differ: entry total: .*: seed"):
+    with pytest.raises(Failure, match="two undisturbed trainings differ: entry total: .*: seed"):
         _drill(runs)
 
 
@@ -254,7 +255,7 @@ def test_other_numbers_of_processes(runs: _Runs) -> None:
 def test_a_result_that_depends_on_the_number_of_processes(runs: _Runs) -> None:
     runs.replace('"total": total', '"total": total + 1e-6 * processes')
     with pytest.raises(
-        Differs,
+        Failure,
         match="the undisturbed training on 2 processes differs from that on 1: entry total: .*"
         "this is the number of processes and not the resume",
     ):
@@ -358,7 +359,7 @@ def test_a_training_that_fails(runs: _Runs, old: str, new: str, code: int, messa
 def test_a_file_that_is_missing_after_a_kill_is_a_difference(runs: _Runs) -> None:
     runs.replace("while step", "resumed = step\nwhile step")
     runs.replace('save(run / "result.json"', 'resumed or save(run / "result.json"')
-    with pytest.raises(Differs, match="differs from the undisturbed one: result.json is missing"):
+    with pytest.raises(Failure, match="differs from the undisturbed one: result.json is missing"):
         _drill(runs)
 
 

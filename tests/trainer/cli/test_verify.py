@@ -22,7 +22,7 @@ from tests.support import tiny
 from tests.support.here import Here, StopAfter, training_here
 from tests.support.ranks import Ranks
 from tests.support.tiny import TEXTS, Tiny
-from trainbox.contract.errors import Changed, Differs, Preempted, StorageFailure, WrongUse
+from trainbox.contract.errors import Changed, Failure, Preempted, StorageFailure, WrongUse
 from trainer.loop.digests import DigestLog
 from trainer.records import manifest
 from trainer.records.checkpoint import CheckpointWriter
@@ -180,13 +180,14 @@ def test_the_difference_is_named(
     until: int | None,
     message: str,
 ) -> None:
-    with pytest.raises(Differs, match=message):
+    with pytest.raises(Failure, match=message) as raised:
         verdict(
             _evidence("A", _DIGESTS, 4, 8, best=8),
             _evidence("B", digests, *validations, best=best),
             "T",
             until,
         )
+    assert raised.value.exit_code == 8
 
 
 def test_runs_without_a_common_trained_step_are_not_compared() -> None:

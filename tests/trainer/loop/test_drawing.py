@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import StepCounter, Tiny
-from trainbox.contract.errors import Preempted, TaskError
+from trainbox.contract.errors import Failure, Preempted
 
 _PICTURE = torch.zeros(3, 4, 4, dtype=torch.uint8)
 _REUSED = torch.zeros(3, 4, 4, dtype=torch.uint8)
@@ -110,7 +110,7 @@ def test_a_stop_waits_for_the_drawing(here: Here) -> None:
 @pytest.mark.parametrize(("epochs", "steps"), [(1, [6]), (3, [6, 12])])
 def test_an_error_of_a_drawing_ends_the_training(here: Here, epochs: int, steps: list[int]) -> None:
     """It is raised before the next pictures, or at the end."""
-    with pytest.raises(TaskError, match=r"task Failing: figures\(\) raised ValueError: no room \("):
+    with pytest.raises(Failure, match=r"task Failing: figures\(\) raised ValueError: no room \("):
         here.train(task=f"{__name__}:Failing", epochs=epochs)
     assert here.steps() == steps
 

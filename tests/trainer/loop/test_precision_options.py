@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import StepCounter, Tiny
 from trainbox.contract.config import warmup_then_cosine
-from trainbox.contract.errors import NotFinite, Preempted, WrongUse
+from trainbox.contract.errors import Failure, Preempted, WrongUse
 from trainer.loop.pace import Pace
 from trainer.records.checkpoint import CheckpointWriter
 
@@ -313,7 +313,7 @@ def test_a_loss_that_is_not_finite_exits_with_code_6_and_leaves_only_finite_chec
         "checkpoint_steps": 1,
         "keep": 99,
     }
-    with pytest.raises(NotFinite, match="not finite") as failure:
+    with pytest.raises(Failure, match="not finite") as failure:
         here.train(**settings)
     assert failure.value.exit_code == 6
     assert "lower --lr" in str(failure.value)
@@ -327,13 +327,13 @@ def test_a_loss_that_is_not_finite_exits_with_code_6_and_leaves_only_finite_chec
             for entry in state["optimizer"]["state"].values()
             for tensor in entry.values()
         )
-    with pytest.raises(NotFinite):  # the same command resumes and fails again
+    with pytest.raises(Failure, match="not finite"):  # the same command resumes and fails again
         here.train(**settings)
 
 
 def test_a_loss_that_is_not_finite_between_two_entries_fails_at_the_next(here: Here) -> None:
     with pytest.raises(
-        NotFinite, match="loss 'squared_error' is not finite by step 12: .*\\(best: step 6\\)"
+        Failure, match="loss 'squared_error' is not finite by step 12: .*\\(best: step 6\\)"
     ):
         here.train(fields={"nan_at": 8})
     assert here.steps() == [6]
@@ -355,14 +355,14 @@ def test_a_running_save_is_finished_when_the_training_fails(
 
     monkeypatch.setattr(torch, "save", save_after_the_failure)
     monkeypatch.setattr(CheckpointWriter, "finish", note_the_failure)
-    with pytest.raises(NotFinite):
+    with pytest.raises(Failure, match="not finite"):
         here.train(fields={"nan_at": 4}, checkpoint_steps=3, log_steps=1)
     assert here.saving == []
     assert here.steps() == [3]
 
 
 def test_exploding_weights_are_reported(here: Here) -> None:
-    with pytest.raises(NotFinite, match="not finite"):
+    with pytest.raises(Failure, match="not finite"):
         here.train(optimizer="sgd", learning_rate=1e30, log_steps=50)
     assert all(
         tensor.isfinite().all()

@@ -23,7 +23,7 @@ from torch import nn
 
 from tests.support.commands import clean_environment
 from tests.support.unsafe_pickle import MakesFolder
-from trainbox.contract.errors import NotFinite, StorageFailure
+from trainbox.contract.errors import Failure, StorageFailure
 from trainbox.contract.files import replacing
 from trainer.records.checkpoint import CheckpointWriter
 
@@ -757,7 +757,7 @@ def test_weights_that_are_not_finite_are_refused_and_nothing_is_written(
     }
     saver.checkpoints.save(2, bad, {}, 2)
     with pytest.raises(
-        NotFinite, match=r"the weights 'layer.weight' are not finite at step 2: lower --lr"
+        Failure, match=r"the weights 'layer.weight' are not finite at step 2: lower --lr"
     ) as failure:
         saver.checkpoints.wait()
     assert failure.value.exit_code == 6
@@ -781,7 +781,7 @@ def test_best_weights_of_a_later_step_stay(saver: Saver) -> None:
 def test_a_buffer_may_have_infinities_as_a_mask(saver: Saver, value: float, saved: bool) -> None:
     state = {"model": {"mask": torch.tensor([0.0, value])}, "buffers": ["mask"]}
     saver.checkpoints.save(1, state, {}, None)
-    with contextlib.nullcontext() if saved else pytest.raises(NotFinite, match="'mask'"):
+    with contextlib.nullcontext() if saved else pytest.raises(Failure, match="'mask'"):
         saver.checkpoints.wait()
     assert (saver.folder / "step-00000001.pt").exists() == saved
 

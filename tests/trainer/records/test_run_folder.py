@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainbox.contract.errors import Busy, StorageFailure
+from trainbox.contract.errors import StorageFailure, WrongUse
 from trainer.records.run_folder import RunFolder
 
 
@@ -26,7 +26,7 @@ def test_a_run_may_be_a_link_and_has_one_lock(tmp_path: Path) -> None:
     target.mkdir(parents=True)
     link.symlink_to(target)
     folder = RunFolder(link, writes=True)
-    with pytest.raises(Busy):
+    with pytest.raises(WrongUse, match="^another process trains in "):
         RunFolder(target, writes=True)
     folder.close()
     assert (target / "checkpoints").is_dir()

@@ -15,7 +15,6 @@ from trainbox.contract.errors import (
     DeviceMissing,
     Failure,
     NetworkFailure,
-    NotFinite,
     OutOfMemory,
     Preempted,
     StorageFailure,
@@ -250,7 +249,6 @@ def test_failures_are_raised_unchanged_and_have_their_codes() -> None:
         DeviceMissing: 3,
         StorageFailure: 4,
         OutOfMemory: 5,
-        NotFinite: 6,
         NetworkFailure: 7,
         Preempted: 75,
     }

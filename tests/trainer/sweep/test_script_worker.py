@@ -1,7 +1,6 @@
 """One attempt at a trial of a script, with a shell command instead of `trainbox run`."""
 
 import contextlib
-import fcntl
 import json
 import shlex
 import signal
@@ -130,19 +129,12 @@ def test_a_failure_of_trainbox_run_itself_has_its_code_and_message(
     trial: Trial, code: int, printed: str, message: str
 ) -> None:
     answer = trial(f"printf '%s' {shlex.quote(printed)} >&2; exit {code}")
-    assert (answer["code"], answer["busy"]) == (code, False)
+    assert answer["code"] == code
     assert answer["message"].startswith(message)
 
 
 def test_a_killed_trainbox_run_is_a_failure(trial: Trial) -> None:
     assert trial("kill -9 $$") == {"code": 1, "message": "its process was killed by SIGKILL"}
-
-
-def test_a_locked_folder_is_busy(trial: Trial) -> None:
-    with (trial.run / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert trial("exit 2")["busy"]
-    assert not trial("exit 2")["busy"]
 
 
 def test_a_trial_that_takes_too_long_gets_sigterm(

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from PIL import UnidentifiedImageError
+
 from trainbox import WrongUse
-from trainer.tasks.imaging.decode import DamagedPicture, decode, ignore_warnings
+from trainer.tasks.imaging.decode import decode, ignore_warnings
 from trainer.tasks.imaging.folder import Picture
 
 _STARTS = (
@@ -126,7 +128,7 @@ def _brands(start: bytes) -> set[bytes]:
 def _damage(path: Path) -> str | None:
     try:
         decode(path)
-    except DamagedPicture as error:
+    except UnidentifiedImageError as error:
         return _wrong_start(path) or str(error)
     except OSError as error:
         return _broken_link(path, error)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -38,10 +38,6 @@ _RANDOM_CROP = v2.RandomResizedCrop(1)
 _TRIVIAL_AUGMENT = v2.TrivialAugmentWide()
 
 
-class DamagedPicture(Exception):
-    """A file that cannot be decoded; the message is the reason."""
-
-
 def ignore_warnings() -> None:
     """Do not show Pillow's warnings of files that it can decode.
 
@@ -57,7 +53,7 @@ def load_picture(path: Path, size: int, resize: int) -> Tensor:
     The shorter side of the whole picture would have `resize` pixels.
 
     Raises:
-        DamagedPicture: the file cannot be decoded.
+        UnidentifiedImageError: the file cannot be decoded.
     """
     return _pixels(_region(path, size, lambda width, height: _centre(width, height, size / resize)))
 
@@ -69,7 +65,7 @@ def load_augmented_picture(path: Path, size: int) -> Tensor:
     from torch's generator.
 
     Raises:
-        DamagedPicture: the file cannot be decoded.
+        UnidentifiedImageError: the file cannot be decoded.
     """
     return _pixels(_TRIVIAL_AUGMENT(_region(path, size, _random_box)))
 
@@ -78,7 +74,7 @@ def decode(path: Path) -> None:
     """Decode the whole picture, to find damage.
 
     Raises:
-        DamagedPicture: the file cannot be decoded.
+        UnidentifiedImageError: the file cannot be decoded.
     """
     _region(path, 1, lambda width, height: (0, 0, width, height))
 
@@ -102,7 +98,8 @@ def _region(path: Path, size: int, choose: Callable[[int, int], Box]) -> Image.I
     except _DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise DamagedPicture(str(error).splitlines()[0] if str(error) else "no data") from error
+        reason = str(error).splitlines()[0] if str(error) else "no data"
+        raise UnidentifiedImageError(reason) from error
     if turn in _TURNS:
         picture = picture.transpose(_TURNS[turn])
     x, y = picture.width / width, picture.height / height
