@@ -19,7 +19,7 @@ from typing import Any
 from entrypoint.bench.tables import BenchCase, BenchResult, Measured, measurement_order
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import Failure, StorageFailure, shell_code
-from trainbox.contract.processes import die_with_parent
+from trainbox.contract.processes import die_with_parent, kill_tree
 from trainbox.contract.streams import say
 from trainbox.contract.temporary import temporary_folder
 
@@ -167,7 +167,7 @@ class Bench:
         try:
             training.wait(timeout=_END_S)
         except subprocess.TimeoutExpired:
-            training.kill()  # the kernel kills the ranks with it
+            kill_tree(training.pid)
             training.wait()
         return False
 

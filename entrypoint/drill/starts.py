@@ -72,6 +72,7 @@ def kill(process: Process, run: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     deadline, looks = time.monotonic() + _END_S, 0
+    # The others are orphans now, so `kill_tree` does not find those with sessions of their own.
     # A process that executes another program has no variables for a moment, so look twice.
     while looks < 2:
         living = with_variable(_RUN, str(run))

@@ -1,6 +1,5 @@
 """The supervisor of a launched process: it forwards signals and passes on the exit code."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,15 +10,15 @@ from types import FrameType
 from typing import NamedTuple, Protocol
 
 from trainbox.contract.errors import ExitCode, shell_code
-from trainbox.contract.processes import die_with_parent
+from trainbox.contract.processes import die_with_parent, kill_tree
 from trainbox.contract.streams import message
 
 # Compose and Kubernetes send SIGKILL after a grace period of 60 s. This is shorter, so that the
 # supervisor can still log a message.
 STOP_BUDGET_S = 50
 _POLL_S = 0.2
-# The wait for a killed process. A process that hangs in a GPU's driver may never end.
-_DEATH_S = 5.0
+# The wait for a process after `kill_tree`. A hang in a GPU's driver may never end.
+_DEATH_S = 1.0
 # `docker compose run` delivers each signal twice, about 10 ms apart. The second one is ignored.
 _ECHO_S = 0.3
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -166,7 +165,7 @@ def supervise(
                 "second signal" if again else f"not stopped {stop_budget_s:.0f} s after the signal"
             )
             # The kill comes first as well.
-            _kill_session(child)
+            _kill(child)
             message(f"{why}: killed; {kind.again}")
             # Another signal would end this process before it can exit with its code.
             ignore_stop_signals()
@@ -206,12 +205,9 @@ def _exit_code(
     return shell_code(code)
 
 
-def _kill_session(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child and its session.
-
-    Under torchrun, each rank has a session of its own. The kernel kills the ranks with torchrun.
-    """
-    os.killpg(child.pid, signal.SIGKILL)
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """Kill the child with its descendants, such as torchrun's ranks."""
+    kill_tree(child.pid)
     try:
         child.wait(timeout=_DEATH_S)
     except subprocess.TimeoutExpired:

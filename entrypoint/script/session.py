@@ -29,7 +29,7 @@ from entrypoint.script.target import Target
 from entrypoint.script.telemetry import NAMES, GpuRecord
 from entrypoint.system.commands import OF_PYTHON, own_environment, python_path
 from trainbox.contract.errors import ExitCode, Failure, StorageFailure, signal_of
-from trainbox.contract.processes import adopt_orphans, kill_other_sessions
+from trainbox.contract.processes import adopt_orphans, kill_tree
 from trainbox.contract.streams import message, say
 from trainbox.contract.temporary import temporary_folder
 
@@ -225,7 +225,7 @@ def _run_once(start: Start, gpus: GpuRecord, received: list[int]) -> _Ended:
             watch.final_check()  # reads the energy since the last reading, and logs a late Xid
         processes = _world_size(pipes_folder)
         # Processes in the background would hold the GPUs, and would be orphans.
-        if left := kill_other_sessions():
+        if left := kill_tree(os.getpid()):
             message(f"the script left {left} process(es) behind: killed")
     for log in logs:
         log.close()

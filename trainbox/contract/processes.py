@@ -11,7 +11,7 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Fields of /proc/PID/stat after the program's name.
-_STATE, _PARENT, _START_TICKS = 0, 1, 19
+_STATE, _PARENT, _SESSION, _THREADS, _START_TICKS = 0, 1, 3, 17, 19
 
 
 def die_with_parent() -> None:
@@ -28,63 +28,64 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def kill_other_sessions(within_s: float = 5.0) -> int:
-    """Kill the descendants of this process that are in another session, and return their number.
+def kill_tree(root: int, within_s: float = 5.0) -> int:
+    """Kill the session that `root` leads and all descendants, and return their number.
 
-    A launched program has a session of its own. Our helper processes stay in ours. A process that
-    hangs in the kernel is left after `within_s`.
+    Our own session is left, so `kill_tree(os.getpid())` kills what launched programs have left
+    behind. A process that hangs in the kernel is left after `within_s`.
     """
-    killed: set[int] = set()
+    found = set[int]()
+    while new := _tree(root) - found:
+        _send(new, signal.SIGSTOP)  # a stopped process starts no other one
+        found |= new
+    _send(found, signal.SIGKILL)
+    if sys.platform != "linux" and root != os.getpid():  # `_tree` finds nothing there
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(root, signal.SIGKILL)
     deadline_s = time.monotonic() + within_s
-    while True:
-        found = {pid for pid in descendants(os.getpid()) if _session(pid) != os.getsid(0)}
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        killed |= found
-        # A killed process stays in the list of processes until its parent, now this one, waits.
-        for pid in killed:
+    while any(parent(pid) is not None for pid in found) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    if root == os.getpid():
+        for pid in found:  # a killed process is listed until its parent, now this one, waits
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        if not any(_exists(pid) for pid in killed) or time.monotonic() > deadline_s:
-            return len(killed)
-        time.sleep(0.01)
+    return len(found)
 
 
-def _exists(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+def _tree(root: int) -> set[int]:
+    """Return the processes in the session of `root` or below it that are not in our session."""
+    stats = {pid: stat for pid in _pids() if (stat := _stat(pid)) and not _has_ended(stat)}
+    found = {root} | {pid for pid, stat in stats.items() if stat[_SESSION] == str(root)}
+    while more := {pid for pid, stat in stats.items() if int(stat[_PARENT]) in found} - found:
+        found |= more
+    return {pid for pid in found & stats.keys() if stats[pid][_SESSION] != str(os.getsid(0))}
 
 
-def _session(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return os.getsid(0)  # it has just ended
-
-
-def descendants(ancestor: int) -> list[int]:
-    """Return the ids of the process's children, of their children, and so on."""
-    parents = {pid: parent(pid) for pid in _pids()}
-    found = [ancestor]
-    for pid in found:  # the list grows during the loop
-        found += [child for child, owner in parents.items() if owner == pid]
-    return found[1:]
+def _send(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def children(ancestor: int) -> list[int]:
     """Return the ids of the processes whose parent is `ancestor`, with those that have ended."""
-    return [pid for pid in _pids() if _stat(pid, _PARENT) == str(ancestor)]
+    return [pid for pid in _pids() if (stat := _stat(pid)) and stat[_PARENT] == str(ancestor)]
 
 
 def parent(pid: int) -> int | None:
-    """Return the id of the process's parent; None if the process is gone, or a zombie."""
-    state, owner = _stat(pid, _STATE), _stat(pid, _PARENT)
-    return None if state is None or owner is None or state in "ZX" else int(owner)
+    """Return the id of the process's parent; None if the process has ended."""
+    stat = _stat(pid)
+    return None if stat is None or _has_ended(stat) else int(stat[_PARENT])
+
+
+def _has_ended(stat: list[str]) -> bool:
+    """Return whether no thread is left. The first thread may end before the others."""
+    return stat[_STATE] in "ZX" and int(stat[_THREADS]) <= 1
 
 
 def start_ticks(pid: int) -> str | None:
     """Return the start of the process in ticks since boot, or None if it does not exist."""
-    return _stat(pid, _START_TICKS)
+    return stat[_START_TICKS] if (stat := _stat(pid)) else None
 
 
 def with_variable(name: str, value: str) -> list[int]:
@@ -105,9 +106,10 @@ def _pids() -> Iterator[int]:
     return (int(path.name) for path in Path("/proc").glob("[0-9]*"))
 
 
-def _stat(pid: int, field: int) -> str | None:
+def _stat(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat after the program's name."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return stat.rpartition(")")[2].split()[field]
+    return stat.rpartition(")")[2].split()

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
+from trainbox.contract.processes import kill_tree
 from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.trials import Trial
 
@@ -67,8 +67,7 @@ class Slot:
             self.connection.close()
             self.connection = None
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            kill_tree(self.process.pid)
             self.process.wait()
 
     def order(self, trial: Trial, order: Mapping[str, Any]) -> None:

@@ -1,9 +1,7 @@
 """`trainbox health --deep`: tests that compute and communicate, each in a child with a deadline."""
 
-import contextlib
 import dataclasses
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -25,11 +23,7 @@ from entrypoint.health.deep.cases import (
 from entrypoint.health.limits import Limits
 from entrypoint.health.verdict import Finding, Result, Verdict
 from entrypoint.system.cpus import usable_cpus
-from trainbox.contract.processes import descendants, die_with_parent, parent
-
-# The wait for killed processes. A process that hangs in the driver may take longer.
-_END_S = 5.0
-_POLL_S = 0.02
+from trainbox.contract.processes import die_with_parent, kill_tree
 
 
 def deepened(
@@ -88,29 +82,11 @@ def _run(probe: Probe, deadline_s: float) -> ProbeOutput:
     except subprocess.TimeoutExpired as late:
         return out_of_time(probe, (late.stdout or b"").decode(errors="replace"), deadline_s)
     finally:
-        kill_all(child)
+        kill_tree(child.pid)
+        child.poll()
+        for pipe in (child.stdout, child.stderr):
+            if pipe:
+                pipe.close()
     return ended(
         probe, out.decode(errors="replace"), err.decode(errors="replace"), child.returncode
     )
-
-
-def kill_all(child: "subprocess.Popen[bytes]") -> None:
-    """Kill the child and its descendants, and wait up to five seconds for their end.
-
-    The descendants include torchrun's ranks, which have sessions of their own.
-    """
-    if child.poll() is not None:
-        return
-    os.killpg(child.pid, signal.SIGSTOP)  # it cannot start more while they are listed
-    below = descendants(child.pid)
-    for kill, pid in ((os.killpg, child.pid), *((os.kill, pid) for pid in below)):
-        with contextlib.suppress(ProcessLookupError):
-            kill(pid, signal.SIGKILL)
-    until_s = time.monotonic() + _END_S
-    while (
-        child.poll() is None or any(parent(pid) is not None for pid in below)
-    ) and time.monotonic() < until_s:
-        time.sleep(_POLL_S)
-    for pipe in (child.stdout, child.stderr):
-        if pipe:
-            pipe.close()

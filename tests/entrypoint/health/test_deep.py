@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.health.deep.run import kill_all
-from tests.support.commands import Ended, Trainbox, clean_environment, finish, wait_until
+from tests.support.commands import Ended, Trainbox, finish, wait_until
 from tests.support.nvml_stub.build import stub_env, write_config
 from tests.support.paths import SUPPORT
 from tests.support.ranks import Ranks
@@ -290,28 +288,6 @@ def test_a_stopped_check_leaves_no_process(
     process.send_signal(number)
     assert finish(process).code == code
     gone(trainbox.folder)
-
-
-def test_the_descendants_of_a_program_are_killed_with_it(tmp_path: Path) -> None:
-    """The processes have their own sessions, are stopped, and did not ask to die with a parent."""
-    program = (
-        "import os, subprocess, sys, time\n"
-        "if len(sys.argv[1]) < 3:\n"
-        "    subprocess.Popen([sys.executable, '-c', os.environ['PROGRAM'], sys.argv[1] + "
-        "'x'], start_new_session=True)\n"
-        "else:\n"
-        "    os.kill(os.getpid(), 19)\n"
-        "time.sleep(600)"
-    )
-    environment = clean_environment(PROGRAM=program, MARK=str(tmp_path / "programs"))
-    child = subprocess.Popen(
-        [sys.executable, "-c", program, "x"], env=environment, start_new_session=True
-    )
-    wait_until(lambda: stopped(tmp_path, "xxx"), child)
-    assert len(marked(tmp_path)) == 3
-    kill_all(child)
-    assert marked(tmp_path) == []
-    assert child.returncode == -signal.SIGKILL
 
 
 @pytest.mark.slow

@@ -205,11 +205,11 @@ def test_the_kill_comes_before_its_message(start: Start) -> None:
     program = NO_ECHO.replace(
         "child, budget",
         """import entrypoint.launch.supervise as supervisor
-kill = supervisor._kill_session
+kill = supervisor._kill
 # Each line is one write, because `print` makes two with PYTHONUNBUFFERED, and lines would mix.
 def write_line(text): os.write(1, f"{text}\\n".encode())
 def kill_and_print(child): kill(child); write_line(f"dead {child.returncode}")
-supervisor._kill_session = kill_and_print
+supervisor._kill = kill_and_print
 supervisor.message = lambda text: write_line(text.partition(":")[0])
 child, budget""",
         1,
