@@ -53,7 +53,9 @@ settings = $(call given,GPUS GPU_IDS STRATEGY PROCESSES DEVICE NNODES NODE_RANK 
 # evaluated once, and only if it is needed.
 docker = $(eval docker := $(shell answer=$$(docker info --format \
 	'{{range .ClientInfo.Plugins}}{{if eq .Name "compose"}}{{.Path}}{{end}}{{end}} {{range $$k, $$_ := .Runtimes}}{{$$k}} {{end}}' \
-	2>/dev/null) && echo "$$answer"))$(docker)
+	2>/dev/null) && echo "$$answer" || $(no-engine)))$(docker)
+no-engine = ! command -v docker >/dev/null || [ $(origin RUN_IN) != file ] || echo "trainbox: Docker does not reach an \
+	engine: the virtual environment $(VENV) is used; start Docker, or set RUN_IN=venv" >&2
 compose = $(filter %docker-compose,$(docker))
 RUN_IN ?= $(if $(compose),$(if $(filter nvidia,$(docker)),docker-gpu,$(docker-without-gpu)),venv)
 # If the host has a GPU that Docker cannot use, make fails instead of training on the CPU. WSL2 has

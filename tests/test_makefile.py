@@ -199,6 +199,20 @@ def test_train_runs_in_docker_with_gpus_or_docker_or_the_venv(
     )
 
 
+@pytest.mark.parametrize(
+    ("docker", "setting", "reported"),
+    [(STOPPED, "V=0", 1), (STOPPED, "RUN_IN=venv", 0), (NO_DOCKER, "V=0", 0), (DOCKER, "V=0", 0)],
+)
+def test_an_engine_that_is_not_reached_is_reported_once(
+    make: Make, docker: str, setting: str, reported: int
+) -> None:
+    message = (
+        "trainbox: Docker does not reach an engine: the virtual environment .venv is used; start "
+        "Docker, or set RUN_IN=venv\n"
+    )
+    assert make("-n", "train", setting, docker=docker).stderr == message * reported
+
+
 @pytest.mark.parametrize("device", ["dev/nvidiactl", "usr/lib/wsl/lib/libcuda.so.1"])
 def test_docker_without_the_runtime_is_refused_on_a_host_with_a_gpu(
     make: Make, tmp_path: Path, device: str

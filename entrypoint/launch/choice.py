@@ -18,20 +18,20 @@ def choose_gpus(
         DeviceMissing: requested GPUs are missing. The CPU never replaces them.
     """
     count = cluster.nproc_per_node if request.gpus is None and gpus else request.gpus
+    wanted, instead = _wanted(request)
     if request.device in ("cpu", "mps"):
-        if request.gpu_ids or request.gpus not in (None, 0):
-            wanted = f"--gpu-ids {request.gpu_ids}" if request.gpu_ids else f"--gpus {request.gpus}"
+        if wanted:
             raise WrongUse(
                 f"{wanted} and --device {request.device} contradict each other: drop one of them"
             )
         return (), "visible"
-    if request.device == "cuda" and count == 0:
-        raise WrongUse("--gpus 0 and --device cuda contradict each other: drop one of them")
+    if wanted and count == 0:
+        raise WrongUse(f"--gpus 0 and {wanted} contradict each other: drop one of them")
+    if wanted and not gpus:
+        raise DeviceMissing(
+            f"{wanted} requested, no GPU found: run on a GPU host with its driver, {instead}"
+        )
     if request.gpu_ids:
-        if count == 0:
-            raise WrongUse(
-                f"--gpus 0 and --gpu-ids {request.gpu_ids} contradict each other: drop one of them"
-            )
         named = select(gpus, request.gpu_ids, "--gpu-ids")
         if isinstance(count, int) and count != len(named):
             raise WrongUse(
@@ -44,22 +44,25 @@ def choose_gpus(
             raise DeviceMissing(
                 f"{count} GPUs requested, found {len(gpus)} ({labels(gpus)}): request at most "
                 f"{len(gpus)}, or use a host with {count}"
-                if gpus
-                else f"{count} GPU(s) requested, found none: run on a GPU host with its driver, "
-                "or use --device cpu"
             )
         return tuple(gpus[:count]), "requested"
     if count == 0:
         return (), "visible"
-    if not gpus and (count == "all" or request.device == "cuda"):
-        wanted = "--gpus all" if count == "all" else "--device cuda"
-        raise DeviceMissing(
-            f"{wanted} requested, no GPU found: run on a GPU host with its driver, or use "
-            "--device cpu"
-        )
     if count is None and any(gpu.mig_parent for gpu in gpus):
         return tuple(gpus[:1]), "visible"  # a training can use only one MIG slice
     return tuple(gpus), "visible"
+
+
+def _wanted(request: LaunchRequest) -> tuple[str, str]:
+    """Return the option that requests GPUs, if there is one, and what to do without GPUs."""
+    if request.gpu_ids:
+        return f"--gpu-ids {request.gpu_ids}", "or leave out --gpu-ids"
+    if request.gpus == "all":
+        return "--gpus all", "or leave out --gpus"
+    if request.gpus:
+        processes = f"--processes {request.gpus}"
+        return f"--gpus {request.gpus}", f"leave out --gpus, or use {processes} for CPU processes"
+    return ("--device cuda", "or use --device cpu") if request.device == "cuda" else ("", "")
 
 
 def processes_of(request: LaunchRequest, chosen: Sequence[Gpu], cluster: Cluster) -> int:
@@ -72,7 +75,7 @@ def processes_of(request: LaunchRequest, chosen: Sequence[Gpu], cluster: Cluster
         if request.processes not in (None, len(chosen)):
             raise WrongUse(
                 f"--processes {request.processes} is for CPU runs, and {len(chosen)} GPU(s) are in "
-                "use here: choose GPUs with --gpus, or add --device cpu"
+                "use here: leave out --processes, or use --device cpu without --gpus"
             )
         return len(chosen)
     if request.processes is not None:

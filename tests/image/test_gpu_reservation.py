@@ -117,7 +117,9 @@ def test_more_gpus_than_the_engine_has_are_refused(gpu_host: Checkout, all_gpus:
     )
     assert done.returncode != 0 and "unknown device" in done.stderr
     done = gpu_host.run("make", "train", GPUS=str(all_gpus + 1))
-    assert f"{all_gpus + 1} GPU(s) requested, found" in done.stderr and "Error 3" in done.stderr
+    assert (
+        f"--gpus {all_gpus + 1} requested, no GPU found" in done.stderr and "Error 3" in done.stderr
+    )
 
 
 def test_make_detects_the_nvidia_runtime(gpu_host: Checkout) -> None:

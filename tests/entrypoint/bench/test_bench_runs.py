@@ -206,7 +206,7 @@ def test_a_signal_ends_the_case_and_prints_the_finished_cases(
         (
             ["--gpus", "1,2"],
             3,
-            "bench: no case can be launched here: 1 GPU(s) requested, found none: run "
+            "bench: no case can be launched here: --gpus 1 requested, no GPU found: run "
             "on a GPU host",
         ),
         (

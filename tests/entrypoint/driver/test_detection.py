@@ -360,7 +360,8 @@ def test_a_host_without_a_driver_trains_on_the_cpu(
     )
     assert bare.refusal("--gpus", "1") == (
         3,
-        "1 GPU(s) requested, found none: run on a GPU host with its driver, or use --device cpu",
+        "--gpus 1 requested, no GPU found: run on a GPU host with its driver, leave out --gpus, "
+        "or use --processes 1 for CPU processes",
     )
 
 
@@ -372,8 +373,8 @@ def test_a_driver_that_lists_no_gpu(host: Callable[..., Host]) -> None:
     ]
     assert empty.refusal("--gpus", "all") == (
         3,
-        "--gpus all requested, no GPU found: run on a GPU host with its driver, or use "
-        "--device cpu",
+        "--gpus all requested, no GPU found: run on a GPU host with its driver, or leave "
+        "out --gpus",
     )
 
 

@@ -969,16 +969,16 @@ REFUSALS = [
         FOUR,
         LOCAL,
         2,
-        "--processes 2 is for CPU runs, and 4 GPU(s) are in use here: choose GPUs with "
-        "--gpus, or add --device cpu",
+        "--processes 2 is for CPU runs, and 4 GPU(s) are in use here: leave out "
+        "--processes, or use --device cpu without --gpus",
     ),
     (
         ask(processes=1),
         TWO,
         LOCAL,
         2,
-        "--processes 1 is for CPU runs, and 2 GPU(s) are in use here: choose GPUs with "
-        "--gpus, or add --device cpu",
+        "--processes 1 is for CPU runs, and 2 GPU(s) are in use here: leave out "
+        "--processes, or use --device cpu without --gpus",
     ),
     (
         ask(strategy="dp"),
@@ -1048,19 +1048,28 @@ REFUSALS = [
         "8 GPUs requested, found 4 (0 1 2 3): request at most 4, or use a host with 8",
     ),
     (
-        ask(gpus=1),
+        ask(gpus=3),
         NONE,
         LOCAL,
         3,
-        "1 GPU(s) requested, found none: run on a GPU host with its driver, or use --device cpu",
+        "--gpus 3 requested, no GPU found: run on a GPU host with its driver, leave out --gpus, "
+        "or use --processes 3 for CPU processes",
+    ),
+    (
+        ask(gpu_ids="0,1"),
+        NONE,
+        LOCAL,
+        3,
+        "--gpu-ids 0,1 requested, no GPU found: run on a GPU host with its driver, or leave out "
+        "--gpu-ids",
     ),
     (
         ask(gpus="all"),
         NONE,
         LOCAL,
         3,
-        "--gpus all requested, no GPU found: run on a GPU host with its driver, or use "
-        "--device cpu",
+        "--gpus all requested, no GPU found: run on a GPU host with its driver, or leave out "
+        "--gpus",
     ),
     (
         ask(device="cuda"),

@@ -120,7 +120,7 @@ def test_binary_output_is_not_passed_on(trial: Trial) -> None:
     ("code", "printed", "message"),
     [
         (2, "trainbox: a\ntrainbox: the script t.py cannot be read\nrun x\n", "the script t.py"),
-        (3, "trainbox: 1 GPU(s) requested, found none\n", "1 GPU(s) requested, found none"),
+        (3, "trainbox: --gpus 1 requested, no GPU found\n", "--gpus 1 requested, no GPU found"),
         (4, "trainbox: runs/t cannot be written (full)\n", "runs/t cannot be written (full)"),
         (1, "Traceback\n", "its process exited with code 1"),
     ],
