@@ -73,7 +73,7 @@ RUN --mount=type=bind,from=uv,source=/opt/uv/bin/uv,target=/mnt/uv \
         --locked /mnt/requirements.lock --uv /mnt/uv --into /opt/venv -- "${REQUIREMENTS##*/}"
 
 RUN printf '%s\n' '#!/opt/venv/bin/python' 'import sys' \
-        'from entrypoint.start import main' 'sys.exit(main())' > /opt/venv/bin/trainbox \
+        'from trainbox_start import main' 'sys.exit(main())' > /opt/venv/bin/trainbox \
     && chmod 755 /opt/venv/bin/trainbox
 
 # The image must work with any --user, so all users can write to these folders. A new named volume
@@ -99,6 +99,7 @@ ENV PATH=/opt/venv/bin:$PATH \
 
 COPY entrypoint /opt/trainbox/entrypoint
 COPY trainbox /opt/trainbox/trainbox
+COPY trainbox_start.py /opt/trainbox/
 COPY trainer /opt/trainbox/trainer
 
 ARG BASE_IMAGE

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.system.commands import check_packages, command_of, without_ranks
-from tests.support.commands import clean_environment
+from entrypoint.system.commands import command_of, without_ranks
+from tests.support.commands import Ended, clean_environment
 from tests.support.paths import files_of
-from trainbox.contract.errors import WrongUse
+from trainbox.contract.python_path import own_environment, user_environment
 
 ROOT = Path(__file__).parents[1]
 TRAINBOX = Path(sys.executable).with_name("trainbox")
@@ -142,23 +142,110 @@ def test_the_run_folder_of_a_script_is_not_the_name_of_a_run() -> None:
     assert without_ranks({"TRAINBOX_RUN": "decode"}) == {"TRAINBOX_RUN": "decode"}
 
 
-def test_a_package_that_would_replace_ours_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "trainer.py").touch()
-    check_packages([*sys.path, str(tmp_path)])
-    with pytest.raises(
-        WrongUse,
-        match=rf"^{tmp_path}/trainer.py has the name of Trainbox's own package trainer "
-        r".*: rename it",
-    ):
-        check_packages([str(tmp_path), *sys.path])
-    ended = subprocess.run(
-        [*command_of("entrypoint"), "plan"],
-        env=clean_environment(PYTHONPATH=str(tmp_path)),
-        capture_output=True,
-        text=True,
-    )
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
-    assert ended.stderr.startswith(f"trainbox: {tmp_path}/trainer.py has the name of")
+@pytest.fixture
+def run_with_hostile_path(tmp_path: Path) -> Callable[..., Ended]:
+    """Run the real command with a PYTHONPATH of modules that leave a mark and exit with code 0.
+
+    Beside them is a task, and a module `own` of the user.
+    """
+    hostile = tmp_path / "hostile"
+    hostile.mkdir()
+    for name in ("trainer", "trainbox", "click", "json", "statistics", "torch", "pynvml"):
+        (hostile / f"{name}.py").write_text(_LEAVES_A_MARK)
+    (hostile / "entrypoint").mkdir()
+    (hostile / "entrypoint/__init__.py").write_text(_LEAVES_A_MARK)
+    (hostile / "own.py").write_text(_TASK_ON_THE_PATH)
+    (tmp_path / "script.py").write_text(_SCRIPT)
+
+    def run(*arguments: str) -> Ended:
+        ended = subprocess.run(
+            [TRAINBOX, *arguments],
+            cwd=tmp_path,
+            env=clean_environment(PYTHONPATH="hostile", OMP_NUM_THREADS="1"),
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert not (tmp_path / "marks").exists(), (tmp_path / "marks").read_text()
+        return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+    return run
+
+
+_LEAVES_A_MARK = """
+import os, sys
+with open("marks", "a") as file:
+    print(__name__, sys.argv, file=file)
+os._exit(0)
+"""
+_TASK_ON_THE_PATH = """
+import os, sys
+from trainer.tasks.digits import Digits
+assert os.environ["PYTHONPATH"] == "hostile" and "TRAINBOX_PYTHONPATH" not in os.environ
+class Mine(Digits):
+    pass
+"""
+# As under plain Python: the folder comes before the library, and the variable is the user's.
+_SCRIPT = """
+import os, sys
+here = os.path.abspath("hostile")
+assert sys.path[1] == here, sys.path
+assert os.environ["PYTHONPATH"] == "hostile"
+assert not {"TRAINBOX_PYTHONPATH", "TRAINBOX_PIPES"} & os.environ.keys()
+sys.modules["json"] = None  # the user's would end the script
+print("a script with", sys.argv[1:], flush=True)
+"""
+
+
+def test_no_module_on_the_path_runs_instead_of_ours(
+    run_with_hostile_path: Callable[..., Ended], tmp_path: Path
+) -> None:
+    """Neither with run folders that have the names of verbs."""
+    run = run_with_hostile_path
+    for name in ("run", "plan"):
+        ended = run("train", "own:Mine", *_TASK[1:], "--run", name, "--runs-dir", ".")
+        assert (ended.code, "1 process on the CPU" in ended.out) == (0, True), ended.err
+    assert "SAME BITS" in run("verify", "run", "plan").out
+    evaluated = run("evaluate", "run", "--device", "cpu")
+    assert (evaluated.code, "accuracy" in evaluated.out) == (0, True), evaluated.err
+    for words in (("evaluate", "train"), ("verify", "plan", "train"), ("verify", "train")):
+        assert "config.json is missing" in run(*words).err
+    assert "No such option: -m" in run("evaluate", "-m").err
+    assert "config.json is missing" in run("evaluate", "--", "-m").err
+    assert '"nproc_per_node": 1' in run("plan", "own:Mine", "--device", "cpu").out
+    assert "--set width=" in run("tasks", "digits").out
+    assert '"argv"' in run("plan", "run", "--device", "cpu", "script.py").out
+    script = run("run", "--device", "cpu", "--run", "train", "script.py", "--", "plan")
+    assert (script.code, "a script with ['plan']" in script.out) == (0, True), script.err
+    program = run(sys.executable, "-c", "import os; print(os.environ['PYTHONPATH'])")
+    assert (program.code, program.out) == (0, "hostile\n"), program.err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_module_on_the_path_runs_in_a_process_of_torchrun_a_sweep_or_a_drill(
+    run_with_hostile_path: Callable[..., Ended],
+) -> None:
+    run, cpu = run_with_hostile_path, ("--device", "cpu")
+    two = run("train", "own:Mine", *_TASK[1:], "--processes", "2")
+    assert "torchrun DDP over gloo, 2 processes" in two.out, two.err
+    script = run("run", "--processes", "2", "script.py", "--", "run")
+    assert (script.code, script.out.count("a script with ['run']")) == (0, 2), script.err
+    swept = run("sweep", "own:Mine", *_TASK[1:], "--processes", "1", "--seeds", "1")
+    assert "trials     1, 1 to do" in swept.out, swept.err
+    scripts = run("sweep", "run", *cpu, "script.py", "--seeds", "2", "--", "{seed}")
+    assert scripts.code == 0, scripts.err
+    drilled = run("drill", "run", "--compare", "a", "--cpu", "script.py")
+    assert "a is missing" in drilled.err, drilled
+    assert run("health", "--deep", "--processes", "2").code == 0
+
+
+def test_an_environment_of_our_own_gives_back_the_user_s() -> None:
+    for users in ({"A": "1"}, {"A": "1", "PYTHONPATH": "/p:q", "PYTHONSAFEPATH": "1"}):
+        own = own_environment(users)
+        assert own["PYTHONPATH"].split(os.pathsep) == sys.path
+        assert own_environment(own) == own
+        assert user_environment(own) == user_environment(users) == users
 
 
 def _starts(tree: ast.AST) -> Iterator[str]:

@@ -7,16 +7,16 @@ if not sys.flags.safe_path:
 import os
 from pathlib import Path
 
-from trainbox.contract.streams import open_streams, outlive_readers
+from trainbox.contract.python_path import restore_environment
+from trainbox.contract.streams import open_streams
 from trainer.cli.commands import main
 
 # torch reads this at its import. Without it, torch compiles kernels for some operators on GPUs, but
 # only on machines with a C compiler and triton. So the bits would depend on both.
 os.environ.setdefault("TORCH_DISABLE_NATIVE_JIT", "1")
 
+restore_environment()
 open_streams()
-if sys.argv[1:2] in (["train"], ["verify"], ["evaluate"], ["sweep"], ["sweep-run"]):
-    outlive_readers()
 try:
     main()
 except SystemExit as end:

@@ -13,9 +13,10 @@ from typing import NoReturn
 import click
 
 from entrypoint.cli.options import PAGE
-from entrypoint.system.commands import check_packages, is_folder_of_script, without_ranks
+from entrypoint.system.commands import is_folder_of_script, without_ranks
 from trainbox.contract import hints
 from trainbox.contract.errors import ExitCode, Failure, WrongUse
+from trainbox.contract.python_path import user_environment
 from trainbox.contract.streams import message, open_streams
 from trainbox.contract.usage import usage_message
 
@@ -64,6 +65,13 @@ class Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[1:2] == ["run"] and (module := _RUN_FORMS.get(args[0])):
             return f"{args[0]} run", _imported(module, f"{args[0]}_run"), args[2:]
+        if args[0] in _RENAMED:
+            raise WrongUse(
+                f"the verb {args[0]} was renamed: use `{hints.command(*_RENAMED[args[0]])}`"
+            )
+        # A completion by the shell only parses, and must not run a program.
+        if args[0] not in VERBS and not ctx.resilient_parsing:
+            _run_verbatim(args)
         return super().resolve_command(ctx, args)
 
     def format_commands(
@@ -82,7 +90,8 @@ def _imported(module: str, name: str) -> click.Command:
 
 @click.group(cls=Verbs, context_settings=PAGE)
 @click.version_option(package_name="trainbox", message="trainbox %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Find the GPUs, plan a launch, train, and prove what was done.
 
     \b
@@ -102,11 +111,13 @@ def cli() -> None:
       trainbox track runs/* --to mlflow        send runs to MLflow or Weights & Biases
       docker run IMAGE nvidia-smi              any other program
     """
+    _check_folder()
+    _drop_ranks(ctx.invoked_subcommand)
 
 
 def _run_verbatim(argv: list[str]) -> NoReturn:
     try:
-        os.execvp(argv[0], argv)
+        os.execvpe(argv[0], argv, user_environment(os.environ))
     except (OSError, ValueError) as error:  # ValueError: an empty argument
         import difflib
 
@@ -126,7 +137,7 @@ def _check_folder() -> None:
         raise WrongUse("the current folder was removed: change to another one") from None
 
 
-def _drop_ranks(verb: str) -> None:
+def _drop_ranks(verb: str | None) -> None:
     for name in os.environ.keys() - without_ranks(os.environ):
         if verb in _TRAINING_VERBS and is_folder_of_script(name, os.environ[name]):
             message("TRAINBOX_RUN is a path, and so not a setting: --run NAME sets the run's name")
@@ -136,24 +147,10 @@ def _drop_ranks(verb: str) -> None:
 def main() -> NoReturn:
     """Run the console script, which is also the image's entrypoint."""
     open_streams()
-    arguments = sys.argv[1:]
     try:
-        if arguments and arguments[0] in _RENAMED:
-            raise WrongUse(
-                f"the verb {arguments[0]} was renamed: use "
-                f"`{hints.command(*_RENAMED[arguments[0]])}`"
-            )
-        if arguments and not arguments[0].startswith("-") and arguments[0] not in VERBS:
-            _run_verbatim(arguments)
-        _check_folder()
-        runs_script = arguments[:1] == ["run"] or arguments[1:2] == ["run"]
-        if not runs_script or arguments[:1] == ["sweep"]:
-            # A script's own folders are only in the sys.path of its ranks.
-            check_packages(sys.path)
-        _drop_ranks("" if runs_script else " ".join(arguments[:1]))
-        sys.exit(
-            cli.main(arguments or ["--help"], prog_name="trainbox", standalone_mode=False) or 0
-        )
+        # Without arguments, click would exit with code 2.
+        arguments = sys.argv[1:] or ["--help"]
+        sys.exit(cli.main(arguments, prog_name="trainbox", standalone_mode=False) or 0)
     except click.ClickException as error:
         message(usage_message(error))
         sys.exit(ExitCode.WRONG_USE)

@@ -23,9 +23,10 @@ from entrypoint.launch.cluster import detect_cluster
 from entrypoint.launch.plan import LaunchPlan, plan_script, plan_trial
 from entrypoint.launch.request import LaunchRequest
 from entrypoint.script.target import Target, find_module, find_script
-from entrypoint.system.commands import command_of, python_path
+from entrypoint.system.commands import command_of
 from trainbox.contract import hints
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.python_path import user_folders
 from trainbox.contract.usage import usage_message
 
 
@@ -193,7 +194,7 @@ def find_target(module: str | None, arguments: list[str]) -> Target:
         WrongUse: the script or the module does not exist, or cannot be run.
     """
     if module is not None:
-        folders = [str(Path.cwd()), *python_path(os.environ), *sys.path]
+        folders = [str(Path.cwd()), *user_folders(os.environ), *sys.path]
         return find_module(module, _without_dashes(arguments), folders)
     if not arguments:
         example = hints.command("run", "train.py -- --epochs 3")

@@ -22,6 +22,7 @@ from entrypoint.health.verdict import Finding, Result, Verdict
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import DeviceMissing, Failure
 from trainbox.contract.processes import die_with_parent
+from trainbox.contract.python_path import user_environment
 
 # The wait for torch to start and to list the GPUs: usually 2 to 5 s, longer on a busy machine.
 TORCH_DEADLINE_S = 120.0
@@ -49,8 +50,9 @@ def examination_report(
         process, torch_deadline_s - (time.monotonic() - begin_s), torch_deadline_s
     )
     hidden = private_names(identity.homes, identity.users, identity.hosts)
+    users = user_environment(os.environ)
     taken_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return report(Examination(taken_at, verdict, driver, torch, around, os.environ, hidden))
+    return report(Examination(taken_at, verdict, driver, torch, around, users, hidden))
 
 
 def _ask_driver(

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from entrypoint.driver.gpus import Detection, Gpu, visible_gpus
 from entrypoint.driver.readings import Sample
-from entrypoint.system.commands import command_of, own_environment
+from entrypoint.system.commands import command_of
 from trainbox.contract.errors import DeviceMissing, WrongUse
 from trainbox.contract.processes import die_with_parent
 
@@ -104,7 +104,7 @@ class Driver:
             for end in (asked, answered):
                 os.set_inheritable(end, True)
             argv = command_of(__name__, str(asked), str(answered), *sorted(self._left_out))
-            self.pid = os.posix_spawn(argv[0], argv, own_environment(os.environ))
+            self.pid = os.posix_spawn(argv[0], argv, os.environ)
         os.close(asked)
         os.close(answered)
         if held is not None:

@@ -1,12 +1,11 @@
 """The process that shows the metrics of a script in TensorBoard."""
 
-import os
 import subprocess
 from pathlib import Path
 
 from entrypoint.launch.supervise import ignore_stop_signals
 from entrypoint.script.folder import METRICS
-from entrypoint.system.commands import command_of, own_environment
+from entrypoint.system.commands import command_of
 from trainbox.contract.streams import message
 
 _END_S = 20.0  # TensorBoard's files are a copy, so their end is not worth a longer wait
@@ -19,7 +18,6 @@ class Board:
         """Start the process for the folder `run`."""
         self._process = subprocess.Popen(
             command_of("trainer.records.script_board", str(run / METRICS)),
-            env=own_environment(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

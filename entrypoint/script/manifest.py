@@ -13,7 +13,7 @@ from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.script.revision import revision
 from entrypoint.script.target import Target
-from entrypoint.system.commands import python_path
+from trainbox.contract.python_path import user_folders
 from trainbox.contract.secret_rule import arguments_without_secrets, shown_variable
 
 _SCHEDULER = "SLURM_"
@@ -32,7 +32,7 @@ def describe(target: Target, sources: Mapping[str, str], env: Mapping[str, str])
         "build": _build(env) | {"extra_lock_sha256": _extra_lock_sha256()},
         "image_digest": env.get("TRAINBOX_IMAGE_DIGEST"),
         "python": platform.python_version(),
-        "packages": dict(sorted(packages([*python_path(env), *sys.path]).items())),
+        "packages": dict(sorted(packages([*user_folders(env), *sys.path]).items())),
         "machine": {"system": platform.platform(), "host": platform.node()},
         "starts": [],
     }

@@ -4,7 +4,6 @@ This process connects its output to the pipes of `trainbox run`, and then execut
 """
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -12,13 +11,13 @@ from pathlib import Path
 
 from trainbox.contract.errors import ExitCode
 from trainbox.contract.processes import die_with_parent
+from trainbox.contract.python_path import user_environment
 from trainbox.contract.streams import message
 
-# The folder of the pipes, and variables that only the script gets.
-PIPES, RESTORED = "TRAINBOX_PIPES", "TRAINBOX_RESTORED"
+PIPES = "TRAINBOX_PIPES"  # the folder of the pipes
 WORLD_SIZE = "world-size"  # the file in that folder with the number of ranks of all nodes
 # A training that the script starts would print the settings of this launch as its own.
-_OURS = (PIPES, RESTORED, "TRAINBOX_MESSAGES", "TRAINBOX_SETTINGS", "TRAINBOX_TRIAL_PORT")
+_OURS = (PIPES, "TRAINBOX_MESSAGES", "TRAINBOX_SETTINGS", "TRAINBOX_TRIAL_PORT")
 
 
 def main() -> None:
@@ -41,8 +40,8 @@ def main() -> None:
         pipe = os.open(f"{os.environ[PIPES]}/{rank}.{name}", os.O_WRONLY)
         os.dup2(pipe, stream)
         os.close(pipe)
-    environment = {name: value for name, value in os.environ.items() if name not in _OURS}
-    environment |= json.loads(os.environ[RESTORED])
+    users = user_environment(os.environ)
+    environment = {name: value for name, value in users.items() if name not in _OURS}
     command = sys.argv[1:]
     try:
         os.execvpe(command[0], command, environment)

@@ -1,7 +1,6 @@
 """One `trainbox run`: its starts, and the records of each."""
 
 import functools
-import json
 import os
 import sys
 import time
@@ -23,13 +22,13 @@ from entrypoint.script.manifest import (
     project_folders,
 )
 from entrypoint.script.output import Log, Pipes, Shown, Stream
-from entrypoint.script.rank import PIPES, RESTORED, WORLD_SIZE
+from entrypoint.script.rank import PIPES, WORLD_SIZE
 from entrypoint.script.sources import source_digests
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import NAMES, GpuRecord
-from entrypoint.system.commands import OF_PYTHON, own_environment, python_path
 from trainbox.contract.errors import ExitCode, Failure, StorageFailure, signal_of
 from trainbox.contract.processes import adopt_orphans, kill_tree
+from trainbox.contract.python_path import user_folders
 from trainbox.contract.streams import message, say
 from trainbox.contract.temporary import temporary_folder
 
@@ -166,17 +165,11 @@ def script_environment(
     env: Mapping[str, str], plan: LaunchPlan, run: Path, pipes: Path
 ) -> dict[str, str]:
     """Return the environment of the launcher, which the ranks inherit."""
-    restored = {name: env[name] for name in OF_PYTHON if name in env}
-    kept = {
-        name: value
-        for name, value in own_environment(env).items()
-        if not name.startswith(_OF_SCHEDULER)
-    }
+    kept = {name: value for name, value in env.items() if not name.startswith(_OF_SCHEDULER)}
     # Without a fixed hash seed, Python orders sets of strings differently at each start.
     return {"PYTHONHASHSEED": "0", **kept, **plan.env} | {
         "TRAINBOX_RUN": str(run),
         PIPES: str(pipes),
-        RESTORED: json.dumps(restored),
     }
 
 
@@ -185,7 +178,7 @@ def _manifest(start: Start) -> dict[str, Any]:
     folder, target = start.folder, start.target
     if not folder.writes:
         return {}
-    folders = project_folders(target, python_path(os.environ))
+    folders = project_folders(target, user_folders(os.environ))
     sources = source_digests(target, folders)
     known = folder.read(MANIFEST)
     if not is_manifest(known):

@@ -24,8 +24,8 @@ NOT_SETTINGS = frozenset(
             "IMAGE_DIGEST",
             "MESSAGES",
             "PIPES",
+            "PYTHONPATH",
             "REASON",
-            "RESTORED",
         ),
         *("SETTINGS", "SLOTS", "STORE", "STRATEGY", "TRIALS_PER_GPU", "TRIAL_PORT"),
     )

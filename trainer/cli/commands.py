@@ -8,7 +8,7 @@ from typing import NoReturn
 import click
 
 from trainbox.contract.errors import ExitCode, Failure, called_exit
-from trainbox.contract.streams import message_line
+from trainbox.contract.streams import message_line, outlive_readers
 from trainbox.contract.usage import usage_message
 from trainer.system.report import report_failure
 
@@ -31,6 +31,8 @@ _MODULES = {
     "train": "train",
     "verify": "verify",
 }
+# Commands that continue without a reader of their output.
+_LONG = ("evaluate", "sweep", "sweep-run", "train", "verify")
 
 
 class Commands(click.Group):
@@ -48,8 +50,11 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings=PAGE)
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Train a task on the devices of this process. `trainbox` plans and starts this command."""
+    if ctx.invoked_subcommand in _LONG:
+        outlive_readers()
 
 
 def main() -> NoReturn:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.python_path import own_environment
 from trainbox.contract.usage import usage_message
 from trainer.cli.invocation import Verb, read_device, report_environment
 from trainer.cli.option_help import help_options
@@ -91,7 +92,7 @@ def _check_script(what: Script) -> None:
     """
     checked = subprocess.run(
         plan_command(what),
-        env=run_environment(os.environ),
+        env=own_environment(run_environment(os.environ)),
         stdout=subprocess.DEVNULL,
         check=False,
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.processes import kill_tree
+from trainbox.contract.python_path import own_environment
 from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.trials import Trial
 
@@ -150,7 +151,7 @@ def start_worker(
     return subprocess.Popen(
         # -P keeps a trainer.py of the current folder out.
         [sys.executable, "-P", "-m", module, str(connection.fileno())],
-        env={**os.environ, **variables},
+        env={**own_environment(os.environ), **variables},
         pass_fds=(connection.fileno(),),
         start_new_session=True,  # the worker and its children can be killed together
     )

@@ -24,6 +24,7 @@ from typing import Any
 
 from trainbox.contract.errors import Changed, ExitCode, Failure, Preempted, WrongUse
 from trainbox.contract.processes import die_with_parent
+from trainbox.contract.python_path import restore_environment
 from trainbox.contract.streams import open_streams, outlive_readers
 from trainer.records.gpu_events import hardware_events
 from trainer.sweep.slots import SHARING, send_or_exit
@@ -33,6 +34,7 @@ from trainer.system.storage import storage_failure
 
 def main(connection: Connection) -> None:
     """Train the ordered trials until the other end of the connection is closed."""
+    restore_environment()
     open_streams()
     outlive_readers()
     device = os.environ["TRAINBOX_DEVICE"]

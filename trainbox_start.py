@@ -1,0 +1,39 @@
+"""Start the command `trainbox`, and let no module of a user's PYTHONPATH replace one of ours.
+
+This module is found before sys.path is in order, so it has a name that no other module has.
+"""
+
+import os
+import sys
+
+_HOME = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - a user may have pathlib
+_LIBRARY = os.path.dirname(os.__file__)  # noqa: PTH120
+
+
+def main() -> None:
+    """Put sys.path in order, let our own processes inherit it, and run the command."""
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the folder of the program, or with -m the current one
+    given = os.environ.get("PYTHONPATH")
+    theirs = {_absolute(folder) for folder in given.split(os.pathsep)} if given else set()
+    sys.path.sort(key=lambda folder: _turn(folder, theirs))  # stable
+    from trainbox.contract.python_path import own_environment
+
+    os.environ |= own_environment(os.environ)
+    from entrypoint.cli.commands import main as command
+
+    command()
+
+
+def _turn(folder: str, theirs: set[str]) -> int:
+    """Return the turn of a folder: Python's library, Trainbox, packages, the user's folders."""
+    if folder in (_LIBRARY, f"{_LIBRARY}/lib-dynload"):
+        return 0
+    return 1 if folder == _HOME else 3 if folder in theirs else 2
+
+
+def _absolute(folder: str) -> str:
+    try:
+        return os.path.abspath(folder)  # noqa: PTH100
+    except FileNotFoundError:  # the current folder was removed
+        return folder
