@@ -193,6 +193,8 @@ assert sys.path[1] == here, sys.path
 assert os.environ["PYTHONPATH"] == "hostile"
 assert not {"TRAINBOX_PYTHONPATH", "TRAINBOX_PIPES"} & os.environ.keys()
 sys.modules["json"] = None  # the user's would end the script
+with open(os.path.join(os.environ["TRAINBOX_RUN"], "a.csv"), "w") as file:
+    print("x\\n1", file=file)
 print("a script with", sys.argv[1:], flush=True)
 """
 
@@ -208,10 +210,10 @@ def test_no_module_on_the_path_runs_instead_of_ours(
     assert "SAME BITS" in run("verify", "run", "plan").out
     evaluated = run("evaluate", "run", "--device", "cpu")
     assert (evaluated.code, "accuracy" in evaluated.out) == (0, True), evaluated.err
-    for words in (("evaluate", "train"), ("verify", "plan", "train"), ("verify", "train")):
-        assert "config.json is missing" in run(*words).err
-    assert "No such option: -m" in run("evaluate", "-m").err
-    assert "config.json is missing" in run("evaluate", "--", "-m").err
+    for words in (("evaluate", "train"), ("verify", "plan", "train"), ("predict", "sweep", "x")):
+        assert ".json" in (refused := run(*words)).err and refused.code == 2
+    assert "No such option '-m'" in run("evaluate", "-m").err
+    assert "config.json is missing" in run("evaluate", "./-m").err
     assert '"nproc_per_node": 1' in run("plan", "own:Mine", "--device", "cpu").out
     assert "--set width=" in run("tasks", "digits").out
     assert '"argv"' in run("plan", "run", "--device", "cpu", "script.py").out
@@ -235,8 +237,8 @@ def test_no_module_on_the_path_runs_in_a_process_of_torchrun_a_sweep_or_a_drill(
     assert "trials     1, 1 to do" in swept.out, swept.err
     scripts = run("sweep", "run", *cpu, "script.py", "--seeds", "2", "--", "{seed}")
     assert scripts.code == 0, scripts.err
-    drilled = run("drill", "run", "--compare", "a", "--cpu", "script.py")
-    assert "a is missing" in drilled.err, drilled
+    drilled = run("drill", "run", "--compare", "a.csv", "--cpu", "script.py")
+    assert "undisturbed" in drilled.out, drilled.err
     assert run("health", "--deep", "--processes", "2").code == 0
 
 

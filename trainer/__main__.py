@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from trainbox.contract.python_path import restore_environment
-from trainbox.contract.streams import open_streams
+from trainbox.contract.streams import open_streams, outlive_readers
 from trainer.cli.commands import main
 
 # torch reads this at its import. Without it, torch compiles kernels for some operators on GPUs, but
@@ -18,7 +18,7 @@ os.environ.setdefault("TORCH_DISABLE_NATIVE_JIT", "1")
 restore_environment()
 open_streams()
 try:
-    main()
+    main(outlive_readers)
 except SystemExit as end:
     # End without the interpreter's own cleanup. It sometimes aborts while it ends gloo's threads,
     # and it waits forever for loader workers, which ignore SIGTERM and end with this process.

@@ -3,12 +3,13 @@
 import importlib
 import signal
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 import click
 
 from trainbox.contract.errors import ExitCode, Failure, called_exit
-from trainbox.contract.streams import message_line, outlive_readers
+from trainbox.contract.streams import message_line
 from trainbox.contract.usage import usage_message
 from trainer.system.report import report_failure
 
@@ -54,18 +55,18 @@ class Commands(click.Group):
 def cli(ctx: click.Context) -> None:
     """Train a task on the devices of this process. `trainbox` plans and starts this command."""
     if ctx.invoked_subcommand in _LONG:
-        outlive_readers()
+        ctx.obj()
 
 
-def main() -> NoReturn:
-    """Run the command of this process's arguments, and exit."""
-    sys.exit(_run())
+def main(on_long: Callable[[], None] = lambda: None) -> NoReturn:
+    """Run the command of this process's arguments, and exit. A long one first calls `on_long`."""
+    sys.exit(_run(on_long))
 
 
-def _run() -> int:
+def _run(on_long: Callable[[], None]) -> int:
     """Run the command, report its error, and return the exit code."""
     try:
-        return int(cli.main(prog_name="trainbox", standalone_mode=False) or 0)
+        return int(cli.main(prog_name="trainbox", standalone_mode=False, obj=on_long) or 0)
     except click.ClickException as error:
         click.echo(message_line(usage_message(error)), err=True)
         return ExitCode.WRONG_USE
