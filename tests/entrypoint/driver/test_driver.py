@@ -40,7 +40,7 @@ def test_no_process_is_left_when_a_command_ends(arguments: tuple[str, ...], tmp_
     command = [sys.executable, "-P", "-m", "entrypoint", *arguments]
     # The doctor's child imports torch, which takes seconds.
     (tmp_path / "fake").mkdir()
-    (tmp_path / "fake/torch.py").write_text("raise OSError('not loaded')")
+    (tmp_path / "fake/sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     counted = subprocess.run(
         [sys.executable, "-c", _COUNT_ORPHANS, *command],
         cwd=tmp_path,
