@@ -161,13 +161,15 @@ def _unread(program: str, folder: Path) -> tuple[int, bytes]:
     return ended.returncode, ended.stderr
 
 
-@pytest.mark.parametrize("verb", ["train", "verify", "sweep"])
+@pytest.mark.parametrize("verb", ["train", "verify", "evaluate", "sweep", "sweep-run"])
 def test_what_takes_long_outlives_its_reader(tmp_path: Path, verb: str) -> None:
     """If the reader has ended, the command continues and exits with its own code."""
     program = (
-        "import runpy, sys, trainer.cli.commands\n"
-        f"def main(): print('x', flush=True); open('end', 'w').close(); sys.exit(8)\n"
-        f"trainer.cli.commands.main, sys.argv = main, ['trainer', '{verb}']\n"
+        "import click, runpy, sys, trainer.cli.commands\n"
+        "def long(): print('x', flush=True); open('end', 'w').close(); return 8\n"
+        "command = click.Command('long', callback=long)\n"
+        "trainer.cli.commands.Commands.get_command = lambda *_: command\n"
+        f"sys.argv = ['trainer', '{verb}']\n"
         "runpy.run_module('trainer', run_name='__main__', alter_sys=False)"
     )
     assert _unread(program, tmp_path) == (8, b"")
@@ -181,7 +183,7 @@ def test_torch_compiles_no_kernels_of_its_own(
     """torch reads the variable at its import, which the command has not done yet."""
     program = (
         "import os, runpy, sys, trainer.cli.commands\n"
-        "def main(): assert 'torch' not in sys.modules; "
+        "def main(_): assert 'torch' not in sys.modules; "
         f"sys.exit(8 * (os.environ['TORCH_DISABLE_NATIVE_JIT'] == '{used}'))\n"
         "trainer.cli.commands.main, sys.argv = main, ['trainer', 'tasks']\n"
         "runpy.run_module('trainer', run_name='__main__', alter_sys=False)"

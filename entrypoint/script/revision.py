@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from trainbox.contract.files import read_text
+from trainbox.contract.python_path import user_environment
 
 _GIT_S = 5.0
 
@@ -28,7 +29,7 @@ def _described(folder: Path) -> str | None:
             text=True,
             timeout=_GIT_S,
             check=False,
-            env={**os.environ, "LC_ALL": "C"},
+            env={**user_environment(os.environ), "LC_ALL": "C"},  # git may run a user's filter
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
