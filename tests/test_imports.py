@@ -33,8 +33,8 @@ ORDER = {
         "checkpoints pictures task classification initial_weights"
     ),
     "trainer": (
-        "system outputs launch task_errors task_loading data parallel records track checks loop "
-        "session sweep cli __main__"
+        "system outputs launch task_errors load_task task_list data parallel records track checks "
+        "loop session sweep cli __main__"
     ),
 }
 
@@ -45,8 +45,6 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "entrypoint.driver.readers",
         "trainer.records.gpu_reader",
     },
-    # It runs the trainer in a fork of the entrypoint, see docs/decisions/0004-torch-free-checks.md.
-    "runpy": {"entrypoint.system.forks"},
     "optuna": {"trainer.sweep.samplers", "trainer.sweep.storage", "trainer.sweep.study"},
     "torch.distributed": {
         "trainbox.ranks",
@@ -59,51 +57,25 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     },
     "torch.utils.tensorboard": {"trainer.records.tensorboard"},
     "tensorboard": {"trainer.records.tensorboard"},
-    "fsspec": {"trainer.records.mirror_storage"},
+    "fsspec": {"trainbox.contract.mirror_url", "trainer.records.mirror_storage"},
     "mlflow": {"trainer.track.to_mlflow"},
     "wandb": {"trainer.track.to_wandb"},
     "onnxruntime": {"trainer.session.export_formats"},
     "prometheus_client": {"entrypoint.health.metrics"},
     "click": {
-        "trainbox.contract.experiment",
-        "trainbox.contract.usage",
+        *(
+            f"trainbox.contract.{name}"
+            for name in ("experiment", "option_types", "options", "usage")
+        ),
         "entrypoint.cli.bench",
-        "entrypoint.cli.checking",
         "entrypoint.cli.commands",
-        "entrypoint.cli.config",
         "entrypoint.cli.drill",
-        "entrypoint.cli.evaluate",
-        "entrypoint.cli.experiment",
-        "entrypoint.cli.export",
         "entrypoint.cli.health",
-        "entrypoint.cli.help_pages",
-        "entrypoint.cli.options",
-        "entrypoint.cli.plan",
-        "entrypoint.cli.predict",
         "entrypoint.cli.run",
-        "entrypoint.cli.sweep",
-        "entrypoint.cli.tasks",
-        "entrypoint.cli.track",
-        "entrypoint.cli.train",
-        "entrypoint.cli.verify",
-        "trainer.cli.bench_figure",
-        "trainer.cli.commands",
-        "trainer.cli.config",
-        "trainer.cli.evaluate",
-        "trainer.cli.experiment",
-        "trainer.cli.export",
-        "trainer.cli.invocation",
-        "trainer.cli.option_help",
-        "trainer.cli.options",
-        "trainer.cli.parameters",
-        "trainer.cli.predict",
-        "trainer.cli.sweep",
-        "trainer.cli.sweep_options",
-        "trainer.cli.sweep_run",
-        "trainer.cli.tasks",
-        "trainer.cli.track",
-        "trainer.cli.train",
-        "trainer.cli.verify",
+        "entrypoint.cli.stored",
+        "entrypoint.cli.training",
+        "entrypoint.cli.verb",
+        *("trainer.cli.commands", "trainer.cli.verbs", "trainer.sweep.requested"),
     },
 }
 
@@ -284,10 +256,7 @@ def test_a_fresh_process_does_not_load(module: str, absent: set[str]) -> None:
 
 
 def test_a_plan_imports_no_other_command_and_no_slow_module() -> None:
-    """Python lists the imports of the launcher, and those of the fork that checks the options.
-
-    The list leaves out what `import_module` loads: the verb `plan` and the command `train`.
-    """
+    """The list leaves out what `import_module` loads: the module of the verb `plan`."""
     ended = subprocess.run(
         [sys.executable, "-P", "-X", "importtime", "-m", "entrypoint", "plan"],
         cwd=ROOT,
@@ -297,16 +266,8 @@ def test_a_plan_imports_no_other_command_and_no_slow_module() -> None:
         text=True,
     )
     loaded = set(re.findall(r"^import time:.*\|\s+([\w.]+)$", ended.stderr, re.MULTILINE))
-    commands = {name for name in loaded if name.startswith(("entrypoint.cli.", "trainer.cli."))}
-    assert commands == {
-        *(
-            f"entrypoint.cli.{name}"
-            for name in ("checking", "commands", "experiment", "help_pages")
-        ),
-        *("entrypoint.cli.options", "entrypoint.cli.planning"),
-        *(f"trainer.cli.{name}" for name in ("commands", "invocation", "option_help", "options")),
-        "trainer.cli.parameters",
-    }
+    commands = {name for name in loaded if name.startswith(("entrypoint.cli.", "trainer"))}
+    assert commands == {f"entrypoint.cli.{name}" for name in ("commands", "planning", "verb")}
     assert loaded & {"hashlib", "subprocess", *SLOW_MODULES} == set()
 
 
@@ -327,10 +288,6 @@ def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
-# Both command lines have these for the same purpose, and neither imports the other.
-_TWINS = {"Option", "_Templated"}
-
-
 def test_a_class_name_has_one_meaning() -> None:
     places: dict[str, list[str]] = {}
     for module, path in FILES.items():
@@ -338,4 +295,4 @@ def test_a_class_name_has_one_meaning() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(module)
     assert len(places) > 200
-    assert {name for name, modules in places.items() if len(modules) > 1} == _TWINS
+    assert {name for name, modules in places.items() if len(modules) > 1} == set()

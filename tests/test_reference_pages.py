@@ -6,27 +6,25 @@ from pathlib import Path
 import click
 import pytest
 
-from entrypoint.cli.train import train as launch
 from trainbox.contract.errors import ExitCode
-from trainer.cli.train import train
-from trainer.task_loading.spec import built_in_tasks
+from trainbox.contract.options import Option, options
+from trainbox.contract.task_spec import built_in_tasks
 
 _DOCS = Path(__file__).parents[1] / "docs"
-_TRAINING = [p for p in train.params if isinstance(p, click.Option) and not p.hidden]
-_LAUNCH = [p for p in launch.params if isinstance(p, click.Option) and p.name != "help"]
+_OPTIONS = [option for option in options("train") if not option.hidden]
 
 
-@pytest.mark.parametrize("option", [*_TRAINING, *_LAUNCH], ids=lambda option: str(option.name))
-def test_the_page_of_settings_has_each_option(option: click.Option) -> None:
+@pytest.mark.parametrize("option", _OPTIONS, ids=lambda option: option.key)
+def test_the_page_of_settings_has_each_option(option: Option) -> None:
     page = (_DOCS / "reference/settings.md").read_text()
-    assert f"`{option.opts[0]}`" in page or f"`{option.opts[0]} " in page
-    if isinstance(option.type, click.Choice) and option in _TRAINING and option.name != "device":
+    assert f"`--{option.key}`" in page or f"`--{option.key} " in page
+    if isinstance(option.type, click.Choice) and option.of_trainer:
         assert [choice for choice in option.type.choices if f"`{choice}`" not in page] == []
 
 
 def test_the_page_of_the_launch_plan_has_each_strategy() -> None:
     page = (_DOCS / "concepts/launch.md").read_text().partition("## Strategies")[2]
-    (strategy,) = [option.type for option in _LAUNCH if option.name == "strategy"]
+    (strategy,) = [option.type for option in _OPTIONS if option.key == "strategy"]
     assert isinstance(strategy, click.Choice)
     assert [name for name in strategy.choices if f"| `{name}` |" not in page] == []
 

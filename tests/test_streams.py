@@ -167,8 +167,7 @@ def test_what_takes_long_outlives_its_reader(tmp_path: Path, verb: str) -> None:
     program = (
         "import click, runpy, sys, trainer.cli.commands\n"
         "def long(): print('x', flush=True); open('end', 'w').close(); return 8\n"
-        "command = click.Command('long', callback=long)\n"
-        "trainer.cli.commands.Commands.get_command = lambda *_: command\n"
+        f"trainer.cli.commands.cli.add_command(click.Command('{verb}', callback=long))\n"
         f"sys.argv = ['trainer', '{verb}']\n"
         "runpy.run_module('trainer', run_name='__main__', alter_sys=False)"
     )

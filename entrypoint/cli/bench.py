@@ -7,80 +7,18 @@ from pathlib import Path
 
 import click
 
-from entrypoint.cli.options import PAGE, PASS_ON, Numbers
+from entrypoint.cli.verb import verb
 from entrypoint.driver.process import count_visible
 from entrypoint.system.cpus import usable_cpus
 from trainbox.contract.errors import DeviceMissing, ExitCode, Failure, WrongUse
 from trainbox.contract.streams import message
 
 
-@click.command(context_settings=PASS_ON | PAGE, options_metavar="[OPTIONS]")
-@click.option(
-    "--gpus",
-    "counts",
-    type=Numbers(1),
-    envvar="GPUS",
-    help="Numbers of GPUs. Default: 1, 2, 4 ... and all visible.",
+@verb(
+    "bench",
+    options_metavar="[OPTIONS]",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
-@click.option(
-    "--processes",
-    type=Numbers(1),
-    envvar="PROCESSES",
-    help="Numbers of CPU processes. Default without GPUs: 1, 2 ... up to 4.",
-)
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    envvar=["DEVICE", "TRAINBOX_DEVICE"],
-    help="Device to measure. Default: auto.",
-)
-@click.option(
-    "--strategies",
-    metavar="ddp,dp",
-    default="ddp",
-    envvar="STRATEGY",
-    help="Strategies on several GPUs. Default: ddp.",
-)
-@click.option(
-    "--batch-size",
-    "batch_sizes",
-    type=Numbers(1),
-    envvar="TRAINBOX_BATCH_SIZE",
-    help="Examples per step (strong scaling) and per GPU (weak scaling). Default: the task's, "
-    "without weak scaling.",
-)
-@click.option(
-    "--workers",
-    type=Numbers(0),
-    envvar="TRAINBOX_WORKERS",
-    help="Loader workers of each process. Default: the same as for train.",
-)
-@click.option(
-    "--rounds",
-    type=click.IntRange(1),
-    default=3,
-    metavar="N",
-    help="Measurements of each case. Default: 3.",
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.1, 3600),
-    default=10.0,
-    metavar="S",
-    help="Measured seconds of each case, after a warm-up. Default: 10.",
-)
-@click.option(
-    "--suggest",
-    is_flag=True,
-    help="Try larger batches and more workers while the speed rises, and recommend settings.",
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Also write bench.md, bench.json and bench.svg to this folder.",
-)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="TASK")
 def bench(
     arguments: tuple[str, ...],
     counts: tuple[int, ...] | None,

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import click
 
-from entrypoint.cli.options import PAGE
+from entrypoint.cli.verb import PAGE
 from entrypoint.system.commands import is_folder_of_script, without_ranks
 from trainbox.contract import hints
 from trainbox.contract.errors import ExitCode, Failure, WrongUse
@@ -24,23 +24,23 @@ from trainbox.contract.usage import usage_message
 # that a plan takes little longer than Python and click.
 VERBS = {
     "bench": ("bench", "Measure the training speed by GPUs, batch size and workers."),
-    "config": ("config", "Print the settings of a run, also as a file for --config."),
+    "config": ("stored", "Print the settings of a run, also as a file for --config."),
     "doctor": ("health", "Print a report to paste when you ask for help."),
     "drill": ("drill", "Check that kills do not change the result of a task or a script."),
-    "evaluate": ("evaluate", "Compute the metrics of a run's checkpoint."),
-    "export": ("export", "Write the model of a run as a file that needs no Trainbox."),
+    "evaluate": ("stored", "Compute the metrics of a run's checkpoint."),
+    "export": ("stored", "Write the model of a run as a file that needs no Trainbox."),
     "health": ("health", "Check whether GPUs, driver and node are fit to train on."),
-    "plan": ("plan", "Print as JSON what train would launch, and start nothing."),
-    "predict": ("predict", "Predict files with the weights of a run."),
+    "plan": ("training", "Print as JSON what train would launch, and start nothing."),
+    "predict": ("stored", "Predict files with the weights of a run."),
     "run": ("run", "Run your own script."),
-    "sweep": ("sweep", "Train a task for each combination of settings and each seed."),
-    "tasks": ("tasks", "List the tasks, or the fields of one task."),
-    "track": ("track", "Send runs to MLflow or Weights & Biases."),
-    "train": ("train", "Train a task, or resume it."),
-    "verify": ("verify", "Repeat a run, or compare two runs."),
+    "sweep": ("training", "Train a task for each combination of settings and each seed."),
+    "tasks": ("stored", "List the tasks, or the fields of one task."),
+    "track": ("stored", "Send runs to MLflow or Weights & Biases."),
+    "train": ("training", "Train a task, or resume it."),
+    "verify": ("stored", "Repeat a run, or compare two runs."),
 }
-# The modules of the forms for a user's own script, such as `plan run SCRIPT`.
-_RUN_FORMS = {"drill": "drill", "plan": "run", "sweep": "sweep"}
+# The modules of the verbs with a second part, such as `plan run SCRIPT`.
+_FORMS = {"drill run": "drill", "plan run": "run", "sweep run": "training", "sweep show": "stored"}
 # Verbs that were renamed, and the verb and arguments that replace them.
 _RENAMED = {
     "diff": ("verify", "RUN_A RUN_B"),
@@ -63,8 +63,9 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[1:2] == ["run"] and (module := _RUN_FORMS.get(args[0])):
-            return f"{args[0]} run", _imported(module, f"{args[0]}_run"), args[2:]
+        form = " ".join(args[:2])
+        if module := _FORMS.get(form):
+            return form, _imported(module, form.replace(" ", "_")), args[2:]
         if args[0] in _RENAMED:
             raise WrongUse(
                 f"the verb {args[0]} was renamed: use `{hints.command(*_RENAMED[args[0]])}`"

@@ -4,38 +4,14 @@ from collections.abc import Sequence
 
 import click
 
-from entrypoint.cli.options import MOST_PROCESSES, PAGE, Numbers
 from entrypoint.cli.run import find_target
+from entrypoint.cli.verb import ScriptCommand, verb
 from entrypoint.driver.process import count_visible
 from trainbox.contract.errors import WrongUse
-
-_SEED = click.option(
-    "--seed",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Seed of the random kills. Default: random.",
-)
-_CPU = click.option("--cpu", is_flag=True, help="Train on CPU processes even if there are GPUs.")
+from trainbox.contract.options import MOST_PROCESSES
 
 
-@click.command(options_metavar="[OPTIONS]")
-@click.argument("tasks", nargs=-1, envvar="TASK")
-@click.option(
-    "--shards",
-    type=click.IntRange(1),
-    default=4,
-    metavar="V",
-    help="Shards of a batch. Default: 4.",
-)
-@click.option(
-    "--steps",
-    type=click.IntRange(10),
-    default=60,
-    metavar="N",
-    help="Length of each training. Default: 60.",
-)
-@_SEED
-@_CPU
+@verb("drill")
 def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu: bool) -> None:
     """Check that TASKS (default: digits and digits_augmented) train to the same bits through kills.
 
@@ -68,56 +44,12 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
             click.echo(line)
 
 
-class _OfScript(click.Command):
-    """A command whose unknown options were probably meant for the script."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            raise WrongUse(
-                f"no such option {error.option_name}: the arguments of the script follow --, as in "
-                "drill run train.py --compare last.pt -- --epochs 3"
-            ) from error
-
-
-@click.command(cls=_OfScript, context_settings=PAGE, options_metavar="--compare FILE [OPTIONS]")
-@click.option(
-    "--compare",
-    "file",
-    required=True,
-    metavar="FILE",
-    help="File in the run folder with the result: .safetensors, .pt, .npz, .csv, .json.",
+@verb(
+    "drill run",
+    ScriptCommand,
+    example="drill run train.py --compare last.pt -- --epochs 3",
+    options_metavar="--compare FILE [OPTIONS]",
 )
-@click.option(
-    "--processes",
-    "counts",
-    type=Numbers(1),
-    help="Numbers of GPUs or CPU processes. Default: all visible GPUs, or 1 process.",
-)
-@click.option(
-    "--kills",
-    type=click.IntRange(1, 100),
-    default=2,
-    metavar="N",
-    help="Kills of each training, by SIGKILL and SIGTERM in turn. Default: 2.",
-)
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(0, 1),
-    default=0.0,
-    metavar="T",
-    help="Accept floats with |a - b| <= T * max(1, |a|). Default: 0, the same bits.",
-)
-@_SEED
-@_CPU
-@click.option(
-    "--one-process",
-    is_flag=True,
-    help="Start one process without torchrun, as `trainbox run --one-process` does.",
-)
-@click.option("-m", "--module", metavar="MODULE", help="Train with a module instead of a script.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [-- ARGS]")
 def drill_run(
     arguments: tuple[str, ...],
     file: str,

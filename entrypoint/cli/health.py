@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from entrypoint.cli.options import (
-    GpuCount,
-    health_limits_option,
-    refuse_unused,
-    runs_dir_option,
-)
+from entrypoint.cli.verb import refuse_unused, verb
 from trainbox.contract.errors import WrongUse
 
 if TYPE_CHECKING:
@@ -25,7 +20,7 @@ if TYPE_CHECKING:
 
 _CPU_PROCESSES = 2  # for --deep without a GPU: the fewest that can communicate
 # The parameters that each mode uses. The others are refused on the command line.
-_SELECTION = {"modes", "gpus", "gpu_ids", "require"}
+_SELECTION = {"gpus", "gpu_ids", "require"}
 _EXAMINATION = {*_SELECTION, "health_limits", "processes", "runs_dir"}
 _USED = {
     "check": {*_EXAMINATION, "as_json"},
@@ -33,101 +28,14 @@ _USED = {
     "live": {*_SELECTION, "as_json", "wanted"},
     "monitor": {*_EXAMINATION, "listen", "interval_s"},
     "deep": {*_EXAMINATION, "as_json", "deadline_s"},
-    "list": {"modes", "as_json"},
+    "list": {"as_json"},
 }
 
 
-@click.command()
-@click.option(
-    "--gpus",
-    type=GpuCount(),
-    envvar="GPUS",
-    help="Required number of GPUs. Default: any number.",
-)
-@click.option(
-    "--gpu-ids", metavar="IDS", envvar="GPU_IDS", help="Required GPUs; only these are judged."
-)
-@click.option(
-    "--gate",
-    "modes",
-    flag_value="gate",
-    multiple=True,
-    help="Before a run: one sample, in less than a second.",
-)
-@click.option(
-    "--live",
-    "modes",
-    flag_value="live",
-    multiple=True,
-    help="Liveness probe: check that the driver answers and all GPUs are present.",
-)
-@click.option(
-    "--monitor",
-    "modes",
-    flag_value="monitor",
-    multiple=True,
-    help="During runs: sample periodically, and serve the findings over HTTP.",
-)
-@click.option(
-    "--deep",
-    "modes",
-    flag_value="deep",
-    multiple=True,
-    help="Compute on each GPU and communicate between each pair; takes minutes.",
-)
-@click.option(
-    "--list",
-    "modes",
-    flag_value="list",
-    multiple=True,
-    help="List the visible GPUs and MIG slices; judge nothing.",
-)
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print JSON: docs/reference/health.schema.json; --list: an array.",
-)
-@click.option(
-    "--require",
-    metavar="CHECKS",
-    default="",
-    help="Checks that must be readable here, such as ecc-uncorrected,nvlink.",
-)
-@health_limits_option
-# For HEALTH=0, with which the two modes that decide about a training pass without a check.
-@click.option("--health/--no-health", "wanted", default=True, envvar="HEALTH", hidden=True)
-@click.option(
-    "--processes",
-    type=click.IntRange(1),
-    metavar="N",
-    envvar="PROCESSES",
-    help="Processes to start here. Default: one per GPU.",
-)
-@runs_dir_option
-@click.option(
-    "--deadline-s",
-    type=click.FloatRange(1),
-    default=120.0,
-    metavar="S",
-    help="--deep: seconds for each of its programs. Default: 120.",
-)
-@click.option(
-    "--listen",
-    metavar="HOST:PORT",
-    default="127.0.0.1:9400",
-    help="--monitor: address to listen on. Default: 127.0.0.1:9400.",
-)
-@click.option(
-    "--interval-s",
-    type=click.FloatRange(0.1),
-    default=5.0,
-    help="--monitor: seconds between two samples. Default: 5.",
-)
+@verb("health")
 def health(
     gpus: int | str | None,
     gpu_ids: str | None,
-    modes: tuple[str, ...],
     as_json: bool,
     require: str,
     health_limits: Path | None,
@@ -137,6 +45,7 @@ def health(
     deadline_s: float,
     listen: str,
     interval_s: float,
+    **modes: bool,
 ) -> None:
     """Judge GPUs, driver and node; exit with code 0 if a run may start, 1 if not, 2 if the check
     was not possible.
@@ -157,10 +66,12 @@ def health(
     from entrypoint.health.verdict import Finding, Mode, Result, Verdict
     from trainbox.contract.errors import DeviceMissing
 
-    if len(flags := dict.fromkeys(f"--{mode}" for mode in modes)) > 1:
+    chosen = [mode for mode, wished in modes.items() if wished]
+    flags = [f"--{mode}" for mode in chosen]
+    if len(flags) > 1:
         raise WrongUse(f"{' and '.join(flags)} are different modes of health: choose one")
-    name = modes[0] if modes else "check"
-    refuse_unused(" ".join(["health", *flags]), _USED[name])
+    name = chosen[0] if chosen else "check"
+    refuse_unused(" ".join(["health", *flags]), {name, *_USED[name]})
     if name == "list":
         _list_gpus(as_json)
         return
@@ -245,12 +156,7 @@ def _list_gpus(as_json: bool) -> None:
         click.echo(f"no GPU visible: {reason}")
 
 
-_QUESTION_OPTIONS = ("gpus", "gpu_ids", "health_limits", "runs_dir")
-
-
-@click.command(
-    params=[option for option in health.params if option.name in _QUESTION_OPTIONS],
-)
+@verb("doctor")
 def doctor(
     gpus: int | str | None, gpu_ids: str | None, health_limits: Path | None, runs_dir: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Make a launch plan of the launch options, the environment and the GPUs of this machine."""
+"""Plan a launch by the options, the environment and the GPUs of this machine."""
 
 import dataclasses
 import functools
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from entrypoint.cli.verb import environment_names, file_settings, origin
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.process import Driver, detect, visible_to_cuda
 from entrypoint.launch.cluster import detect_cluster
@@ -17,6 +18,9 @@ from entrypoint.launch.request import LaunchRequest
 from entrypoint.system.cpus import usable_cpus
 from entrypoint.system.infiniband import read_infiniband
 from entrypoint.system.torch_build import torch_architectures
+from trainbox.contract import options
+from trainbox.contract.config import Config, check, check_strategy
+from trainbox.contract.options import arguments, secrets
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -60,9 +64,21 @@ class Checked:
         return None
 
 
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A launch of the trainer that was planned and checked.
+
+    `secrets` has variables of the trainer, which the plan does not show.
+    """
+
+    plan: LaunchPlan
+    checked: Checked
+    secrets: dict[str, str]
+
+
 def make_plan(
     argv: tuple[str, ...],
-    options: dict[str, Any],
+    given: dict[str, Any],
     decide: Callable[[LaunchRequest, tuple[Gpu, ...]], LaunchPlan],
     checked: Checked,
 ) -> LaunchPlan:
@@ -73,14 +89,14 @@ def make_plan(
     Raises:
         Failure: the driver does not answer, or `decide` refuses the request.
     """
-    options["device"] = _device(options["device"], options["processes"])
+    given["device"] = _device(given["device"], given["processes"])
     threads = os.environ.get("OMP_NUM_THREADS", "")
     request = LaunchRequest(
         argv=argv,
         python=sys.executable,
         cpus=usable_cpus(),
         omp_num_threads=int(threads) if threads.isdecimal() and int(threads) > 0 else None,
-        **options,
+        **given,
     )
     # A CPU run does not query the driver, so it works with a broken driver.
     if request.device in ("cpu", "mps") or request.gpus == 0:
@@ -98,6 +114,49 @@ def make_plan(
 
 def plan_training(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
     return plan_launch(request, gpus, detect_cluster(os.environ))
+
+
+def prepare(
+    command: str,
+    values: dict[str, Any],
+    decide: Callable[[LaunchRequest, tuple[Gpu, ...]], LaunchPlan] = plan_training,
+    config: Config | None = None,
+    *extra: str,
+) -> Launch:
+    """Plan the launch of a command of the trainer with these values of its parameters.
+
+    Args:
+        command: the command in the option table. `plan` plans what `train` does.
+        values: the values of the parameters, with those of the launcher.
+        decide: makes the plan of the request and the GPUs.
+        config: the settings of the training, to check.
+        extra: arguments of the trainer that are not in the table.
+
+    Raises:
+        Failure: the settings contradict each other, the GPUs are missing, or the request cannot be
+            launched.
+    """
+    if config is not None:
+        check(config)
+    own = {
+        row.parameter: values[row.parameter] for row in options.options(command) if row.of_launcher
+    }
+    own.pop("per_gpu", None), own.pop("print_docker", None)  # those of the command itself
+    checked = Checked.take_from(own)
+    verb = "train" if command == "plan" else command
+    argv = ("trainer", *arguments(verb, values), *extra)
+    plan = make_plan(argv, own, decide, checked)
+    if config is not None:
+        check(config, plan.env["TRAINBOX_DEVICE"])
+        check_strategy(config, plan.strategy)
+    names = environment_names()
+    settings = [text for text in (origin(), settings_text(names) if names else "") if text]
+    env = dict(plan.env)
+    if settings:
+        env["TRAINBOX_SETTINGS"] = "; ".join(settings)
+    if (found := file_settings()) and found.digest:
+        env["TRAINBOX_EXPERIMENT"] = f"{found.digest} {found.path}"  # for the trainer's manifest
+    return Launch(dataclasses.replace(plan, env=env), checked, secrets(verb, values))
 
 
 def _device(requested: str | None, processes: int | None) -> str | None:

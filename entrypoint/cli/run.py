@@ -5,19 +5,13 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from entrypoint.cli.options import (
-    PAGE,
-    environment_names,
-    runs_dir_option,
-    script_launch_options,
-)
 from entrypoint.cli.planning import Checked, make_plan, settings_text
+from entrypoint.cli.verb import ScriptCommand, environment_names, verb
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.cluster import detect_cluster
 from entrypoint.launch.plan import LaunchPlan, plan_script, plan_trial
@@ -27,77 +21,13 @@ from entrypoint.system.commands import command_of
 from trainbox.contract import hints
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.python_path import user_folders
-from trainbox.contract.usage import usage_message
+from trainbox.contract.run_name import check_run_name
+
+_SCRIPT_LAST = {"allow_interspersed_args": False}
+_EXAMPLE = "-m my_package.train -- --epochs 3"
 
 
-class ScriptCommand(click.Command):
-    """A command whose options end at the script: everything after it is the script's own."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = list(args)  # click consumes `args`
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if not {"-m", "--module"} & set(given):
-                raise
-            raise WrongUse(
-                f"{usage_message(error)} The arguments of a module follow --, as in "
-                "-m my_package.train -- --epochs 3"
-            ) from error
-
-
-def _script_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(
-        [
-            click.option(
-                "-m",
-                "--module",
-                metavar="MODULE",
-                help="Run a module, found from the current folder, instead of a file.",
-            ),
-            click.option(
-                "--run",
-                "run_name",
-                metavar="NAME",
-                help="The run's folder in --runs-dir. Default: the script's name and a digest of "
-                "its arguments, so that the same command has the same folder.",
-            ),
-            runs_dir_option,
-            click.option(
-                "--one-process",
-                is_flag=True,
-                help="Start one process without torchrun, which sees all chosen GPUs: for a "
-                "script that uses DataParallel or that starts its own processes.",
-            ),
-            click.option(
-                "--restarts",
-                type=click.IntRange(0),
-                default=0,
-                metavar="N",
-                help="Start the script again up to N times after code 75, 3 or 7, or if a process "
-                "was killed. Default: 0.",
-            ),
-            click.option(
-                "--prefix",
-                is_flag=True,
-                help="Put the process's number in front of each line of output.",
-            ),
-            # For `trainbox sweep run`.
-            click.option("--trial", is_flag=True, hidden=True),
-            click.argument(
-                "arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [--] [ARGS]"
-            ),
-        ]
-    ):
-        command = option(command)
-    return script_launch_options(command)
-
-
-_PAGE = {**PAGE, "allow_interspersed_args": False}
-
-
-@click.command(cls=ScriptCommand, context_settings=_PAGE)
-@_script_options
+@verb("run", ScriptCommand, example=_EXAMPLE, context_settings=_SCRIPT_LAST)
 def run(**options: Any) -> None:
     """Run your own SCRIPT on the GPUs found here, with torchrun's variables for DDP.
 
@@ -124,8 +54,7 @@ def run(**options: Any) -> None:
         sys.exit(run_script(Start(plan, target, folder, watched=checked.watch(plan), **of_the_run)))
 
 
-@click.command(cls=ScriptCommand, context_settings=_PAGE)
-@_script_options
+@verb("plan run", ScriptCommand, example=_EXAMPLE, context_settings=_SCRIPT_LAST)
 def plan_run(**options: Any) -> None:
     """Print as JSON what `trainbox run` would launch with the same arguments; start nothing.
 
@@ -147,7 +76,7 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
     checked = Checked.take_from(launch)
     target = find_target(launch.pop("module"), list(launch.pop("arguments")))
     name = launch.pop("run_name")
-    _check_run_name(name)
+    check_run_name(name)
     path = (launch.pop("runs_dir") / (name or target.run_name())).absolute()
     one_process = launch.pop("one_process")
     is_trial, restarts = launch.pop("trial"), launch.pop("restarts")
@@ -170,21 +99,9 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
 
     plan = make_plan(command, launch, decide, checked)
     env = {**plan.env, "TRAINBOX_RUN": str(path)}
-    if names := environment_names(click.get_current_context()):
+    if names := environment_names():
         env["TRAINBOX_SETTINGS"] = settings_text(names)
     return dataclasses.replace(plan, env=env), target, checked, path
-
-
-def _check_run_name(name: str | None) -> None:
-    from trainbox.contract.run_name import (
-        is_run_name,  # takes a millisecond, and few commands need it
-    )
-
-    if name is not None and not is_run_name(name):
-        raise WrongUse(
-            f"--run {name!r} must be a folder name, not a path: set the parent folder with "
-            "--runs-dir"
-        )
 
 
 def find_target(module: str | None, arguments: list[str]) -> Target:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from trainbox.contract.errors import WrongUse
 
 DEFAULT_PORT = 29400
-RDZV_TIMEOUT_S = 600
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from entrypoint.launch.cluster import RDZV_TIMEOUT_S
+from trainbox.contract.options import RDZV_TIMEOUT_S
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,14 @@ from tests.support.commands import Trainbox, wait_until
 from tests.support.here import Here, training_here
 from tests.support.pictures import FIELDS, make_pictures
 from tests.support.ranks import EndedRanks, Forks, Ranks
-from trainbox.contract.config import Config
+from trainbox.contract.config import Config, check_strategy
 from trainbox.contract.errors import OutOfMemory, WrongUse
 from trainer.loop.losses import LossModule
 from trainer.loop.out_of_memory import all_fit
 from trainer.loop.settle import _default_precision
 from trainer.parallel import fsdp as sharding
 from trainer.parallel.fsdp import blocks, lost_writes, shard, whole
-from trainer.parallel.strategy import STRATEGIES, Sharded, Strategy
+from trainer.parallel.strategy import STRATEGIES, Strategy
 from trainer.parallel.world import World
 from trainer.session.failures import errors_as_failures
 from trainer.session.run_name import default_name
@@ -429,7 +429,7 @@ def test_options_that_fsdp_does_not_support_are_refused(
     settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(WrongUse) as refused:
-        Sharded.check(Config(**settings))
+        check_strategy(Config(**settings), "fsdp")
     assert str(refused.value) == message
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.commands import wait_until
 from tests.support.faults import GATED, SignalGate, needs_linux
+from tests.support.faults import messages as messages_of
 from tests.support.nodes import Party, free_port, node_of
 from tests.support.processes import Job
 from tests.support.ranks import Ranks, StartedRanks
@@ -439,19 +440,19 @@ _GATED = (*GATED, "--nnodes", "2")
 
 
 def test_nodes_with_different_settings_name_the_setting(ranks: Ranks) -> None:
-    ended = ranks(
-        2,
-        "train",
-        TINY,
-        "--run",
-        "r",
-        env={"GROUP_WORLD_SIZE": "2"},
-        env_by_rank=[{"TRAINBOX_LR": "0.1"}, {"TRAINBOX_LR": "0.2"}],
-    )
-    assert ended.codes == [2, 2]
-    assert ended.errs == [
+    words = ("train", TINY, "--run", "r", "--device", "cpu", "--nnodes", "2")
+    place = ("--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+    env = {"RDZV_SECRET": _SECRET}
+    nodes = [
+        ranks.launch(*words, *place, "--node-rank", str(rank), "--lr", lr, env=env)
+        for rank, lr in enumerate(("0.1", "0.2"))
+    ]
+    ended = [node.wait() for node in nodes]
+    assert [node.code for node in ended] == [2, 2]
+    found = [[line for line in messages_of(node) if "differs" in line] for node in ended]
+    assert [line for (line,) in found] == [
         f"trainbox: learning_rate is {rate} on {_HOST}, but differs on another machine: "
-        "start the same version with the same arguments and TRAINBOX_ variables on each machine\n"
+        "start the same version with the same arguments and TRAINBOX_ variables on each machine"
         for rate in (0.1, 0.2)
     ]
 

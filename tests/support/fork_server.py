@@ -28,7 +28,8 @@ LAUNCHES = "tests.support.launches"
 # What the command and torchrun import.
 _OF_LAUNCHES = (
     "entrypoint.cli.planning",
-    "entrypoint.cli.train",
+    "entrypoint.cli.launching",
+    "entrypoint.cli.training",
     "entrypoint.driver.nvml",
     "entrypoint.health.deep.run",
     "torch.distributed.run",
@@ -142,11 +143,7 @@ def _load() -> None:
         "torch.utils.serialization",
         "torch.utils.tensorboard",
         "trainer.cli.commands",
-        "trainer.cli.sweep_run",
-        "trainer.cli.train",
-        "trainer.cli.evaluate",
-        "trainer.cli.predict",
-        "trainer.cli.verify",
+        "trainer.cli.verbs",
         "trainer.parallel.fsdp",
         "trainer.session.evaluate",
         "trainer.session.predict",

@@ -5,9 +5,7 @@ prints or decides does not need them. A test of signals or of the start uses a r
 """
 
 import atexit
-import contextlib
 import gc
-import io
 import json
 import os
 import subprocess
@@ -16,7 +14,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
@@ -95,33 +92,6 @@ def forked(trainbox: Trainbox, command_forks: CommandForks) -> ForkedTrainbox:
     return ForkedTrainbox(trainbox.folder, trainbox.started, forks=command_forks)
 
 
-class CheckHere:
-    """A call of the trainer in this process, instead of the fork that checks training options.
-
-    It has the part of `ForkedModule` that `entrypoint.cli.checking` uses.
-    """
-
-    returncode: int
-
-    def __init__(self, *words: str) -> None:
-        self._words = list(words)
-
-    def communicate(self, stdin: str) -> str:
-        """Check the options; standard error is this process's own."""
-        import trainer.cli.commands
-
-        with (
-            patch.object(sys, "argv", self._words),
-            patch.object(sys, "stdin", io.StringIO(stdin)),
-            contextlib.redirect_stdout(io.StringIO()) as printed,
-        ):
-            try:
-                trainer.cli.commands.main()
-            except SystemExit as end:
-                self.returncode = int(end.code or 0)
-        return printed.getvalue()
-
-
 _STREAMS = ("out", "err")
 
 
@@ -151,23 +121,19 @@ if __name__ == "__main__":
     import pynvml  # noqa: F401
 
     import entrypoint.cli.bench
-    import entrypoint.cli.checking
     import entrypoint.cli.commands
     import entrypoint.cli.drill
     import entrypoint.cli.health
-    import entrypoint.cli.plan
     import entrypoint.cli.planning
     import entrypoint.cli.run
-    import entrypoint.cli.sweep
-    import entrypoint.cli.train
-    import entrypoint.cli.verify
+    import entrypoint.cli.stored
+    import entrypoint.cli.training
     import entrypoint.driver.nvml
     import entrypoint.health.check
     import entrypoint.health.screen
 
     gc.freeze()  # a collection in a fork would copy all of these modules
     _serve(Path(sys.argv[1]))
-    entrypoint.cli.checking.ForkedModule = CheckHere  # type: ignore[assignment,misc]
     try:
         entrypoint.cli.commands.main()
     except SystemExit as end:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +19,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import entrypoint.cli.commands
+from entrypoint.cli.planning import Launch
 from tests.support.commands import HIDDEN_GPUS
 from tests.support.tiny import TINY
 from trainbox.contract.config import Config
@@ -84,12 +86,22 @@ class Here:
         return out.getvalue()
 
     def command(self, *words: str) -> tuple[int, str, str]:
-        """Run `python -m trainer` with these arguments; return its exit code, stdout and stderr."""
+        """Run `trainbox` with these arguments, whose trainer runs in this process as well.
+
+        Return its exit code, stdout and stderr. A command that only the trainer has is run by it.
+        """
+        verbs = entrypoint.cli.commands.VERBS
         with self._as_a_process_of_its_own() as (out, err), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["trainer", *words])
+            patch.setattr(sys, "argv", ["trainbox", *words])
             patch.setattr(os, "_exit", sys.exit)
+            patch.setattr(os, "execve", lambda _path, argv, env: _train(patch, argv, env))
+            for module in ("launching", "stored"):
+                patch.setattr(
+                    f"entrypoint.cli.{module}.supervised",
+                    lambda launch, _kind: _train(patch, launch.plan.argv, _told(launch)),
+                )
             with pytest.raises(SystemExit) as ended:
-                main()
+                (entrypoint.cli.commands.main if words[0] in verbs else main)()
         return int(ended.value.code or 0), out.getvalue(), err.getvalue()
 
     @contextlib.contextmanager
@@ -105,7 +117,7 @@ class Here:
                 opened.append(self)
                 super().__init__(path, rank)
 
-        out, err = io.StringIO(), io.StringIO()
+        out, err = Captured(), Captured()
         threads = torch.get_num_threads()
         try:
             with (
@@ -163,6 +175,30 @@ class Here:
 
     def digest(self, run: str = "r") -> str:
         return value_digest(self.weights(run))
+
+
+class Captured(io.StringIO):
+    """Captured output, with what the streams of a process have as well."""
+
+    encoding = "utf-8"
+
+    def reconfigure(self, errors: str) -> None:
+        """Accept the handling of what cannot be encoded: UTF-8 encodes all but surrogates."""
+
+
+def _told(launch: Launch) -> dict[str, str]:
+    """Return the variables of the launcher for the trainer, without what depends on the machine."""
+    names = ("TRAINBOX_DEVICE", "TRAINBOX_SETTINGS", "TRAINBOX_EXPERIMENT")
+    known = {name: launch.plan.env[name] for name in names if name in launch.plan.env}
+    return known | launch.secrets
+
+
+def _train(patch: pytest.MonkeyPatch, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    """Run the trainer's command line `argv` in this process."""
+    for name, value in env.items():
+        patch.setenv(name, value)
+    patch.setattr(sys, "argv", list(argv[list(argv).index("trainer") :]))
+    main()
 
 
 def open_files(run: RunLog) -> list[io.TextIOWrapper]:

@@ -1,4 +1,4 @@
-"""`trainbox` whose check, launcher and ranks are forks: run by `Ranks.launch`, in a fork that has
+"""`trainbox` whose launcher and ranks are forks: run by `Ranks.launch`, in a fork that has
 torch loaded.
 """
 
@@ -7,14 +7,11 @@ from types import SimpleNamespace
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-import entrypoint.cli.checking
 import entrypoint.cli.commands
 from entrypoint.health.deep import run as deep
 from entrypoint.launch import supervise
 from tests.support.fork import fork_python, fork_with_output
-from tests.support.forked import CheckHere
 
-entrypoint.cli.checking.ForkedModule = CheckHere  # type: ignore[assignment,misc]
 supervise.subprocess = SimpleNamespace(  # type: ignore[assignment]
     Popen=fork_python, TimeoutExpired=subprocess.TimeoutExpired
 )

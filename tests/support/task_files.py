@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.task_loading.fields import TaskField
-from trainer.task_loading.load import load_task, loaded_fields
+from trainbox.contract.task_fields import TaskField
+from trainer.load_task import load_task, loaded_fields
 
 HEAD = "from dataclasses import dataclass\nfrom trainbox.task import Task\n"
 

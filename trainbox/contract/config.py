@@ -110,8 +110,10 @@ class Settings(Config):
     threads: int = 1
 
 
-def check(config: Config, device: str) -> None:
+def check(config: Config, device: str | None = None) -> None:
     """Check settings for contradictions that can be found without torch.
+
+    `device` is None as long as it is not chosen.
 
     Raises:
         WrongUse: two settings contradict each other.
@@ -137,7 +139,7 @@ def check(config: Config, device: str) -> None:
             f"--precision {config.precision} needs an NVIDIA GPU (the device is {device}): "
             "use fp32 or bf16"
         )
-    if config.compile:
+    if config.compile and device is not None:
         _check_compiler(device)
     check_optimizer(config.optimizer)
     for option, name in (
@@ -146,6 +148,32 @@ def check(config: Config, device: str) -> None:
     ):
         if name is not None:
             split_metric(name, option)
+
+
+def check_strategy(config: Config, strategy: str) -> None:
+    """Raise WrongUse for requested settings that the launch strategy does not support."""
+    if config.memory_format == CHANNELS_LAST and strategy in ("dp", "fsdp"):
+        raise WrongUse(
+            "--memory-format channels_last is not kept by --strategy dp and fsdp: drop it, or "
+            "use --strategy ddp"
+        )
+    if strategy == "fsdp":
+        _check_fsdp(config)
+
+
+def _check_fsdp(config: Config) -> None:
+    if config.shards is not None:
+        raise WrongUse(
+            f"--shards {config.shards} guarantees the same bits on 1 to {config.shards} "
+            "processes, but --strategy fsdp adds in an order that depends on their number: "
+            "drop --shards, or use --strategy ddp"
+        )
+    if config.precision == "fp16":
+        raise WrongUse(
+            "--strategy fsdp cannot scale gradients, as --precision fp16 needs: use bf16 or fp32"
+        )
+    if config.compile:
+        raise WrongUse("--strategy fsdp is not tested with --compile: drop one of the two options")
 
 
 def _check_compiler(device: str) -> None:

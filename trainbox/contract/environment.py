@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterable
 
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import command
+from trainbox.contract.options import PREFIX
 from trainbox.contract.variables import LAUNCH_NAMES
 
-PREFIX = "TRAINBOX_"
 # Variables that the launcher, the image, make and deployments set. They are not settings.
 NOT_SETTINGS = frozenset(
     PREFIX + name

@@ -1,26 +1,86 @@
-"""Read the file of an experiment, such as exp.toml: its tables, and their values as text.
+"""Read a file of settings: an experiment's, such as exp.toml, or a run's config.json.
 
-The trainer reads [task], [train] and [sweep], and the launcher reads [launch]. Both parse the texts
-as on the command line.
+The values become texts as on the command line, which the options parse.
 """
 
-from collections.abc import Collection, Mapping
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 
+from trainbox.contract import options
+from trainbox.contract.config import load_config_file
+from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import read_text
-from trainbox.contract.variables import LAUNCH_NAMES
+from trainbox.contract.options import Option
 
-SUFFIX = ".toml"  # of the file's name
+SUFFIX = ".toml"  # of the file of an experiment
 TABLES = ("task", "train", "launch", "sweep")
-# The launcher reads this option of [sweep].
-PER_GPU = "per-gpu"
 _MOST_BYTES = 2**20
+# The options of each table.
+_ROWS = {"train": options.KEYS_OF_TRAIN, "launch": options.LAUNCH, "sweep": options.KEYS_OF_SWEEP}
 
 
-def read_experiment(path: Path) -> tuple[dict[str, dict[str, Any]], str]:
+@dataclass(frozen=True)
+class FileSettings:
+    """The settings of a file.
+
+    Attributes:
+        path: the file.
+        defaults: the texts by the names of the parameters; an option that repeats has a list.
+        fields: the fields of the task.
+        written: what messages call each field.
+        digest: the SHA-256 of an experiment's file; empty for a config.json.
+    """
+
+    path: Path
+    defaults: dict[str, Any]
+    fields: dict[str, Any]
+    written: dict[str, str] = field(default_factory=dict)
+    digest: str = ""
+
+
+def read_settings(path: Path, ctx: click.Context) -> FileSettings:
+    """Return the settings of the file of --config.
+
+    Raises:
+        WrongUse: the file, a key or a value is wrong. The message has one line.
+    """
+    if path.suffix != SUFFIX:
+        settings = load_config_file(path)
+        fields = settings.pop("fields", {})
+        # As text, so that a value is parsed as on the command line. For example, 1.5 epochs are
+        # refused.
+        texts = {
+            name: list(map(str, value)) if isinstance(value, list) else str(value)
+            for name, value in settings.items()
+            if value is not None
+        }
+        return FileSettings(path, texts, fields)
+    try:
+        tables, digest = _read_experiment(path)
+        task, fields, written = _task(f"{path}: [task]", tables["task"])
+        defaults: dict[str, Any] = {} if task is None else {"task": task}
+        for name, rows in _ROWS.items():
+            if name == "sweep" and ctx.command.name != name:
+                continue
+            place, values = f"{path}: [{name}]", tables[name]
+            if name == "sweep":
+                values = dict(values)
+                for key, text in (("grid", _grid), ("range", _range)):
+                    if key in values:
+                        defaults[f"{key}s"] = _arguments(f"{place} {key}", values.pop(key), text)
+            defaults |= _option_defaults(ctx, place, values, rows)
+    except ValueError as error:
+        raise WrongUse(str(error)) from error
+    return FileSettings(path, defaults, fields, written, digest)
+
+
+def _read_experiment(path: Path) -> tuple[dict[str, dict[str, Any]], str]:
     """Return the tables of the file, and the SHA-256 of its text.
 
     A table that the file lacks is empty. The keys of options have `-` for `_`.
@@ -41,7 +101,9 @@ def read_experiment(path: Path) -> tuple[dict[str, dict[str, Any]], str]:
     try:
         tables = tomllib.loads(text.removeprefix("\ufeff"))  # some editors write this mark
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"--config {path} is not TOML: {error}") from error
+        raise ValueError(
+            f"--config {path} is not TOML: {error}{_line(text, str(error))}"
+        ) from error
     for name, values in tables.items():
         if not isinstance(values, dict):
             raise ValueError(
@@ -65,34 +127,43 @@ def _with_dashes(table: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {keys[key]: value for key, value in values.items()}
 
 
-def option_defaults(
-    ctx: click.Context, table: str, values: Mapping[str, Any], options: Mapping[str, click.Option]
+def _line(text: str, problem: str) -> str:
+    """Return the line that tomllib names in its message, with the usual cure, or ""."""
+    if not (found := re.search(r"at line (\d+)", problem)):
+        return ""
+    return f" in `{text.splitlines()[int(found[1]) - 1].strip()}`: write texts in quotes"
+
+
+def _option_defaults(
+    ctx: click.Context, table: str, values: Mapping[str, Any], rows: Iterable[Option]
 ) -> dict[str, str | list[str]]:
     """Return the values of a table as on the command line, by the names of the parameters.
 
     An option that can be repeated has a list, from an array or from a single value.
 
-    `table` is the file and the table for messages, such as `exp.toml: [train]`. `options` has the
-    option of each key.
+    `table` is the file and the table for messages, such as `exp.toml: [train]`.
 
     Raises:
         ValueError: a key is unknown, or a value is not valid for its option.
     """
-    texts = _option_texts(table, values, options)
+    known = {row.key: row for row in rows}
+    texts = _option_texts(table, values, known)
     for key, text in texts.items():
         try:
-            options[key].type_cast_value(ctx, text)
+            known[key].click().type_cast_value(ctx, text)
         except click.BadParameter as error:
             raise ValueError(f"{table} {key} = {text}: {error.message.rstrip('.')}") from error
-    return {str(options[key].name): text for key, text in texts.items()}
+    return {known[key].parameter: text for key, text in texts.items()}
 
 
 def _option_texts(
-    table: str, values: Mapping[str, Any], options: Mapping[str, click.Option]
+    table: str, values: Mapping[str, Any], rows: Mapping[str, Option]
 ) -> dict[str, str | list[str]]:
     """Return the values of a table as on the command line, by their keys."""
     opposites = {
-        name.lstrip("-"): key for key, option in options.items() for name in option.secondary_opts
+        row.flags.partition("/")[2].lstrip("-"): key
+        for key, row in rows.items()
+        if "/" in row.flags
     }
     texts: dict[str, str | list[str]] = {}
     for key, value in values.items():
@@ -101,25 +172,70 @@ def _option_texts(
                 f"{table} {key} is the opposite of {opposites[key]}: write {opposites[key]} = "
                 "true or false"
             )
-        if key not in options:
-            is_launch = not table.endswith("[launch]") and _variable(key) in LAUNCH_NAMES
-            fix = "it belongs to [launch]" if is_launch else nearest(key, options)
+        if key not in rows:
+            is_launch = not table.endswith("[launch]") and any(
+                key == row.key for row in options.LAUNCH
+            )
+            fix = "it belongs to [launch]" if is_launch else nearest(key, rows)
             if key in ("set", "task"):
                 fix = "write the task and its fields below [task]"
             raise ValueError(f"{table} {key} is unknown: {fix}")
-        if options[key].multiple:
+        row = rows[key]
+        if row.repeats:
             each = value if isinstance(value, list) else [value]
             texts[key] = [text_of(f"{table} {key}", one) for one in each]
             continue
         texts[key] = text_of(f"{table} {key}", value)
-        if options[key].is_flag != isinstance(value, bool):
-            fix = "true or false, without quotes" if options[key].is_flag else "a value"
-            raise ValueError(f"{table} {key} = {texts[key]}: write {fix}")
+        if (row.type is bool) != isinstance(value, bool):
+            fix = "true or false, without quotes" if row.type is bool else "a value"
+            shown = json.dumps(value, ensure_ascii=False)
+            raise ValueError(f"{table} {key} = {shown}: write {fix}")
     return texts
 
 
-def _variable(key: str) -> str:
-    return key.replace("-", "_").upper()
+def _task(
+    table: str, values: Mapping[str, Any]
+) -> tuple[str | None, dict[str, str], dict[str, str]]:
+    """Return the task, the texts of its fields, and what messages call each field."""
+    name = values.get("name")
+    if name is not None and not (isinstance(name, str) and name.isprintable()):
+        raise ValueError(f"{table} name is {name!r}: write the task in quotes")
+    inner = values.get("set", {})
+    if not isinstance(inner, dict):
+        raise ValueError(f"{table} set is not a table: write fields below [task.set]")
+    fields, written = {}, {}
+    outer = {key: value for key, value in values.items() if key not in ("name", "set")}
+    for place, found in ((table, outer), (table.replace("[task]", "[task.set]"), inner)):
+        for key, value in found.items():
+            if key in fields:
+                raise ValueError(f"{place} {key} is also in [task]: drop one")
+            fields[key] = text_of(f"{place} {key}", value)
+            written[key] = f"{place} {key} = {fields[key]}"
+    return name, fields, written
+
+
+def _arguments(where: str, values: object, text: Callable[[str, list[Any]], str]) -> list[str]:
+    """Return the values of --grid or --range: `lr=0.001,0.003` for `lr = [1e-3, 3e-3]`."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{where} is not a table: write {{lr = [1e-4, 1e-1]}}")
+    for name, ends in values.items():
+        if not isinstance(ends, list):
+            raise ValueError(f"{where}: {name} is not an array: write {name} = [..., ...]")
+    return [f"{name}={text(f'{where}: {name}', ends)}" for name, ends in values.items()]
+
+
+def _grid(where: str, choices: list[Any]) -> str:
+    texts = [text_of(f"{where}: a value", choice) for choice in choices]
+    if not texts or not all(texts) or any("," in text for text in texts):
+        raise ValueError(f"{where} = {choices}: write values that are not empty, without commas")
+    return ",".join(texts)
+
+
+def _range(where: str, ends: list[Any]) -> str:
+    is_number = [type(end) in (int, float) for end in ends]
+    if is_number != [True, True] and not (is_number == [True, True, False] and ends[2] == "log"):
+        raise ValueError(f'{where} = {ends}: write [LOW, HIGH] or [LOW, HIGH, "log"]')
+    return ":".join(text_of(where, end) for end in ends)
 
 
 def text_of(where: str, value: object) -> str:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from trainbox.contract.errors import WrongUse
+
 _LENGTH = 40
 
 
@@ -32,6 +34,15 @@ def is_run_name(text: str) -> bool:
         and text.isprintable()
         and len(os.fsencode(text)) <= 255
     )
+
+
+def check_run_name(name: str | None, option: str = "--run") -> None:
+    """Raise WrongUse if `name`, the value of `option`, cannot be the name of a folder."""
+    if name is not None and not is_run_name(name):
+        raise WrongUse(
+            f"{option} {name!r} must be a folder name, not a path: set the parent folder with "
+            "--runs-dir"
+        )
 
 
 def script_label(script: str, is_module: bool) -> str:

@@ -1,6 +1,17 @@
-"""Messages about wrong options of a command."""
+"""What the commands of both programs share beside their options."""
 
 import click
+
+TEMPLATE = "template"  # the key of a script's arguments in the context
+
+
+class Templated(click.Command):
+    """A command that takes what follows `--` as the template of a script's arguments."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[TEMPLATE] = tuple(args[end + 1 :])
+        return super().parse_args(ctx, args[:end])
 
 
 def usage_message(error: click.ClickException) -> str:

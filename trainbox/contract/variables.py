@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 
+from trainbox.contract import options
+from trainbox.contract.options import Option
+
 # Whether and how GPUs are checked.
-HEALTH_NAMES = frozenset(("HEALTH", "HEALTH_LIMITS"))
-# The launcher's settings, which have no prefix.
-LAUNCH_NAMES = HEALTH_NAMES | {
-    *("DEVICE", "GPUS", "GPU_IDS", "NNODES", "NODE_RANK", "PROCESSES", "STRATEGY", "TASK"),
-    *("RDZV_ENDPOINT", "RDZV_ID", "RDZV_TIMEOUT_S"),
-}
+HEALTH_NAMES = options.variables(options.HEALTH)
+# The launcher's settings, most of which have no prefix.
+LAUNCH_NAMES = options.variables(options.LAUNCH) | {"TASK"}
 _OF_SCHEDULER = "SLURM_"
 # The port of the store that a sweep offers to the script of a trial.
 TRIAL_PORT = "TRAINBOX_TRIAL_PORT"
@@ -29,24 +29,8 @@ def without_launch(env: Mapping[str, str]) -> dict[str, str]:
 # A manifest, a report of `trainbox doctor` and a message show the values of these variables only.
 # They are numbers, switches, choices, devices, endpoints, network interfaces or paths.
 _SHOWN_BY_TOPIC = {
-    "the launch": """
-        DEVICE GPUS GPU_IDS HEALTH HEALTH_LIMITS NNODES NODE_RANK PROCESSES RDZV_ENDPOINT
-        RDZV_TIMEOUT_S STRATEGY TASK
-    """,
-    "settings and the image": """
-        TRAINBOX_ACCUMULATION TRAINBOX_BASE_BATCH_SIZE TRAINBOX_BATCH_SIZE
-        TRAINBOX_BATCH_SIZE_PER_GPU TRAINBOX_BEST_BY TRAINBOX_BUILD_INFO
-        TRAINBOX_CHECKPOINT_MINUTES TRAINBOX_CHECKPOINT_STEPS TRAINBOX_CLIP_NORM
-        TRAINBOX_COMPILE TRAINBOX_CONFIG TRAINBOX_DATA_DIR TRAINBOX_DETERMINISTIC
-        TRAINBOX_DEVICE TRAINBOX_DIGEST_STEPS TRAINBOX_DRIVER_DEADLINE_S
-        TRAINBOX_EARLY_STOPPING TRAINBOX_EPOCHS TRAINBOX_EVAL_EVERY TRAINBOX_HEARTBEAT
-        TRAINBOX_IMAGE_DIGEST TRAINBOX_INIT TRAINBOX_KEEP TRAINBOX_LOG_STEPS TRAINBOX_LR
-        TRAINBOX_LR_SCALING TRAINBOX_MAX_STEPS TRAINBOX_MEMORY_FORMAT TRAINBOX_METRIC
-        TRAINBOX_OPTIMIZER TRAINBOX_PATIENCE TRAINBOX_PRECISION TRAINBOX_PROFILE
-        TRAINBOX_PRUNER TRAINBOX_RESUME TRAINBOX_RETRIES TRAINBOX_RETRY_FAILED
-        TRAINBOX_RUNS_DIR TRAINBOX_SAMPLER TRAINBOX_SEED TRAINBOX_SEEDS TRAINBOX_SHARDS
-        TRAINBOX_SKIP_NONFINITE TRAINBOX_THREADS TRAINBOX_TRIALS TRAINBOX_TRIAL_MINUTES
-        TRAINBOX_WARMUP_EPOCHS TRAINBOX_WEIGHT_DECAY TRAINBOX_WORKERS
+    "the image": """
+        TRAINBOX_BUILD_INFO TRAINBOX_DRIVER_DEADLINE_S TRAINBOX_HEARTBEAT TRAINBOX_IMAGE_DIGEST
     """,
     "schedulers": """
         JOB_COMPLETION_INDEX PET_MASTER_ADDR PET_MASTER_PORT PET_NNODES PET_NODE_RANK
@@ -132,4 +116,11 @@ _SHOWN_BY_TOPIC = {
         TRITON_INTERPRET
     """,
 }
-SHOWN_VARIABLES = frozenset(name for names in _SHOWN_BY_TOPIC.values() for name in names.split())
+SHOWN_VARIABLES = frozenset(
+    name for names in _SHOWN_BY_TOPIC.values() for name in names.split()
+) | options.variables(
+    row
+    for rows in options.COMMANDS.values()
+    for row in rows
+    if not (isinstance(row, Option) and row.private)
+)

@@ -1,6 +1,5 @@
 """Run `python -m trainer`: choose the command, and map its errors to exit codes."""
 
-import importlib
 import signal
 import sys
 from collections.abc import Callable
@@ -11,46 +10,17 @@ import click
 from trainbox.contract.errors import ExitCode, Failure, called_exit
 from trainbox.contract.streams import message_line
 from trainbox.contract.usage import usage_message
+from trainer.cli import verbs
 from trainer.system.report import report_failure
 
 PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 
 
-# The module of each command. Only the module of the command that runs is imported, because the
-# check of a launch's options would otherwise take longer than the plan of the launch.
-_MODULES = {
-    "bench-figure": "bench_figure",
-    "config": "config",
-    "evaluate": "evaluate",
-    "export": "export",
-    "predict": "predict",
-    "sweep": "sweep",
-    "sweep-run": "sweep_run",
-    "sweep-show": "sweep",
-    "tasks": "tasks",
-    "track": "track",
-    "train": "train",
-    "verify": "verify",
-}
 # Commands that continue without a reader of their output.
 _LONG = ("evaluate", "sweep", "sweep-run", "train", "verify")
 
 
-class Commands(click.Group):
-    """The commands of the table, each imported when it runs."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_MODULES)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _MODULES:
-            return None
-        module = importlib.import_module(f"trainer.cli.{_MODULES[cmd_name]}")
-        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
-        return command
-
-
-@click.group(cls=Commands, context_settings=PAGE)
+@click.group(context_settings=PAGE, commands=verbs.ALL)
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Train a task on the devices of this process. `trainbox` plans and starts this command."""

@@ -12,6 +12,7 @@ from trainbox.contract.config import (
     DEFAULT_LEARNING_RATE,
     Config,
     Settings,
+    check_strategy,
     differences,
     parse_config,
 )
@@ -39,7 +40,7 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
     stored = (
         parse_config(stored_text, run.path / "config.json") if stored_text is not None else None
     )
-    strategy.check(config)
+    check_strategy(config, strategy.name)
     if stored is not None:
         if not strategy.keeps_shards:
             stored = dataclasses.replace(stored, shards=None)

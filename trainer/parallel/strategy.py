@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from trainbox.contract.config import Config
     from trainer.parallel.world import World
 
 T = TypeVar("T")
@@ -46,15 +45,6 @@ class Strategy:
 
     def __init__(self, name: str, world: "World") -> None:
         self.name, self.world = name, world
-
-    @classmethod
-    def check(cls, config: "Config") -> None:
-        """Raise WrongUse for settings that the strategy does not support."""
-        if config.memory_format == "channels_last" and not cls.allows_channels_last:
-            raise WrongUse(
-                "--memory-format channels_last is not kept by --strategy dp and fsdp: drop it, or "
-                "use --strategy ddp"
-            )
 
     def wrap(self, module: "nn.Module", autocast_dtype: "torch.dtype | None") -> "nn.Module":
         """Return `module` on this rank's device, so that one forward uses all GPUs of this rank."""
@@ -215,25 +205,6 @@ class Sharded(Strategy):
     allows_fp16 = False
     forward_is_collective = True
     gathers_states = True
-
-    @classmethod
-    def check(cls, config: "Config") -> None:
-        super().check(config)
-        if config.shards is not None:
-            raise WrongUse(
-                f"--shards {config.shards} guarantees the same bits on 1 to {config.shards} "
-                "processes, but --strategy fsdp adds in an order that depends on their number: "
-                "drop --shards, or use --strategy ddp"
-            )
-        if config.precision == "fp16":
-            raise WrongUse(
-                "--strategy fsdp cannot scale gradients, as --precision fp16 needs: use bf16 or "
-                "fp32"
-            )
-        if config.compile:
-            raise WrongUse(
-                "--strategy fsdp is not tested with --compile: drop one of the two options"
-            )
 
     def wrap(self, module: "nn.Module", autocast_dtype: "torch.dtype | None") -> "nn.Module":
         from trainer.parallel import fsdp

@@ -14,8 +14,9 @@ from torch import Tensor
 from trainbox.contract.errors import ExitCode, Failure, WrongUse
 from trainbox.contract.files import open_regular
 from trainbox.contract.sidecar import checkpoint_path
+from trainer.records.compare import listed_changes, manifest_differences
 from trainer.records.digest import digest_of_digests, tensor_digests
-from trainer.records.evidence import Evidence
+from trainer.records.evidence import Evidence, verdict
 
 _OPTIMIZER = "optimizer."  # the prefix of the optimizer's tensors in digests.jsonl
 _EXTRA_STATE = "_extra_state"  # a module's extra state, which a .safetensors file cannot hold
@@ -184,3 +185,27 @@ def _unreadable(path: Path, error: Exception) -> WrongUse:
         getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
     )
     return WrongUse(f"{path} cannot be read ({reason}): restore it")
+
+
+def compare_runs(one: Path, other: Path) -> str:
+    """Return that two runs have the same bits, with their differences in settings.
+
+    Raises:
+        WrongUse: A folder is not a run, or both are the same folder.
+        Differs: The digests differ, or a run's files contradict each other.
+    """
+    for run in (one, other):
+        for name in ("digests.jsonl", "manifest.json"):
+            if not (run / name).is_file():
+                raise WrongUse(f"verify {run}: {name} is missing: give the folders of two runs")
+    if one.samefile(other):
+        raise WrongUse(
+            f"verify {one} {other}: both are the same folder: give the folders of two runs"
+        )
+    runs = [Evidence.of(run) for run in (one, other)]
+    a, b = (check_files(run) for run in runs)
+    same = verdict(a, b, listed_changes(manifest_differences(a.manifest, b.manifest)))
+    # Entries have a time: equal files are copies, not two trainings.
+    copied = bool(a.metrics) and a.metrics == b.metrics
+    note = f"; {other} is a copy of {one}: this is one training, compared with itself"
+    return same + (note if copied else "")

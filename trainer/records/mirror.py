@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from trainbox.contract.files import open_regular, read_object
+from trainbox.contract.mirror_url import OPTION
 from trainbox.contract.sidecar import steps_in
 from trainer.records import mirror_plan
 from trainer.records.mirror_plan import MARKER, NEEDED_RECORDS, RECORDS
-from trainer.records.mirror_storage import OPTION, Storage, reason, refuse_another_run
+from trainer.records.mirror_storage import Storage, reason, refuse_another_run
 
 # At the end of a training, a copy is abandoned if it has not moved a byte for this time.
 _STALLED_S = 300.0

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from trainbox.contract.errors import Failure, NetworkFailure, Preempted, StorageFailure, WrongUse
 from trainbox.contract.files import read_object
+from trainbox.contract.mirror_url import OPTION
 from trainbox.contract.sidecar import damage, steps_in
 from trainer.records import mirror_plan
 from trainer.records.mirror_plan import RECORDS
 from trainer.records.mirror_storage import (
-    OPTION,
     Storage,
     is_refused_login,
     reason,

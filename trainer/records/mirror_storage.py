@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainbox.contract.errors import NetworkFailure, WrongUse
+from trainbox.contract.mirror_url import OPTION, check_url
 from trainbox.contract.secret_rule import without_secrets
 from trainer.records import mirror_plan
 from trainer.records.mirror_plan import MARKER, Marker
@@ -13,7 +14,6 @@ from trainer.records.mirror_plan import MARKER, Marker
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-OPTION = "--mirror"
 _LONGEST_REASON = 300
 
 
@@ -123,42 +123,6 @@ class Storage:
 
     def _path(self, step: int, name: str) -> str:
         return f"{self._root}/{mirror_plan.folder_name(step)}/{name}"
-
-
-def check_url(url: str) -> None:
-    """Check the value of --mirror without a connection.
-
-    Raises:
-        WrongUse: The URL is wrong, its scheme is unknown, or its package is not installed.
-    """
-    scheme, separator, rest = url.partition("://")
-    shown = without_secrets(url)
-    if scheme == "memory":
-        raise WrongUse(f"{OPTION} {shown!r} ends with the process: write s3://bucket/prefix")
-    if not separator and (Path(url).is_absolute() or Path(url).is_dir()):
-        where = f"file://{Path(shown).absolute()}"
-        raise WrongUse(f"{OPTION} {shown!r} is a path: for a folder, write '{where}'")
-    if not separator or "::" in url or not rest.strip("/") or not url.isprintable():
-        raise WrongUse(f"{OPTION} {shown!r} is not a storage: write s3://bucket/prefix")
-    if ":" in rest.partition("/")[0].rpartition("@")[0]:
-        raise WrongUse(
-            f"{OPTION} {scheme}://... contains a login, which other users can see: use the "
-            "environment or the configuration of the storage's package"
-        )
-    from fsspec import get_filesystem_class
-
-    try:
-        get_filesystem_class(scheme)
-    except ValueError:
-        raise WrongUse(
-            f"{OPTION} {shown!r} has an unknown scheme: use one of fsspec, such as s3, gs, abfs "
-            "or file"
-        ) from None
-    except ImportError as error:
-        raise WrongUse(
-            f"{OPTION} {shown!r}: {error}: write the package to a file my.txt, and install it "
-            "with `make extra-venv REQUIREMENTS=my.txt` or pip"
-        ) from error
 
 
 def refuse_another_run(storage: Storage, complete: Collection[int], run_id: str | None) -> None:

@@ -19,6 +19,7 @@ from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.files import replacing
 from trainbox.contract.temporary import sockets_in_a_folder
 from trainer.data.nested import take, tensors_in
+from trainer.load_task import load_task
 from trainer.loop.build import build_inference
 from trainer.loop.export_program import Exported, export_program
 from trainer.loop.model_call import find_call
@@ -34,7 +35,6 @@ from trainer.session.model_card import CARD, Card, described, write_card
 from trainer.session.recorded_figures import VALIDATION, figures_of_training
 from trainer.session.stored_model import load_compared
 from trainer.session.stored_run import StoredRun
-from trainer.task_loading.load import load_task
 
 # The largest difference, as a share of the largest output. Other kernels add in another order.
 TOLERANCE = 1e-4

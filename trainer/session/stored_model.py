@@ -13,6 +13,7 @@ from trainbox.classification import Classification
 from trainbox.contract.config import Settings, check
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.task import Task
+from trainer.load_task import load_task
 from trainer.loop.arithmetic import set_cuda_variables
 from trainer.loop.preflight_labels import check_labels
 from trainer.loop.state import Inference, load_weights
@@ -26,7 +27,6 @@ from trainer.session.agreement import refuse_difference
 from trainer.session.recorded_figures import VALIDATION
 from trainer.session.stored_run import StoredRun
 from trainer.system.sources import loaded_sources, located_sources
-from trainer.task_loading.load import load_task
 
 _ATTEMPTS = 5  # to load a checkpoint that a training replaces
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from trainbox.contract.config import Config, check, split_metric
 from trainbox.contract.errors import OutOfMemory, Preempted, StorageFailure
 from trainbox.contract.temporary import sockets_in_a_folder
+from trainer.load_task import load_task
 from trainer.loop.arithmetic import set_cuda_variables
 from trainer.loop.build import build
 from trainer.loop.fit import fit
@@ -33,7 +34,6 @@ from trainer.session.record import look_at_data, record_start, refuse_edited
 from trainer.session.resume import reason_to_keep_micro_batches, resume_job
 from trainer.session.run_name import default_name
 from trainer.system.signals import StopRequest
-from trainer.task_loading.load import load_task
 
 
 # The outermost context: all loader workers must have exited when their folder is removed.

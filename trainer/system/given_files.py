@@ -34,15 +34,3 @@ def given_files(given: Sequence[Path], endings: tuple[str, ...]) -> list[Path]:
             raise WrongUse(f"{path} has no file for this task{of_the_task}: name another folder")
         found += inside
     return found
-
-
-def check_files(given: Sequence[Path]) -> None:
-    """Raise WrongUse if a path is neither a file nor a folder."""
-    for path in given:
-        try:
-            problem = "is not a file or folder" if path.exists() else "does not exist"
-            usable = path.is_file() or path.is_dir()
-        except OSError as error:
-            problem, usable = f"cannot be read ({error.strerror})", False
-        if not usable:
-            raise WrongUse(f"{path} {problem}: name files, or folders of files")

@@ -3,11 +3,14 @@
 A signal sets a flag, which the loop reads between two steps.
 """
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import NoReturn
 
+from trainbox.contract.errors import Preempted
 from trainbox.contract.processes import die_with_parent
 
 # Signals that request a checkpoint and a stop, with the names for messages. The supervisor forwards
@@ -54,6 +57,30 @@ def handle_stop_signals(handler: Callable[[int, FrameType | None], None]) -> Non
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:
             signal.signal(number, handler)
+
+
+class _Stop(BaseException):
+    """A stop signal. torch catches each Exception during an export."""
+
+
+@contextlib.contextmanager
+def interruptible(what: str) -> Iterator[None]:
+    """End the body at the first stop signal, wherever it is.
+
+    Raises:
+        Preempted: a signal has arrived. `what` names the work in the message.
+    """
+
+    def stop(number: int, _frame: FrameType | None) -> NoReturn:
+        raise _Stop(STOP_SIGNALS[signal.Signals(number)])
+
+    handle_stop_signals(stop)
+    try:
+        yield
+    except _Stop as signal_name:
+        raise Preempted(
+            f"stopped by {signal_name} before the end of {what}: start the same command again"
+        ) from None
 
 
 def forwarded_signal(number: int) -> signal.Signals:

@@ -12,21 +12,18 @@ from typing import Any
 import click
 import pytest
 
-import entrypoint.cli.checking
 import entrypoint.cli.commands
 import entrypoint.cli.health
+import entrypoint.cli.launching
 import entrypoint.cli.planning
-import entrypoint.cli.sweep
-import entrypoint.cli.train
-import entrypoint.cli.verify
-import trainer.cli.commands
-import trainer.cli.options
-import trainer.cli.train
+import entrypoint.cli.stored
+import entrypoint.cli.training
+import trainer.cli.verbs
 from entrypoint.driver.gpus import Detection, Gpu
 from tests.support.commands import Ended, Trainbox, clean_environment
-from tests.support.forked import CheckHere
+from trainbox.contract import option_types, options
 from trainbox.contract.optimizers import OPTIMIZERS
-from trainer.task_loading.spec import built_in_tasks
+from trainbox.contract.task_spec import built_in_tasks
 
 _TASKS = f"use {', '.join(built_in_tasks())} (a task of your own is file.py:Class or module:Class)"
 FOUR = tuple(Gpu(index, f"GPU-{letter}", "H100", 81559) for index, letter in enumerate("abcd"))
@@ -72,7 +69,6 @@ def in_this_process(
 def plan(in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run `trainbox plan` in this process, as on a host with four GPUs."""
     monkeypatch.setattr(entrypoint.cli.planning, "Driver", FourGpus)
-    monkeypatch.setattr(entrypoint.cli.checking, "ForkedModule", CheckHere)
     return lambda *arguments, **env: in_this_process(
         entrypoint.cli.commands.main, ["plan", *arguments], env, without="CUDA_VISIBLE_DEVICES"
     )
@@ -80,10 +76,20 @@ def plan(in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def check(in_this_process: Callable[..., Ended]) -> Command:
-    """Run the check that `trainbox train` makes before it launches anything."""
+    """Run `trainbox plan` in this process, on the CPU unless the test chooses another device.
+
+    It checks what `trainbox train` checks before it launches anything.
+    """
     return lambda *arguments, **env: in_this_process(
-        trainer.cli.commands.main, ["train", "--check", *arguments], env
+        entrypoint.cli.commands.main, ["plan", *arguments], {"DEVICE": "cpu", **env}
     )
+
+
+def accepted(ended: Ended) -> str:
+    """Return the settings from the environment, beside the device of `check`."""
+    assert (ended.code, ended.err) == (0, ""), ended
+    shown = json.loads(ended.out)["env"].get("TRAINBOX_SETTINGS", "")
+    return str(shown).removeprefix("device cpu (from DEVICE)").removeprefix(", ")
 
 
 def refused(ended: Ended) -> str:
@@ -188,13 +194,14 @@ def test_a_renamed_verb_is_refused_with_its_replacement(
 
 
 # Invocations that use few of their verb's options, and the parameters that each of them uses.
-COMPARE = (entrypoint.cli.verify.verify, "verify a b", {"run", "other"})
+COMPARE = (entrypoint.cli.stored.verify, "verify a b", {"run", "other"})
 PRINT_DOCKER = (
-    entrypoint.cli.verify.verify,
+    entrypoint.cli.stored.verify,
     "verify a --print-docker",
     {"run", "print_docker", "data_dir"},
 )
-LIST = (entrypoint.cli.health.health, "health --list", {"modes", "as_json"})
+_MODES = ("gate", "live", "monitor", "deep", "list")
+LIST = (entrypoint.cli.health.health, "health --list", {*_MODES, "as_json"})
 _OF_DEEP, _OF_MONITOR = ["--deadline-s 1"], ["--listen 1", "--interval-s 1"]
 UNUSED_BY_MODE = {
     "health": [*_OF_DEEP, *_OF_MONITOR],
@@ -214,11 +221,11 @@ def narrow(
 ) -> Callable[[str, dict[str, str]], Ended]:
     """Run one of these invocations. A comparison and a list only print their name."""
 
-    def become(_module: str, *arguments: str) -> None:
-        print(" ".join(arguments))
+    def become(command: str, values: dict[str, Any]) -> None:
+        print(" ".join(options.arguments(command, values)))
         sys.exit(0)
 
-    monkeypatch.setattr(entrypoint.cli.verify, "become", become)
+    monkeypatch.setattr(entrypoint.cli.stored, "become_trainer", become)
     monkeypatch.setattr(entrypoint.cli.health, "_list_gpus", lambda _json: print("health --list"))
     return lambda arguments, env: in_this_process(
         entrypoint.cli.commands.main, arguments.split(), env
@@ -317,9 +324,7 @@ def test_all_options_of_train_are_listed_in_sections(trainbox: Trainbox) -> None
         *("Launch", "Health", "Cluster"),
         *("Training", "Batch", "Same bits", "Validation", "Storage"),
     ]
-    launch = declared_options(entrypoint.cli.train.train) - {"--help", "--help-all"}
-    training = declared_options(trainer.cli.train.train) - {"--device"}
-    assert option_names(ended.out) == launch | training
+    assert option_names(ended.out) == declared_options("train")
     assert options_of(trainbox("plan", "--help-all").out) == options_of(ended.out)
 
 
@@ -332,7 +337,8 @@ def test_the_help_of_train_lists_everyday_options(trainbox: Trainbox) -> None:
         *("--run", "--resume"),
     }
     assert "`trainbox train --help-all` lists all options." in ended.out
-    assert options_of(trainbox("plan", "-h").out) == options_of(ended.out)
+    of_plan = options_of(trainbox("plan", "-h").out)
+    assert of_plan.replace("trainbox plan", "trainbox train") == options_of(ended.out)
 
 
 def options_of(page: str) -> str:
@@ -346,8 +352,8 @@ def option_names(page: str) -> set[str]:
     }
 
 
-def declared_options(command: click.Command) -> set[str]:
-    return {p.opts[0] for p in command.params if isinstance(p, click.Option) and not p.hidden}
+def declared_options(command: str) -> set[str]:
+    return {f"--{row.key}" for row in options.options(command) if not row.hidden}
 
 
 # The plan as JSON, and launch options from arguments and from the environment.
@@ -371,7 +377,7 @@ def test_a_plan_has_the_documented_fields(plan: Command) -> None:
         "gpus": [gpu | dict.fromkeys(absent)],
         "nnodes": 1,
         "nproc_per_node": 1,
-        "argv": [sys.executable, *ALONE, "mnist", "--epochs", "3", "--set", "dropout=0.1"],
+        "argv": [sys.executable, *ALONE, "mnist", "--set", "dropout=0.1", "--epochs", "3"],
         "reason": reason,
         "env": {},
         "node_rank": 0,
@@ -408,26 +414,6 @@ def test_a_plan_shows_what_came_from_the_environment(plan: Command) -> None:
     )
     ended = plan(GPUS="2", SET="width=16 dropout=0.1")
     assert json.loads(ended.out)["env"]["TRAINBOX_SETTINGS"] == "gpus 2 (from GPUS), set (from SET)"
-
-
-def test_the_output_of_a_task_is_not_parsed_as_settings(
-    in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """If a base class is in another file, the check imports the task, which may print."""
-    (tmp_path / "base_of_it.py").write_text("from trainer.tasks.digits import Digits\n")
-    (tmp_path / "printing.py").write_text(
-        "import atexit\nfrom dataclasses import dataclass\nfrom base_of_it import "
-        "Digits\nprint('loading', end='')\n"
-        "atexit.register(print, 'LATE')\n@dataclass(frozen=True)\nclass T(Digits):\n    pass\n"
-    )
-    monkeypatch.setattr(
-        entrypoint.cli.sweep,
-        "supervised",
-        lambda plan, _checked: sys.exit(9 * ("TRAINBOX_SETTINGS" in plan.env)),
-    )
-    arguments = ["sweep", "printing.py:T", "--grid", "width=1,2", "--device", "cpu"]
-    ended = in_this_process(entrypoint.cli.commands.main, arguments, {})
-    assert (ended.code, ended.err) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -592,7 +578,7 @@ def test_neither_the_plan_nor_the_check_imports_torch(trainbox: Trainbox) -> Non
         ended = trainbox("plan", "--device", "cpu", *arguments, env=traced)
         assert ended.code == code
         imported = re.findall(r"^import time:.*\| +(\S+)$", ended.err, re.MULTILINE)
-        assert {"entrypoint.launch.plan", "trainer.task_loading.fields"} <= set(imported)
+        assert {"entrypoint.launch.plan", "trainbox.contract.task_fields"} <= set(imported)
         assert {name.partition(".")[0] for name in imported} & {
             "torch",
             "numpy",
@@ -659,11 +645,11 @@ def test_every_number_is_in_the_table() -> None:
     numeric = (
         click.types.IntParamType,
         click.types.FloatParamType,
-        trainer.cli.options.Whole,
-        trainer.cli.options.Number,
+        option_types.Whole,
+        option_types.Number,
     )
-    options = {p.opts[0] for p in trainer.cli.train.train.params if isinstance(p.type, numeric)}
-    assert options == {*WHOLE_NUMBERS, *NUMBERS}
+    params = trainer.cli.verbs.train.params
+    assert {p.opts[0] for p in params if isinstance(p.type, numeric)} == {*WHOLE_NUMBERS, *NUMBERS}
 
 
 @pytest.mark.parametrize(
@@ -763,16 +749,15 @@ def test_arguments_override_training_options_of_the_environment(check: Command) 
     assert refused(check(TRAINBOX_EPOCHS="0")).startswith(
         "Invalid value for '--epochs': 0 is not a whole number from 1 "
     )
-    assert check("--epochs", "1", TRAINBOX_EPOCHS="0") == Ended(0, "\n\n", "")
-    assert check(SET="width=64 dropout=0.1") == Ended(0, "\nSET\n", "")
+    assert accepted(check("--epochs", "1", TRAINBOX_EPOCHS="0")) == ""
+    assert accepted(check(SET="width=64 dropout=0.1")) == "set (from SET)"
     assert refused(check(SET="width=64 dropout=x")) == "--set dropout=x: give a value of type float"
     assert refused(check(TASK="mnits")).startswith("no task 'mnits': did you mean mnist?")
-    assert check("digits", TASK="mnits") == Ended(0, "\n\n", "")
+    assert accepted(check("digits", TASK="mnits")) == ""
 
 
 def test_an_empty_variable_counts_as_unset(check: Command) -> None:
-    names = [p.envvar for p in trainer.cli.train.train.params if p.envvar]
-    flat = [name for envvar in names for name in ([envvar] if isinstance(envvar, str) else envvar)]
+    names = options.variables(options.COMMANDS["plan"])
     assert {
         "TASK",
         "SET",
@@ -780,8 +765,8 @@ def test_an_empty_variable_counts_as_unset(check: Command) -> None:
         "TRAINBOX_EPOCHS",
         "TRAINBOX_CONFIG",
         "TRAINBOX_RUNS_DIR",
-    } <= set(flat)
-    assert check(**dict.fromkeys(flat, "")) == Ended(0, "\n\n", "")
+    } <= names
+    assert accepted(check("--device", "cpu", **dict.fromkeys(names, ""))) == ""
 
 
 # Hostile values.
@@ -951,10 +936,43 @@ def test_the_list_of_verbs_fits_in_80_columns(in_this_process: Callable[..., End
     assert all(text.endswith(".") and not text.endswith("...") for text in verbs.values()), verbs
 
 
-@pytest.mark.parametrize("verb", ["train", "verify", "tasks", "sweep-show"])
+@pytest.mark.parametrize("verb", ["train", "verify", "tasks", "sweep show"])
 def test_the_usage_of_a_verb_shows_the_typed_command(
     in_this_process: Callable[..., Ended], verb: str
 ) -> None:
-    shown = in_this_process(trainer.cli.commands.main, [verb, "--help"], {}).out
-    assert shown.startswith(f"Usage: trainbox {verb.replace('-', ' ')} [OPTIONS] ")
-    assert "python -m" not in shown
+    shown = in_this_process(entrypoint.cli.commands.main, [*verb.split(), "--help"], {}).out
+    assert shown.startswith(f"Usage: trainbox {verb} [OPTIONS] ")
+
+
+# The command line of the trainer, which the table makes of the settled values.
+
+
+@pytest.mark.parametrize("command", [name for name in options.COMMANDS if name != "plan"])
+def test_the_trainer_reads_each_option_as_the_launcher_has_parsed_it(command: str) -> None:
+    of_trainer = {each.name: each for each in trainer.cli.verbs.ALL}.get(command.replace(" ", "-"))
+    if of_trainer is None:
+        return  # a verb of the launcher alone
+    given = {row.parameter: _example(row) for row in options.COMMANDS[command]} | {"script": "s.py"}
+    name, *words = options.arguments(command, given)
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in options.secrets(command, given).items():
+            patch.setenv(variable, value)
+        context = of_trainer.make_context(name, words)
+    for parameter, value in context.params.items():
+        if parameter != "device":
+            assert value == given[parameter], parameter
+
+
+def _example(row: options.Row) -> Any:
+    """Return a value that is not the default."""
+    if isinstance(row, options.Argument):
+        return (Path("-a"), Path("b")) if row.count == -1 else Path("-r") if row.type else "-t"
+    of_type: dict[Any, Any] = {
+        bool: not row.default,
+        click.Choice: next((c for c in getattr(row.type, "choices", ()) if c != row.default), None),
+        option_types.Number: 0.1 + 0.2,
+        option_types.NamedPath: Path("-a b"),
+        option_types.Whole: 7,
+        type(None): ("-a b=1", "--c") if row.repeats else "-a b",
+    }
+    return of_type.get(bool if row.type is bool else type(row.type))

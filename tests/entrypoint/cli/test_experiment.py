@@ -3,15 +3,13 @@
 import hashlib
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import entrypoint.cli.commands
-from entrypoint.cli.experiment import experiment_file
 from tests.support.commands import Ended
 from tests.support.forked import ForkedTrainbox
+from trainbox.contract.options import COMMANDS
 
 Plan = Callable[..., Any]
 
@@ -33,7 +31,7 @@ def test_a_plan_takes_the_launch_options_of_the_file(plan: Plan) -> None:
     text = '# CPU\n[task]\nname = "mnist"\n[launch]\nprocesses = 3\ndevice = "cpu"\n'
     shown = plan(text)
     assert (shown["nproc_per_node"], shown["strategy"]) == (3, "ddp")
-    assert shown["argv"][-4:] == ["trainer", "train", "--config", "exp.toml"]
+    assert shown["argv"][-3:] == ["trainer", "train", "mnist"]
     assert shown["env"]["TRAINBOX_SETTINGS"] == "from exp.toml"
     digest = hashlib.sha256(text.encode()).hexdigest()
     assert shown["env"]["TRAINBOX_EXPERIMENT"] == f"{digest} exp.toml"
@@ -116,25 +114,8 @@ def test_a_sweep_reads_the_launch_table_and_per_gpu(sweep: Callable[..., Ended])
     assert ended.code == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "path"),
-    [
-        (["digits", "--config", "a.toml"], "a.toml"),
-        (["--config=a.toml", "--config", "b.toml"], "b.toml"),
-        (["--config", "runs/r/config.json"], None),
-        (["--config", ".toml"], None),
-        (["--config"], None),
-        (["--config", "a.toml", "--help"], None),
-        (["show", "--config", "a.toml"], None),
-        ([], None),
-    ],
-)
-def test_the_file_is_found_in_the_arguments(arguments: list[str], path: str | None) -> None:
-    assert experiment_file(arguments) == (None if path is None else Path(path))
-
-
 def test_help_does_not_need_the_file(forked: ForkedTrainbox) -> None:
-    ended = forked("train", "--config", "missing.toml", "--help")
+    ended = forked("train", "--help", env={"TRAINBOX_CONFIG": "missing.toml"})
     assert ended.code == 0
     assert "--config" in ended.out
 
@@ -142,8 +123,6 @@ def test_help_does_not_need_the_file(forked: ForkedTrainbox) -> None:
 def test_no_other_command_reads_the_file() -> None:
     """`sweep show` and the forms for scripts have no training options."""
     readers = {
-        name
-        for name in entrypoint.cli.commands.VERBS
-        if type(entrypoint.cli.commands.cli.get_command(None, name)).__name__ == "Launch"  # type: ignore[arg-type]
+        name for name, rows in COMMANDS.items() if "config" in {row.parameter for row in rows}
     }
     assert readers == {"plan", "sweep", "train"}

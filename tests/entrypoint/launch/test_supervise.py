@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from entrypoint.cli import commands as cli
-from entrypoint.cli import launching, planning, train, verify
+from entrypoint.cli import launching, planning, stored
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import (
     SCRIPT_RUN,
@@ -168,9 +168,9 @@ def test_only_verify_and_the_bench_do_not_resume(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], kind: Child
 ) -> None:
     seen: list[Child] = []
-    planned = (Mock(gpus=(), env={}), planning.Checked(health=False, health_limits=None))
-    for module in (train, verify):
-        monkeypatch.setattr(module, "checked_plan", lambda *_, **__: planned)
+    planned = LaunchPlan("single", (), 1, 1, (), "no GPU visible", {"TRAINBOX_DEVICE": "cpu"})
+    monkeypatch.setattr(planning, "make_plan", lambda *_: planned)
+    monkeypatch.setattr(stored, "check_run", lambda *_: None)
     ending = Ending(75, signalled=True)
     monkeypatch.setattr(launching, "supervise", lambda *_, kind, **__: seen.append(kind) or ending)
     assert CliRunner().invoke(cli.cli, arguments).exit_code == 75
@@ -464,7 +464,8 @@ def test_a_training_that_ends_itself_with_code_0_has_not_finished(
     monkeypatch.setattr(launching, "supervise", supervise)
     plan = LaunchPlan("single", (), 1, 1, (), "no GPU visible")
     with pytest.raises(SystemExit) as ended:
-        launching.supervised(plan, planning.Checked(health=False, health_limits=None), SCRIPT_SWEEP)
+        checked = planning.Checked(health=False, health_limits=None)
+        launching.supervised(planning.Launch(plan, checked, secrets={}), SCRIPT_SWEEP)
     assert ended.value.code == expected
     text = "the sweep exited with code 0 before it was finished: does the user's code call os._exit"
     assert (text in capfd.readouterr().err) is (finishes is False and code == 0)

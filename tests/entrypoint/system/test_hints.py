@@ -116,5 +116,5 @@ def _recommended(path: Path) -> list[str]:
         if isinstance(node, ast.Call) and node.args
         if ast.unparse(node.func) in ("command", "hints.command")
     ]
-    dynamic = ("*_RENAMED[", "verb")
+    dynamic = ("*_RENAMED[", "str(self.name)")
     return [ast.literal_eval(verb) for verb in calls if not ast.unparse(verb).startswith(dynamic)]

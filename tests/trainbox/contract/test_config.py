@@ -451,7 +451,7 @@ def test_settings_come_from_the_environment_too(
 def test_a_wrong_option_exits_with_code_2_and_prints_one_line(
     here: Here, arguments: list[str], message: str
 ) -> None:
-    code, out, err = here.command("train", "digits", "--device", "cpu", "--check", *arguments)
+    code, out, err = here.command("train", "digits", "--device", "cpu", *arguments)
     assert code == 2
     assert message in err
     assert err.startswith("trainbox: ")

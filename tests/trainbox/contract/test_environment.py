@@ -3,18 +3,18 @@
 import re
 from pathlib import Path
 
-import click
 import pytest
 
 from tests.support.here import Here
 from trainbox.contract.environment import NOT_SETTINGS, check_names
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.options import COMMANDS, PREFIX, variables
 from trainbox.contract.variables import LAUNCH_NAMES
-from trainer.cli.commands import cli
-from trainer.cli.invocation import all_settings, variables
 
 _ROOT = Path(__file__).parents[3]
-_SETTINGS = all_settings(click.Context(cli))
+_SETTINGS = {
+    name for rows in COMMANDS.values() for name in variables(rows) if name.startswith(PREFIX)
+}
 
 
 @pytest.mark.parametrize(
@@ -72,18 +72,9 @@ def test_each_name_that_the_sources_use_is_known() -> None:
 
 
 def test_the_names_of_the_launchers_settings_are_those_of_its_options() -> None:
-    from entrypoint.cli.sweep import sweep
-    from entrypoint.cli.train import train
-    from entrypoint.cli.verify import verify
-
-    read = {
-        name
-        for verb in (train, sweep, verify)
-        for param in verb.params
-        for name in variables(param)
-        if not name.startswith("TRAINBOX_")
-    }
-    assert read | {"TASK"} == LAUNCH_NAMES
+    used = {"DEVICE", "GPUS", "HEALTH", "NNODES", "PROCESSES", "RDZV_ID", "STRATEGY", "TASK"}
+    assert used <= LAUNCH_NAMES
+    assert {name for name in LAUNCH_NAMES if name.startswith(PREFIX)} == {"TRAINBOX_DEVICE"}
 
 
 def test_a_misspelt_name_exits_with_code_2_except_with_help(

@@ -13,8 +13,7 @@ from trainbox.contract.config import Config, check
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.optimizers import OPTIMIZERS, make_optimizer
 from trainbox.task import Task
-from trainer.cli.sweep import sweep
-from trainer.cli.train import train
+from trainer.cli.verbs import sweep, train
 
 _UNKNOWN = f"--optimizer lion does not exist: use {', '.join(OPTIMIZERS)}"
 

@@ -12,7 +12,7 @@ from tests.support.here import Here
 from tests.support.tiny import TINY
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
-from trainer.cli.config import as_experiment, sweep_as_experiment
+from trainer.sweep.experiment_file import as_experiment, sweep_as_experiment
 from trainer.sweep.grid import Sweep
 from trainer.sweep.script import Script
 

@@ -250,7 +250,7 @@ def test_a_changed_task_is_refused_unless_accepted(ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "message"),
     [
-        (shutil.rmtree, 2, "evaluate runs/r: config.json is missing: "),
+        (shutil.rmtree, 2, "evaluate runs/r: the folder does not exist: "),
         (lambda run: (run / "manifest.json").unlink(), 2, "manifest.json is missing: "),
         (lambda run: (run / "manifest.json").write_text("{}"), 2, "is damaged (it has no settings"),
         (

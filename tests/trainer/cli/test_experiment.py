@@ -11,8 +11,7 @@ from tests.support.paths import ROOT
 from tests.support.tiny import TINY
 from trainbox.contract.config import Config
 from trainbox.contract.optimizers import OPTIMIZERS
-from trainer.cli.config import sweep_as_experiment
-from trainer.cli.sweep_options import SweepOptions
+from trainer.sweep.experiment_file import sweep_as_experiment
 from trainer.sweep.grid import Range, Sweep, from_identity
 
 
@@ -36,7 +35,9 @@ def config_of(here: Here, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Conf
 def sweep_of(here: Here, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sweep]:
     """Return the sweep that `sweep` with these arguments would train."""
     seen: list[Sweep] = []
-    monkeypatch.setattr(SweepOptions, "run", lambda _self, sweep, *_rest: seen.append(sweep))
+    monkeypatch.setattr(
+        "trainer.sweep.requested.run_requested", lambda sweep, *_rest: seen.append(sweep)
+    )
 
     def call(*arguments: str) -> Sweep:
         code, _, err = here.command("sweep", *arguments, "--device", "cpu")
@@ -63,12 +64,11 @@ deterministic = false
 run = "base"
 
 [launch]
-gpus = "this table belongs to the launcher"
+processes = 1
 
 [sweep]
 seeds = 3
 metric = "accuracy"
-per-gpu = 2
 grid = {lr = [1e-3, 3e-3], width = [8, 16]}
 """
 _SAME = (
@@ -129,7 +129,7 @@ def test_the_command_line_precedes_the_environment_and_the_file(
 
 def test_an_error_in_a_field_names_its_source(here: Here) -> None:
     Path("exp.toml").write_text("[task]\nwidth = 16\n[sweep]\ngrid = {width = [8, 16]}")
-    config = ("--config", "exp.toml", "--check")
+    config = ("--config", "exp.toml")
     error = "trainbox: --set width=x: give a value of type int\n"
     assert here.command("train", *config, "--set", "width=x") == (2, "", error)
     # Only a field of the file gives way to the grid.
@@ -187,6 +187,10 @@ def test_fields_with_the_names_of_keys_have_a_table(
             f"[train] optimizer = lion: 'lion' is not one of {', '.join(map(repr, OPTIMIZERS))}\n",
         ),
         (
+            "[train]\ndeterministic = 'false'",
+            '[train] deterministic = "false": write true or false, without quotes',
+        ),
+        (
             "[train]\ndeterministic = 1",
             "[train] deterministic = 1: write true or false, without quotes",
         ),
@@ -215,7 +219,7 @@ def test_fields_with_the_names_of_keys_have_a_table(
 )
 def test_a_wrong_file_is_refused_with_the_key(here: Here, text: str, message: str) -> None:
     Path("exp.toml").write_text(text)
-    code, out, err = here.command("train", "--config", "exp.toml", "--check", "--lr", "1")
+    code, out, err = here.command("train", "--config", "exp.toml", "--lr", "1")
     assert err.startswith(f"trainbox: exp.toml: {message}")
     assert (code, out, err.count("\n")) == (2, "", 1)
 
@@ -223,37 +227,32 @@ def test_a_wrong_file_is_refused_with_the_key(here: Here, text: str, message: st
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"[train]\nlr = \n", "is not TOML: Invalid value (at line 2, column 6)"),
+        (
+            b"[train]\nlr = \n",
+            "is not TOML: Invalid value (at line 2, column 6) in `lr =`: write texts in quotes",
+        ),
         (b"a = " + b"[" * 5000, "is not TOML: "),
         (b"\xff", "is not TOML: 'utf-8' codec can't decode byte 0xff in position 0"),
     ],
 )
 def test_a_file_that_is_not_toml_is_refused(here: Here, data: bytes, message: str) -> None:
     Path("exp.toml").write_bytes(data)
-    code, out, err = here.command("train", "--config", "exp.toml", "--check")
+    code, out, err = here.command("train", "--config", "exp.toml")
     assert err.startswith(f"trainbox: --config exp.toml {message}")
     assert (code, out, err.count("\n")) == (2, "", 1)
 
 
 def test_a_file_may_start_with_a_byte_order_mark(here: Here) -> None:
     Path("exp.toml").write_bytes(b"\xef\xbb\xbf[train]\nlr = 0\n")
-    _, _, err = here.command("train", "--config", "exp.toml", "--check")
+    _, _, err = here.command("train", "--config", "exp.toml")
     assert err == "trainbox: exp.toml: [train] lr = 0: 0 is not a finite number above 0\n"
 
 
 def test_a_missing_file_is_refused(here: Here) -> None:
     Path("folder.toml").mkdir()
     for name, reason in (("none", "No such file or directory"), ("folder", "not a regular file")):
-        code, _, err = here.command("train", "--config", f"{name}.toml", "--check")
+        code, _, err = here.command("train", "--config", f"{name}.toml")
         assert (code, err) == (2, f"trainbox: --config {name}.toml cannot be read: {reason}\n")
-
-
-def test_the_options_of_the_command_line_are_reported_to_the_launcher(here: Here) -> None:
-    Path("exp.toml").write_text("[train]\nepochs = 1")
-    command = ("train", "digits", "--check", "--lr", "1", "--set", "width=8", "--fast")
-    assert here.command(*command)[1] == "\n\n"
-    _, out, _ = here.command(*command, "--config", "exp.toml")
-    assert out.split() == ["--task", "--set", "--lr", "--deterministic"]
 
 
 def test_the_manifest_records_the_file(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,9 +334,9 @@ def test_the_example_of_the_guide_is_trained_and_swept(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("grid = {widht = [3]}", "[sweep] --grid widht=3: task digits has no field widht: did you"),
-        ("grid = {lr = ['x']}", "[sweep] --grid lr=x: 'x' is not a number"),
-        ("range = {width = [5, 1]}", "[sweep] --range width=5:1 is empty: give a low end"),
+        ("grid = {widht = [3]}", "--grid widht=3: task digits has no field widht: did you"),
+        ("grid = {lr = ['x']}", "--grid lr=x: 'x' is not a number"),
+        ("range = {width = [5, 1]}", "--range width=5:1 is empty: give a low end"),
         ("seed = 3", "[sweep] seed is unknown: did you mean seeds?"),
         ("gpus = 3", "[sweep] gpus is unknown: it belongs to [launch]"),
         ("seeds = 0", "[sweep] seeds = 0: 0 is not a whole number from 1 to "),
@@ -353,7 +352,9 @@ def test_the_example_of_the_guide_is_trained_and_swept(
 )
 def test_a_wrong_sweep_is_refused_and_ignored_by_train(here: Here, text: str, message: str) -> None:
     Path("exp.toml").write_text(f"[sweep]\n{text}")
-    code, out, err = here.command("sweep", "--config", "exp.toml", "--check")
-    assert err.startswith(f"trainbox: exp.toml: {message}")
+    code, out, err = here.command("sweep", "--config", "exp.toml", "--device", "cpu")
+    # The trainer checks the names and values of a grid, which the file and the options share.
+    source = "" if message.startswith("--") else "exp.toml: "
+    assert err.startswith(f"trainbox: {source}{message}")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert here.command("train", "--config", "exp.toml", "--check") == (0, "\n\n", "")
+    assert here.command("plan", "--config", "exp.toml")[0] == 0

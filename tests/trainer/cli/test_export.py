@@ -363,7 +363,7 @@ def test_a_changed_task_is_refused_unless_accepted(here: Here) -> None:
 def test_a_folder_that_is_not_a_run_exits_with_2(here: Here) -> None:
     code, out, err = _export(here)
     assert (code, out) == (2, "")
-    assert "export runs/r: config.json is missing: give the folder of a run" in err
+    assert "export runs/r: the folder does not exist: give the folder of a run" in err
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.here import Here
+from tests.support.here import Captured, Here
 from tests.support.ranks import Ranks
 from tests.support.tiny import StepCounter
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.given import check_files
 from trainer.records.predictions import csv_rows, json_lines
 from trainer.session.predict import _write
-from trainer.system.given_files import check_files, given_files
+from trainer.system.given_files import given_files
 
 TASK = "tests.support.tiny:FromFiles"
 _NUMBERS = {"a": "1 2 3 4", "b/c": "0.5 -1 2 8", "b/d": "-2 1 1 1", "e": "4 3 2 1", "f": "0 1 1 1"}
@@ -186,14 +187,14 @@ def test_a_signal_stops_the_prediction_with_75(
 
 
 def test_a_full_disk_is_reported(here: Here, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(io.StringIO):
+    class Full(Captured):
         def write(self, text: str) -> int:
             if text.startswith('{"file": '):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().write(text)
 
     here.train(task=TASK, max_steps=2, workers=0)
-    monkeypatch.setattr("io.StringIO", Full)
+    monkeypatch.setattr("tests.support.here.Captured", Full)
     code, out, err = _predict(here, "new", "--format", "jsonl")
     assert code == 4
     assert "standard output cannot be written (No space left on device)" in err

@@ -11,8 +11,8 @@ import pytest
 
 from trainbox.contract.errors import WrongUse
 from trainer.cli.commands import cli
-from trainer.cli.track import _tracker, _until_a_signal
 from trainer.system.signals import STOP_SIGNALS
+from trainer.track.send import _tracker, _until_a_signal
 
 
 @pytest.mark.parametrize("package", ["mlflow", "wandb"])
@@ -56,10 +56,10 @@ def _old_handlers() -> Iterator[None]:
 def test_a_signal_ends_the_wait_and_a_second_one_interrupts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trainer.cli.track._LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("trainer.track.send._LOOK_EVERY_S", 0.0)
     wait = _until_a_signal()
     assert not wait()
-    monkeypatch.setattr("trainer.cli.track._LOOK_EVERY_S", 600.0)
+    monkeypatch.setattr("trainer.track.send._LOOK_EVERY_S", 600.0)
     os.kill(os.getpid(), signal.SIGINT)
     assert wait()
     with pytest.raises(KeyboardInterrupt):

@@ -12,7 +12,7 @@ from tests.support.paths import SUPPORT
 from tests.support.processes import Processes, children_of
 from tests.support.ranks import Ranks, StartedRanks
 from trainer.cli import commands as cli
-from trainer.cli.tasks import tasks as tasks_command
+from trainer.cli.verbs import tasks as tasks_command
 
 _JOBS = SUPPORT / "jobs.py"
 
@@ -82,5 +82,5 @@ def test_the_end_of_a_workers_stream_is_not_mistaken_for_ctrl_c(
 
     monkeypatch.setattr(tasks_command, "callback", tasks)
     monkeypatch.setattr(sys, "argv", ["trainer", "tasks"])
-    assert cli._run() == code
+    assert cli._run(lambda: None) == code
     assert ("EOFError: a worker is gone" in capsys.readouterr().err) is (code == 1)

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import scatter_gather
 
 from trainbox.task import Task
+from trainer.load_task import load_task
 from trainer.loop.losses import LossModule
-from trainer.task_loading.load import load_task
 
 # The package has a function of the same name.
 replicate_module = importlib.import_module("torch.nn.parallel.replicate")

@@ -12,11 +12,11 @@ from tests.support.convolutions import Pictures
 from tests.support.here import Here, StopAfter
 from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
-from trainbox.contract.config import Config
+from trainbox.contract.config import Config, check_strategy
 from trainbox.contract.errors import Preempted, WrongUse
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.loop.memory_format import memory_format, put_channels_last
-from trainer.parallel.strategy import STRATEGIES, Replicated
+from trainer.parallel.strategy import Replicated
 from trainer.parallel.world import World
 
 PICTURES = "tests.support.convolutions:Pictures"
@@ -121,8 +121,8 @@ def test_two_processes_have_the_bits_of_one(ranks: Ranks) -> None:
 @pytest.mark.parametrize("name", ["dp", "fsdp"])
 def test_strategies_that_lose_the_format_refuse_it(name: str) -> None:
     with pytest.raises(WrongUse, match="--memory-format channels_last is not kept"):
-        STRATEGIES[name].check(Config(memory_format="channels_last"))
-    STRATEGIES["ddp"].check(Config(memory_format="channels_last"))
+        check_strategy(Config(memory_format="channels_last"), name)
+    check_strategy(Config(memory_format="channels_last"), "ddp")
 
 
 def test_only_weights_of_pictures_change() -> None:

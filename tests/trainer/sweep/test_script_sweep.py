@@ -121,7 +121,8 @@ def test_a_sweep_of_a_script_records_each_trial(trainbox: Trainbox) -> None:
 def test_wrong_use_is_reported_before_anything_starts(
     here: Here, arguments: list[str], text: str
 ) -> None:
-    code, _, err = here.command("sweep-run", *arguments)
+    Path("train.py").touch()
+    code, _, err = here.command("sweep", "run", *arguments)
     assert code == 2
     assert err.startswith("trainbox: ")
     assert text in err

@@ -612,7 +612,7 @@ def test_a_drawn_table_is_sorted_and_names_the_command_that_repeats_the_best(
     lr = best.split()[1].removeprefix("learning_rate=").rstrip(",")
     assert lr == table[1].split()[0] == f"{float(lr):.3g}"
     command = again.split()[2:]
-    sweeps.ranks.train(1, *command[1:])
+    assert sweeps.ranks.launch(*command, "--device", "cpu").wait().code == 0
     repeated, first = (
         json.loads((sweeps.folder / path).read_text())
         for path in ("runs/s-best/config.json", command[command.index("--config") + 1])
@@ -729,24 +729,24 @@ def test_the_results_of_a_moved_sweep_are_shown(here: Here) -> None:
         assert trial
         study.done(trial, {"loss": loss}, 1.0)
     folder.rename(here.folder / "runs/moved")
-    code, out, _ = here.command("sweep-show", "moved")
+    code, out, _ = here.command("sweep", "show", "moved")
     assert (code, out.splitlines()[:3]) == (
         0,
         ["width  done  loss", "    4     1   0.5", "    8     1  0.25"],
     )
-    assert here.command("sweep-show", "moved", "--figure", "f.svg")[1] == "wrote f.svg\n"
+    assert here.command("sweep", "show", "moved", "--figure", "f.svg")[1] == "wrote f.svg\n"
     assert (here.folder / "f.svg").read_text().startswith("<?xml")
-    assert here.command("sweep-show", "moved", "--html", "f.html")[1] == "wrote f.html\n"
+    assert here.command("sweep", "show", "moved", "--html", "f.html")[1] == "wrote f.html\n"
     text = (here.folder / "f.html").read_text()
     assert "<h1>moved</h1>" in text
     assert "<pre>best:      width=8, lowest loss 0.25 (trial 1)\nagain:" in text
-    code, _, err = here.command("sweep-show", "moved", "--html", "none/f.html")
+    code, _, err = here.command("sweep", "show", "moved", "--html", "none/f.html")
     assert (code, err) == (
         2,
         "trainbox: --html none/f.html cannot be written (No such file or directory): "
         "give another path\n",
     )
-    code, _, err = here.command("sweep-show", "moved", "--html", "f.html", "--csv")
+    code, _, err = here.command("sweep", "show", "moved", "--html", "f.html", "--csv")
     assert (code, err) == (
         2,
         "trainbox: --csv, --figure and --html exclude each other: give one of them\n",

@@ -12,9 +12,9 @@ import pytest
 from tests.support.here import Here
 from tests.support.task_files import HEAD, loaded
 from trainbox.contract.errors import WrongUse
-from trainer.task_loading.fields import TaskField, parse_fields, static_fields, summary
-from trainer.task_loading.load import load_task
-from trainer.task_loading.spec import built_in_tasks
+from trainbox.contract.task_fields import TaskField, parse_fields, static_fields, summary
+from trainbox.contract.task_spec import built_in_tasks
+from trainer.load_task import load_task
 
 
 @pytest.mark.parametrize("name", built_in_tasks())
@@ -145,7 +145,7 @@ def test_reading_fields_runs_nothing_and_needs_no_torch(
     assert static_fields(f"{spec}:Eager") == [TaskField("width", int, 3)]
     assert not (tmp_path / "it ran").exists()
     code = (
-        "import sys; from trainer.task_loading.fields import static_fields; "
+        "import sys; from trainbox.contract.task_fields import static_fields; "
         "static_fields('digits'); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

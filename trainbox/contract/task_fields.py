@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import WrongUse
-from trainer.task_loading.spec import TASKS_FOLDER, locate
+from trainbox.contract.task_spec import TASKS_FOLDER, locate
 
 FIELD_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 
@@ -71,6 +71,37 @@ def _convert(field: TaskField, value: Any, shown: str) -> Any:
         return field.type(text)
     except (ValueError, KeyError):
         raise WrongUse(f"{shown}: give a value of type {field.type.__name__}") from None
+
+
+def fields_of(
+    task: str,
+    pairs: Sequence[str],
+    of_file: Mapping[str, Any] | None = None,
+    written: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return the values of the task's fields from the file of settings and from --set.
+
+    If the source of the task can be read without importing it, the fields are checked and have
+    their types. Else they are as given, and the import of the task checks them.
+
+    Args:
+        task: the task, such as `my.py:Gestures`.
+        pairs: the values of --set, such as `width=64`.
+        of_file: the fields of the file of settings.
+        written: what messages call the fields of the file.
+
+    Raises:
+        WrongUse: a pair is malformed, or a field does not exist or has another type.
+    """
+    given, shown = dict(of_file or {}), dict(written or {})
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise WrongUse(f"--set {pair}: write NAME=VALUE, as in --set width=64")
+        given[name] = value
+        shown.pop(name, None)
+    fields = static_fields(task)
+    return given if fields is None else parse_fields(task, fields, given, shown)
 
 
 def static_fields(spec: str) -> list[TaskField] | None:

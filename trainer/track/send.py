@@ -1,63 +1,43 @@
-"""The command `track`."""
+"""Send runs to a tracker once, or follow them."""
 
 import os
 import resource
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import click
 
 from trainbox.contract.errors import WrongUse
-from trainer.cli.invocation import Verb
 from trainer.system.signals import handle_stop_signals
-
-if TYPE_CHECKING:
-    from trainer.track.upload import Tracker
+from trainer.track import upload
+from trainer.track.upload import Tracker
 
 _LOOK_EVERY_S = 5.0
 
 
-@click.command(cls=Verb)
-@click.argument(
-    "folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN..."
-)
-@click.option("--to", type=click.Choice(["mlflow", "wandb"]), required=True, help="The tracker.")
-@click.option(
-    "--project",
-    metavar="NAME",
-    help="The project of wandb, or the experiment of MLflow. Default: WANDB_PROJECT or "
-    "MLFLOW_EXPERIMENT_NAME, or trainbox.",
-)
-@click.option("--follow", is_flag=True, help="Wait for new entries and send them, until Ctrl-C.")
-def track(folders: tuple[Path, ...], to: str, project: str | None, follow: bool) -> None:
-    """Send the metrics, settings and digests of runs to MLflow or Weights & Biases.
+def send(
+    folders: Sequence[Path],
+    to: str,
+    project: str | None,
+    follow: bool,
+    show: Callable[[str], None],
+) -> None:
+    """Send the entries of the runs in `folders` to the tracker `to`, and show what was sent.
 
-    RUN is the folder of a run, or of a sweep with all its trials. Each value is sent once: the same
-    command sends only what is new. The package mlflow or wandb must be installed.
-
-    \b
-    Examples:
-      trainbox track runs/digits-7d2c1a90 --to mlflow
-      trainbox track runs/* --to wandb --project digits
-      trainbox track runs/digits-sweep-7d2c1a90 --to mlflow --follow
+    If they are followed, wait for new entries until a signal.
     """
-    from trainer.track import upload
-
     if not follow:
-        click.echo(upload.send_once(folders, _tracker(to, project)))
+        show(upload.send_once(folders, _tracker(to, project)))
         return
     wait = _until_a_signal()
     # Each run that is followed keeps its folder open, and a sweep can have thousands.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     tracker = _tracker(to, project)
-    click.echo(f"following: new entries are sent to {tracker.place}; Ctrl-C ends this command")
-    upload.follow(folders, tracker, wait, click.echo)
+    show(f"following: new entries are sent to {tracker.place}; Ctrl-C ends this command")
+    upload.follow(folders, tracker, wait, show)
 
 
-def _tracker(to: str, project: str | None) -> "Tracker":
+def _tracker(to: str, project: str | None) -> Tracker:
     """Open the tracker.
 
     Raises:

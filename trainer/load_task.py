@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.task_fields import FIELD_TYPES, TaskField, parse_fields
+from trainbox.contract.task_modules import make_importable
+from trainbox.contract.task_spec import TASKS_FOLDER, locate
 from trainbox.task import Task
-from trainer.task_loading.fields import FIELD_TYPES, TaskField, parse_fields
-from trainer.task_loading.modules import make_importable
-from trainer.task_loading.spec import TASKS_FOLDER, locate
 
 
 def load_task(spec: str, given: Mapping[str, Any]) -> Task:

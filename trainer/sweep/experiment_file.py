@@ -1,4 +1,4 @@
-"""The command `config`: print the settings of a run, as JSON or as the file of an experiment."""
+"""The settings of a run or a sweep as the file of an experiment."""
 
 import dataclasses
 import json
@@ -8,57 +8,41 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
-
 from trainbox.contract.config import Config, parse_config
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import parse_object, read_object, read_text
-from trainer.cli.invocation import Verb
-from trainer.cli.parameters import Option
+from trainbox.contract.options import KEYS_OF_TRAIN
 from trainer.parallel.strategy import STRATEGIES
 from trainer.sweep.grid import Sweep
 from trainer.sweep.script import Script
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_OPTIONS = {row.key: row for row in KEYS_OF_TRAIN}
 # The keys of [task] that are not fields.
 _RESERVED = ("name", "set")
 # The strategies that a run has without --strategy, by its number of processes.
 _USUAL_STRATEGIES = ("single", "ddp")
 
 
-@click.command(cls=Verb)
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "--toml",
-    "as_toml",
-    is_flag=True,
-    help="Print a file for --config that trains the run or the sweep again.",
-)
-def config(run: Path, as_toml: bool) -> None:
-    """Print the settings of a run as JSON, or with --toml as a file for --config.
+def settings_text(run: Path, as_toml: bool) -> str:
+    """Return the settings of a run as JSON, or those of a run or a sweep as an experiment's file.
 
-    RUN is the folder of a run. With --toml, it can also be the folder of a sweep.
-
-    \b
-    Examples:
-      trainbox config runs/digits-7d2c1a90
-      trainbox config runs/digits-7d2c1a90 --toml > exp.toml
+    Raises:
+        WrongUse: the folder is not one of a run of a task, or a value cannot be in the file.
     """
     if as_toml and (run / "study.journal").is_file():
         from trainer.sweep.study import open_study  # imports Optuna
 
         study = open_study(None, run, run.name, None)
-        click.echo(sweep_as_experiment(study.sweep, study.total, run), nl=False)
-        return
+        return sweep_as_experiment(study.sweep, study.total, run)
     text = _config_of(run)
     if not as_toml:
-        click.echo(text, nl=False)
-        return
+        return text
     try:
         plan = read_object(run / "manifest.json").get("plan", {})
     except (OSError, ValueError):
         plan = {}
-    click.echo(as_experiment(parse_config(text, run / "config.json"), run, plan), nl=False)
+    return as_experiment(parse_config(text, run / "config.json"), run, plan)
 
 
 def _config_of(run: Path) -> str:
@@ -130,7 +114,7 @@ def _of_sweep(sweep: Sweep, total: int) -> Iterator[str]:
         name: [ends.low, ends.high, *(["log"] if ends.log else [])]
         for name, ends in sweep.ranges.items()
     }
-    keys = {str(option.name): key for key, option in _options().items()}
+    keys = {option.parameter: key for key, option in _OPTIONS.items()}
     for table, arrays in (("grid", grid), ("range", ranges)):
         if arrays:
             items = (
@@ -138,15 +122,6 @@ def _of_sweep(sweep: Sweep, total: int) -> Iterator[str]:
                 for name, values in arrays.items()
             )
             yield f"{table} = {{{', '.join(items)}}}"
-
-
-def _options() -> dict[str, Option]:
-    """Return the training options by their keys."""
-    from trainer.cli.train import train
-
-    return {
-        option.opts[0].lstrip("-"): option for option in train.params if isinstance(option, Option)
-    }
 
 
 def _lines(config: Config, run: Path, plan: dict[str, Any]) -> Iterator[str]:
@@ -169,8 +144,8 @@ def _of_config(config: Config) -> Iterator[str]:
             yield f"{_key(name)} = {_value(name, value)}"
     yield from ("", "[train]")
     settings = dataclasses.asdict(config)
-    for key, option in _options().items():
-        setting = settings.get(str(option.name))
+    for key, option in _OPTIONS.items():
+        setting = settings.get(option.parameter)
         if isinstance(setting, list):
             if setting:
                 yield f"{key} = [{', '.join(_value(key, each) for each in setting)}]"

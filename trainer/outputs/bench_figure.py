@@ -1,14 +1,11 @@
-"""The command `bench-figure`, which draws the figure of `trainbox bench` from its bench.json."""
+"""Draw the figure of `trainbox bench` from its bench.json."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from trainbox.contract.errors import StorageFailure, WrongUse
-from trainer.cli.invocation import Verb
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,13 +15,6 @@ _TITLES = {
     "weak": "weak: fixed batch per GPU",
     "": "speed",
 }
-
-
-@click.command("bench-figure", cls=Verb)
-@click.argument("folder", type=click.Path(path_type=Path))
-def bench_figure(folder: Path) -> None:
-    """Draw bench.svg from the bench.json in FOLDER, as `trainbox bench --out FOLDER` does."""
-    draw(folder)
 
 
 def draw(folder: Path) -> None:

@@ -11,9 +11,9 @@ from tests.support.here import Here
 from tests.support.task_files import HEAD, loaded
 from tests.support.tiny import Tiny
 from trainbox.contract.errors import WrongUse
-from trainer.task_loading.fields import TaskField, static_fields
-from trainer.task_loading.load import load_task
-from trainer.task_loading.spec import TASKS_FOLDER, built_in_tasks, locate
+from trainbox.contract.task_fields import TaskField, static_fields
+from trainbox.contract.task_spec import TASKS_FOLDER, built_in_tasks, locate
+from trainer.load_task import load_task
 
 
 def test_the_built_in_tasks_and_their_classes() -> None:
@@ -186,7 +186,7 @@ def test_a_file_that_would_shadow_a_module_is_refused_before_it_runs(
     here: Here, write: Callable[[str, str], str], name: str, reason: str
 ) -> None:
     spec = write(name, HEAD + "open('it ran', 'w')\n@dataclass(frozen=True)\nclass T(Task): ...\n")
-    for words in (["train", "--check"], ["train", "--device", "cpu"], ["tasks"]):
+    for words in (["train", "--device", "cpu"], ["plan"], ["tasks"]):
         code, _, err = here.command(*words, f"{spec}:T")
         assert code == 2
         assert re.fullmatch(f"trainbox: task file {re.escape(name)} {reason}\n", err)
@@ -213,7 +213,7 @@ def test_modules_beside_a_task_are_imported_and_never_replace_a_library(
     before = list(sys.path)
     assert loaded(f"{spec}:T") == [TaskField("width", int, 7)]
     assert sys.path == [*before, str(here.folder / "my"), str(here.folder)]
-    code, _, err = here.command("train", "--check", f"{spec}:T")
+    code, _, err = here.command("plan", f"{spec}:T")
     warnings = err.splitlines()
     assert code == 0
     assert warnings[0] == (
@@ -244,7 +244,7 @@ def test_a_module_of_the_current_folder_comes_last(
     before = list(sys.path)
     assert loaded("found_here.tasks:T") == [TaskField("width", int, 3)]
     assert sys.path == [*before, str(here.folder)]
-    code, _, err = here.command("train", "--check", "sklearn:T")
+    code, _, err = here.command("plan", "sklearn:T")
     assert code == 0
     assert err.startswith("trainbox: task sklearn is loaded from the module sklearn (")
     assert err.endswith("), not from sklearn.py: rename sklearn.py to use it\n")

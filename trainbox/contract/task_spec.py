@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from trainbox.contract.errors import WrongUse
-from trainer.task_loading.modules import check_name
+from trainbox.contract.streams import message
+from trainbox.contract.task_modules import check_name, overruled
 
-TASKS_FOLDER = Path(__file__).parents[1] / "tasks"
+TASKS_FOLDER = Path(__file__).parents[2] / "trainer" / "tasks"
 
 
 def built_in_tasks() -> list[str]:
@@ -55,3 +56,10 @@ def locate(spec: str) -> tuple[Path | str, str]:
         )
     check_name(Path(source))
     return Path(source), class_name
+
+
+def warn_of_overruled_imports(spec: str) -> None:
+    """Warn of imports of a task that load another module than the user's file of that name."""
+    source, _ = locate(spec)
+    for line in overruled(source):
+        message(line)

@@ -1,0 +1,153 @@
+"""The verbs for runs that are stored: `verify`, `evaluate`, `predict`, `export` and others."""
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from entrypoint.cli.launching import become_trainer, supervised
+from entrypoint.cli.planning import prepare
+from entrypoint.cli.verb import Verb, refuse_unused, verb
+from entrypoint.launch.supervise import EVALUATION, PREDICTION, UNSAVED_TRAINING
+from entrypoint.script.folder import refuse_script
+from trainbox.contract.given import check_files, check_run
+
+
+@verb("verify", Verb)
+def verify(**values: Any) -> None:
+    """Repeat RUN and compare the bits, or compare RUN with the run OTHER without training.
+
+    If they differ, the exit code is 8. The message names the first recorded step and the first
+    tensor that differ, and the manifest entries that differ.
+
+    \b
+    Examples:
+      trainbox verify runs/digits-7d2c1a90
+      trainbox verify runs/digits-7d2c1a90 --steps 100
+      trainbox verify runs/digits-7d2c1a90 runs/digits-7d2c1a90-replay
+      trainbox verify runs/digits-7d2c1a90 --print-docker | sh
+    """
+    run, other, data_dir = values["run"], values["other"], values["data_dir"]
+    for folder in filter(None, (run, other)):
+        refuse_script(folder)
+    if other is not None:
+        refuse_unused(f"verify {run} {other}", {"run", "other"})
+        become_trainer("verify", {"run": run, "other": other})
+    if values["print_docker"]:
+        refuse_unused(f"verify {run} --print-docker", {"run", "print_docker", "data_dir"})
+        from entrypoint.replay import docker_command, read_run
+
+        user = f"{os.getuid()}:{os.getgid()}"
+        click.echo(shlex.join(docker_command(run, *read_run(run), data_dir, user)))
+        return
+    check_run("verify", run, "digests.jsonl")
+    supervised(prepare("verify", values), UNSAVED_TRAINING)
+
+
+@verb("evaluate", Verb)
+def evaluate(**values: Any) -> None:
+    """Evaluate a checkpoint of RUN, also while RUN trains.
+
+    The figures are compared with those that the training recorded. If they differ and nothing has
+    changed since, the exit code is 8.
+
+    \b
+    Examples:
+      trainbox evaluate runs/digits-7d2c1a90
+      trainbox evaluate runs/digits-7d2c1a90 --checkpoint last --predictions out.csv
+      trainbox evaluate runs/digits-7d2c1a90 --data test --out results
+      trainbox evaluate runs/digits-7d2c1a90 --data-dir other-data --gpus 2
+    """
+    _check("evaluate", values["run"])
+    supervised(prepare("evaluate", values), EVALUATION)
+
+
+@verb("predict", Verb)
+def predict(**values: Any) -> None:
+    """Predict FILES with the weights of RUN, and write a row for each to standard output.
+
+    FILES are files, or folders that are searched for the files of the task.
+
+    \b
+    Examples:
+      trainbox predict runs/images-7d2c1a90 a.jpg b.jpg
+      trainbox predict runs/images-7d2c1a90 new/ > predictions.csv
+      trainbox predict runs/images-7d2c1a90 new/ --format jsonl --gpus 2
+    """
+    _check("predict", values["run"])
+    check_files(values["files"])
+    supervised(prepare("predict", values), PREDICTION)
+
+
+def _check(command: str, run: Path) -> None:
+    refuse_script(run, command)
+    check_run(command, run)
+
+
+@verb("export", Verb)
+def export(**values: Any) -> None:
+    """Export the model of RUN as a file that needs no Trainbox, with a card.
+
+    The file is loaded again, and its outputs are compared with those of the model on validation
+    examples. If they differ, the exit code is 8 and no file is written.
+
+    \b
+    Examples:
+      trainbox export runs/digits-7d2c1a90
+      trainbox export runs/digits-7d2c1a90 --checkpoint last --out exported
+      trainbox export runs/digits-7d2c1a90 --to onnx --licence CC-BY-4.0
+    """
+    check_run("export", values["run"])
+    become_trainer("export", values)
+
+
+@verb("config", Verb)
+def config(**values: Any) -> None:
+    """Print the settings of a run as JSON, or with --toml as a file for --config.
+
+    RUN is the folder of a run. With --toml, it can also be the folder of a sweep.
+
+    \b
+    Examples:
+      trainbox config runs/digits-7d2c1a90
+      trainbox config runs/digits-7d2c1a90 --toml > exp.toml
+    """
+    become_trainer("config", values)
+
+
+@verb("tasks", Verb)
+def tasks(**values: Any) -> None:
+    """List the built-in tasks, or the fields of the task NAME (also file.py:Class)."""
+    become_trainer("tasks", values)
+
+
+@verb("track", Verb)
+def track(**values: Any) -> None:
+    """Send the metrics, settings and digests of runs to MLflow or Weights & Biases.
+
+    RUN is the folder of a run, or of a sweep with all its trials. Each value is sent once: the same
+    command sends only what is new. The package mlflow or wandb must be installed.
+
+    \b
+    Examples:
+      trainbox track runs/digits-7d2c1a90 --to mlflow
+      trainbox track runs/* --to wandb --project digits
+      trainbox track runs/digits-sweep-7d2c1a90 --to mlflow --follow
+    """
+    become_trainer("track", values)
+
+
+@verb("sweep show", Verb)
+def sweep_show(**values: Any) -> None:
+    """Print the results so far of the sweep NAME (its folder, or its name in --runs-dir).
+
+    \b
+    Examples:
+      trainbox sweep show digits-sweep-7d2c1a90
+      trainbox sweep show digits-sweep-7d2c1a90 --csv > trials.csv
+      trainbox sweep show digits-sweep-7d2c1a90 --metric macro_f1 --figure sweep.png
+      trainbox sweep show digits-sweep-7d2c1a90 --html sweep.html
+    """
+    become_trainer("sweep show", values)

@@ -1,0 +1,174 @@
+"""The verbs `train`, `plan` and `sweep`."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from entrypoint.cli.planning import Launch, prepare
+from entrypoint.cli.verb import (
+    ScriptCommand,
+    Sectioned,
+    file_settings,
+    given_by_user,
+    on_command_line,
+    verb,
+)
+from entrypoint.driver.gpus import Gpu
+from entrypoint.launch.plan import LaunchPlan, plan_sweep
+from entrypoint.launch.request import LaunchRequest
+from trainbox.contract import options
+from trainbox.contract.config import Config
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.options import config_of
+from trainbox.contract.run_name import check_run_name
+from trainbox.contract.task_fields import fields_of
+from trainbox.contract.task_spec import warn_of_overruled_imports
+from trainbox.contract.usage import TEMPLATE, Templated
+
+
+@verb("train", Sectioned)
+def train(**values: Any) -> None:
+    """Train TASK (default: digits), or resume a stopped run of the same command.
+
+    \b
+    Examples:
+      trainbox train                                     digits on the hardware found here
+      trainbox train mnist --gpus 2 --epochs 5           two GPUs
+      trainbox train fashion_mnist --batch-size 512 --lr 0.002 --lr-scaling linear
+      trainbox train my_tasks/gestures.py:Gestures --set width=64
+      trainbox train --processes 2 --device cpu          two gloo processes, without a GPU
+    """
+    from entrypoint.cli.launching import supervised  # `plan` does without its modules
+    from entrypoint.launch.supervise import TRAINING, UNSAVED_TRAINING
+
+    # The bench removes the run folder, so nothing resumes.
+    kind = TRAINING if values["measure_seconds"] is None else UNSAVED_TRAINING
+    supervised(_training("train", values), kind)
+
+
+@verb("plan", Sectioned)
+def plan(**values: Any) -> None:
+    """Print as JSON what `train` would launch with the same arguments, and why; start nothing.
+
+    \b
+    Examples:
+      trainbox plan mnist --gpus 3
+      GPU_IDS=0,2 trainbox plan
+    """
+    click.echo(json.dumps(dataclasses.asdict(_training("plan", values).plan), indent=2))
+
+
+def _training(command: str, values: dict[str, Any]) -> Launch:
+    """Return the launch of a training.
+
+    Raises:
+        Failure: a setting is wrong, or the request cannot be launched.
+    """
+    config = _settled(values)
+    check_run_name(values["run"])
+    if values["mirror"]:
+        from trainbox.contract.mirror_url import check_url
+
+        check_url(values["mirror"])
+    launch = prepare(command, values, config=config)
+    warn_of_overruled_imports(config.task)
+    return launch
+
+
+def _settled(values: dict[str, Any], swept: frozenset[str] = frozenset()) -> Config:
+    """Return the settings of a training, and put the task's settled fields into `values`.
+
+    A sweep varies the fields `swept`, and replaces those of the file.
+    """
+    found = file_settings()
+    of_file = (
+        {name: value for name, value in found.fields.items() if name not in swept} if found else {}
+    )
+    fields = fields_of(values["task"], values["pairs"], of_file, found.written if found else {})
+    values["pairs"] = tuple(f"{name}={value}" for name, value in fields.items())
+    return config_of(values, fields)
+
+
+@verb("sweep", Sectioned)
+def sweep(**values: Any) -> None:
+    """Train TASK for each combination of settings and each seed, on all GPUs or on N CPU slots
+    (--processes N).
+
+    `trainbox sweep show NAME` prints the results so far, and `trainbox sweep run SCRIPT` runs your
+    own script.
+
+    \b
+    Examples:
+      trainbox sweep digits --seeds 20 --grid width=8,16,32 --grid lr=1e-3,3e-3
+      trainbox sweep my.py:Gestures --sampler tpe --trials 50 --range lr=1e-4:1e-1:log
+      trainbox sweep mnist --seeds 100 --per-gpu 4 --name course
+      trainbox sweep mnist --seeds 100 --name course --worker    on a second machine
+      trainbox sweep run train.py --seeds 20 -- --seed {seed} --out {run}
+      trainbox sweep show course --csv
+    """
+    from entrypoint.cli.launching import supervised
+    from entrypoint.launch.supervise import TRAINING
+
+    if given_by_user("run") or given_by_user("resume"):
+        raise WrongUse(
+            "--run and --resume are for one training: use --name; a sweep always resumes"
+        )
+    values |= {"run": None, "resume": None}  # a file may have them for `train`
+    check_run_name(values["name"], "--name")
+    swept = frozenset(text.partition("=")[0] for text in (*values["grids"], *values["ranges"]))
+    for option, texts in (("--grid", values["grids"]), ("--range", values["ranges"])):
+        for text in texts:
+            _refuse_given(f"{option} {text}", text.partition("=")[0].replace("_", "-"))
+    launch = prepare("sweep", values, _on_slots(values["per_gpu"]), _settled(values, swept))
+    warn_of_overruled_imports(values["task"])
+    supervised(launch, TRAINING)
+
+
+def _refuse_given(swept: str, key: str) -> None:
+    for row in options.KEYS_OF_TRAIN:
+        if row.key == key and on_command_line(row.parameter):
+            raise WrongUse(f"{swept}: --{key} is also given: drop one of the two")
+
+
+class _SweepRun(Templated, ScriptCommand, Sectioned):
+    """The command `sweep run`."""
+
+
+@verb("sweep run", _SweepRun, example="train.py --seeds 5 -- --seed {seed} --out {run}")
+def sweep_run(**values: Any) -> None:
+    """Run your own SCRIPT for each combination of values and each seed, each trial as one process
+    on one GPU or CPU slot.
+
+    In ARGS, {lr} stands for a value of --grid lr=... or --range lr=..., {seed} for the seed, and
+    {run} for the trial's folder. The script reports by lines such as {"step": 100, "accuracy": 0.9}
+    on standard output, or in metrics.jsonl in its folder TRAINBOX_RUN.
+
+    \b
+    Examples:
+      trainbox sweep run train.py --seeds 20 -- --seed {seed} --out {run}
+      trainbox sweep run train.py --grid lr=1e-3,3e-3 --metric max:accuracy -- --lr {lr}
+      trainbox sweep run train.py --sampler tpe --trials 50 --range lr=1e-4:1e-1:log \\
+        --metric min:loss -- --lr {lr} --out {run}
+    """
+    from entrypoint.cli.launching import supervised
+    from entrypoint.cli.run import find_target
+    from entrypoint.launch.supervise import SCRIPT_SWEEP
+
+    check_run_name(values["name"], "--name")
+    script, module = values["script"], values["module"]
+    if (script is None) == (module is None):
+        raise WrongUse(
+            "sweep run needs one script, or -m MODULE: name it before --, as in "
+            "train.py --seeds 5 -- --seed {seed} --out {run}"
+        )
+    find_target(module, [script] if script else [])
+    words = ("--", *click.get_current_context().meta[TEMPLATE])
+    launch = prepare("sweep run", values, _on_slots(values["per_gpu"]), None, *words)
+    supervised(launch, SCRIPT_SWEEP)
+
+
+def _on_slots(per_gpu: int) -> Callable[[LaunchRequest, tuple[Gpu, ...]], LaunchPlan]:
+    return lambda request, gpus: plan_sweep(request, gpus, per_gpu)

@@ -1,0 +1,235 @@
+"""Commands of the option table, with their help and the file of --config."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainbox.contract import hints, options
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.experiment import FileSettings, read_settings
+from trainbox.contract.options import COMMANDS, CONFIG, PREFIX
+from trainbox.contract.usage import usage_message
+
+PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
+# Options of one of these names replace those of the others in a file.
+_ALTERNATIVES = (
+    ("gpus", "gpu_ids", "processes"),
+    ("epochs", "max_steps"),
+    ("batch_size", "batch_size_per_gpu"),
+)
+_FROM_FILE = click.core.ParameterSource.DEFAULT_MAP
+_FROM_USER = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
+_FILE = "trainbox.file"  # the key of the file's settings in the context
+
+
+def verb(
+    name: str, cls: type[click.Command] = click.Command, **attributes: Any
+) -> Callable[..., Any]:
+    """Return a decorator for the command `name` of the table."""
+    parameters = [row.click() for row in COMMANDS[name]]
+    context = {**PAGE, **attributes.pop("context_settings", {})}
+    return click.command(name, cls, params=parameters, context_settings=context, **attributes)
+
+
+class Verb(click.Command):
+    """A command that the trainer runs. It refuses unknown variables with our prefix."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from trainbox.contract.environment import check_names
+
+        settings = {name for rows in COMMANDS.values() for name in options.variables(rows)}
+        check_names(os.environ, {name for name in settings if name.startswith(PREFIX)})
+        return super().invoke(ctx)
+
+
+class Sectioned(Verb):
+    """A command with the settings of a training, which a file can have as well.
+
+    `--help` shows the everyday options, and `--help-all` shows all of them in sections.
+    """
+
+    def __init__(self, *arguments: Any, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.params = [
+            *(
+                _reading(param) if param.name == CONFIG[0].parameter else param
+                for param in self.params
+            ),
+            click.Option(
+                ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all
+            ),
+        ]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        _drop_replaced(ctx)
+        return rest
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        whole = ctx.meta.get("whole")
+        rows = [
+            row
+            for row in options.options(str(self.name))
+            if row.section and not row.hidden and (whole or row.everyday)
+        ]
+        if whole:
+            titles = [row.section for row in rows]
+        else:  # the everyday options of a training are few enough for one section
+            titles = [
+                row.section if row.section in ("Launch", "Sweep") else "Training" for row in rows
+            ]
+        for title in dict.fromkeys(titles):
+            records = [
+                row.click().get_help_record(ctx)
+                for row, its in zip(rows, titles, strict=True)
+                if its == title
+            ]
+            with formatter.section(f"{title} options"):
+                formatter.write_dl([record for record in records if record])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_paragraph()
+        if not ctx.meta.get("whole"):
+            command = hints.command(str(self.name), "--help-all")
+            formatter.write(f"`{command}` lists all options.\n")
+        kind, example = "training", "--batch-size by TRAINBOX_BATCH_SIZE"
+        if not any(row.section == "Training" for row in options.options(str(self.name))):
+            kind, example = "sweep", "--seeds by TRAINBOX_SEEDS"
+        formatter.write(f"Each {kind} option can also be set by the environment: {example}.\n")
+
+
+def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta["whole"] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+def _reading(param: click.Parameter) -> click.Parameter:
+    """Return `param`. That of --config reads the file before the other options."""
+    if param.name == CONFIG[0].parameter:
+        param.is_eager, param.expose_value, param.callback = True, False, _read_file
+    return param
+
+
+def _read_file(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
+    if path is not None:
+        found = ctx.meta[_FILE] = read_settings(path, ctx)
+        ctx.default_map = found.defaults
+
+
+def file_settings() -> FileSettings | None:
+    """Return the settings of the file of --config, if this command has one."""
+    found: FileSettings | None = click.get_current_context().meta.get(_FILE)
+    return found
+
+
+def _drop_replaced(ctx: click.Context) -> None:
+    """Drop the settings of the file that a setting from elsewhere replaces.
+
+    A chosen device without GPUs replaces the GPUs.
+    """
+    outside = {
+        name
+        for name, value in ctx.params.items()
+        if value is not None and ctx.get_parameter_source(name) is not _FROM_FILE
+    }
+    replaced = {name for names in _ALTERNATIVES if outside & {*names} for name in names}
+    if "device" in outside and ctx.params["device"] in ("cpu", "mps"):
+        replaced |= {"gpus", "gpu_ids"}
+    for name in replaced & ctx.params.keys():
+        if ctx.get_parameter_source(name) is _FROM_FILE:
+            ctx.params[name] = None
+
+
+class ScriptCommand(click.Command):
+    """A command whose arguments after `--` are those of a user's own script.
+
+    `example` is a command line without the verb, for the message about other options.
+    """
+
+    def __init__(self, *arguments: Any, example: str, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.example = example
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)  # click consumes `args`
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            is_of_the_script = isinstance(error, click.NoSuchOption) or "extra" in error.message
+            # Without -m, no option of Trainbox follows the script of `run`.
+            mixes = ctx.allow_interspersed_args or {"-m", "--module"} & {*given}
+            if "--" in given or not is_of_the_script or not mixes:
+                raise
+            raise WrongUse(
+                f"{_sentence(usage_message(error))} The arguments of the script follow --, as in "
+                f"{self.example}"
+            ) from error
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "?")) else f"{text}."
+
+
+def refuse_unused(invocation: str, used: set[str]) -> None:
+    """Refuse the options on the command line that this invocation of a verb would ignore.
+
+    Variables in the environment are not refused, because make and Compose set them for each verb.
+
+    Args:
+        invocation: the verb and its arguments, for the message.
+        used: the names of the parameters that the invocation uses.
+
+    Raises:
+        WrongUse: the command line has another option.
+    """
+    ctx = click.get_current_context()
+    unused = [
+        "/".join([*param.opts, *param.secondary_opts])
+        for param in ctx.command.params
+        if param.name and param.name not in used and _source(param.name) is _FROM_USER[0]
+    ]
+    if unused:
+        raise WrongUse(
+            f"{invocation} got options that it does not use ({', '.join(unused)}): drop them"
+        )
+
+
+def _source(name: str) -> click.core.ParameterSource | None:
+    return click.get_current_context().get_parameter_source(name)
+
+
+def given_by_user(name: str) -> bool:
+    """Return whether the command line or the environment has set the parameter `name`."""
+    return _source(name) in _FROM_USER
+
+
+def on_command_line(name: str) -> bool:
+    return _source(name) is _FROM_USER[0]
+
+
+def environment_names() -> list[str]:
+    """Return the environment variables that have set an option."""
+    given = [
+        param.envvar
+        for param in click.get_current_context().command.params
+        if param.name and _source(param.name) is _FROM_USER[1]
+    ]
+    return [next(name for name in names or () if os.environ.get(name)) for names in given]
+
+
+def origin() -> str:
+    """Return `from exp.toml; gpus, lr from the command line`, or "" without such a file."""
+    found = file_settings()
+    if found is None or not found.digest:
+        return ""
+    given = [
+        param.opts[0].lstrip("-")
+        for param in click.get_current_context().command.params
+        if param.name and param.name != CONFIG[0].parameter and on_command_line(param.name)
+    ]
+    return f"from {found.path}" + (f"; {', '.join(given)} from the command line" if given else "")

@@ -1,0 +1,22 @@
+"""Check the options of a sweep as the launcher and the trainer do, without a start."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+import entrypoint.cli.training
+from trainbox.contract.options import config_of
+from trainbox.contract.task_fields import fields_of
+from trainer.sweep.grid import Sweep
+from trainer.sweep.requested import of_task
+
+
+def requested_sweep(words: Sequence[str], env: Mapping[str, str]) -> Sweep:
+    """Return the sweep of `trainbox sweep ARGUMENTS` in this environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        with entrypoint.cli.training.sweep.make_context("sweep", list(words)) as context:
+            values = context.params
+            fields = fields_of(values["task"], values["pairs"])
+            return of_task(config_of(values, fields), "cpu", values)

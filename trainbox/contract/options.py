@@ -1,0 +1,606 @@
+"""The table of all options and arguments of all commands.
+
+The launcher parses the options of a command by this table, from the command line, the environment
+and an experiment's file. It starts the trainer with `arguments`, which the trainer parses by the
+same table. A new option of the training needs a line here and its use.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainbox.contract.config import CHANNELS_LAST, CONTIGUOUS, Config
+from trainbox.contract.optimizers import OPTIMIZERS
+from trainbox.contract.option_types import (
+    GpuCount,
+    NamedPath,
+    Number,
+    Numbers,
+    StrategyChoice,
+    Whole,
+)
+
+PREFIX = "TRAINBOX_"
+MOST_PROCESSES = 4096  # of a machine; trainer/launch/messages.py has the same limit for each node
+RDZV_TIMEOUT_S = 600
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a command.
+
+    Attributes:
+        flags: the names, such as `-m --module`, or `--health/--no-health` for a switch.
+        type: the type of click; None is a text, and bool is a switch.
+        help: the text of the help page, with the default.
+        default: the value if no source has one.
+        name: the parameter with the value; by default that of the first long flag.
+        metavar: the name of the value in the help, if it is not that of the type.
+        repeats: whether the option can be given several times.
+        everyday: whether `--help` shows it; `--help-all` shows all options in sections.
+        hidden: whether no help shows it.
+        required: whether the command is refused without it.
+        private: whether manifests and messages must not show the value from the environment.
+        secret: whether the value reaches the trainer in the environment, because every user of a
+            machine can read the arguments of a process.
+        section: the section of the help page; options of a single command have none.
+        variables: the environment variables that set it.
+    """
+
+    flags: str
+    type: Any
+    help: str
+    default: Any = None
+    _: dataclasses.KW_ONLY
+    name: str = ""
+    metavar: str | None = None
+    repeats: bool = False
+    everyday: bool = False
+    hidden: bool = False
+    required: bool = False
+    private: bool = False
+    secret: bool = False
+    section: str = ""
+    variables: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Return the name in an experiment's file: `batch-size` for `--batch-size`."""
+        return self.flags.split("/")[0].split()[-1].lstrip("-")
+
+    @property
+    def parameter(self) -> str:
+        """Return the name of the parameter with the value."""
+        return self.name or self.key.replace("-", "_")
+
+    @property
+    def of_launcher(self) -> bool:
+        """Return whether the launcher uses the value, and not the trainer."""
+        return self.section in _LAUNCHER_SECTIONS
+
+    @property
+    def of_trainer(self) -> bool:
+        """Return whether the trainer gets the value. The file of --config is already read."""
+        return not self.of_launcher and self not in CONFIG
+
+    def click(self, with_variables: bool = True) -> click.Option:
+        """Return the option of click, which reads the environment if `with_variables`."""
+        return click.Option(
+            [*self.flags.split(), self.parameter],
+            type=None if self.type is bool else self.type,
+            is_flag=self.type is bool,
+            default=False if self.type is bool and self.default is None else self.default,
+            help=self.help,
+            metavar=self.metavar,
+            multiple=self.repeats,
+            hidden=self.hidden,
+            required=self.required,
+            envvar=self.variables if with_variables or self.secret else None,
+        )
+
+    def words(self, value: Any) -> list[str]:
+        """Return the arguments that give the option this value."""
+        flag, _, opposite = self.flags.partition("/")
+        if self.type is bool:
+            return [flag if value else opposite]
+        values = value if self.repeats else [value]
+        return [word for one in values for word in (flag.split()[-1], str(one))]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A positional argument of a command, which the trainer gets as well."""
+
+    parameter: str
+    type: Any = None
+    default: Any = None
+    required: bool = True
+    count: int = 1  # -1: any number
+    metavar: str | None = None
+    variables: tuple[str, ...] = ()
+
+    def click(self, with_variables: bool = True) -> click.Argument:
+        """Return the argument of click, which reads the environment if `with_variables`."""
+        return click.Argument(
+            [self.parameter],
+            type=self.type,
+            required=self.required,
+            nargs=self.count,
+            metavar=self.metavar,
+            envvar=self.variables if with_variables else None,
+            **({} if self.default is None else {"default": self.default}),
+        )
+
+
+Row = Option | Argument
+
+
+def _section(title: str, prefix: str, *rows: Option) -> tuple[Option, ...]:
+    """Return the rows in a section of the help; `prefix` and the key are the variable's name."""
+    return tuple(
+        dataclasses.replace(
+            row,
+            section=title,
+            variables=(*row.variables, prefix + row.key.replace("-", "_").upper()),
+        )
+        for row in rows
+    )
+
+
+# A table: one or two lines for each option.
+# fmt: off
+_COUNT = Whole(1)
+_FOLDER, _FILE, _RUN = NamedPath("folder", readable=False), NamedPath("file"), NamedPath("run")
+_LAUNCHER_SECTIONS = ("Launch", "Health", "Cluster")
+
+_DEVICE: tuple[Option, ...] = _section("Launch", "",
+    Option("--gpus", GpuCount(), "Number of GPUs; 0 is the CPU. Default: all visible.",
+        everyday=True),
+    Option("--gpu-ids", None, "The GPUs to use: 0,2 or UUIDs, or 0:1 for a MIG slice.",
+        metavar="IDS", everyday=True),
+    Option("--processes", click.IntRange(1, MOST_PROCESSES),
+        "Number of CPU processes: torchrun DDP over gloo, or a sweep's trials at a time.",
+        metavar="N", everyday=True),
+)
+_KIND = (
+    Option("--device", click.Choice(["auto", "cuda", "mps", "cpu"]),
+        "Device to train on. Default: auto, which is cuda if there are GPUs.", section="Launch",
+        variables=("DEVICE", "TRAINBOX_DEVICE")),
+)
+HEALTH = _section("Health", "",
+    Option("--health/--no-health", bool, "Check the GPUs before the training, watch them during "
+        "it, and exit with code 3 if they fail. Default: yes.", True),
+    Option("--health-limits", _FILE, "TOML file that overrides limits: docs/guides/health.md."),
+)
+_STRATEGY = _section("Launch", "",
+    Option("--strategy", StrategyChoice(), "ddp: torchrun, one process per GPU. fsdp: the same, "
+        "each with a share of a model that is too large for one GPU. dp: DataParallel. Default: "
+        "ddp on 2 GPUs or more.", everyday=True),
+)
+# RDZV_SECRET and RDZV_SECRET_FILE have no option: every user of a machine can read the arguments
+# of a process. trainer.launch.secret reads them.
+_CLUSTER = _section("Cluster", "",
+    Option("--nnodes", click.IntRange(1), "Number of machines. Default: the scheduler's value.",
+        metavar="N"),
+    Option("--node-rank", click.IntRange(0), "This machine's number, from 0.", metavar="N"),
+    Option("--rdzv-endpoint", None, "Address of the rendezvous, on node 0.", metavar="HOST:PORT"),
+    Option("--rdzv-id", None, "Name of the job at the rendezvous, the same on all machines.",
+        metavar="TEXT", private=True),
+    Option("--rdzv-timeout-s", click.IntRange(1),
+        f"Seconds to wait for the other machines. Default: {RDZV_TIMEOUT_S}.", RDZV_TIMEOUT_S,
+        metavar="SECONDS"),
+)
+_PER_GPU = (
+    Option("--per-gpu", click.IntRange(1), "Trials that share a GPU. Default: 1.", 1, metavar="K",
+        section="Launch"),
+)
+_SWEPT: tuple[Option, ...] = _section("Sweep", PREFIX,
+    Option("--seeds", _COUNT, "Trials of each combination, with seeds from --seed on. Default: 1.",
+        1, everyday=True),
+    Option("--grid", None, "Values of a field or an option; repeatable.", name="grids",
+        metavar="NAME=A,B,C", repeats=True, everyday=True, private=True),
+    Option("--range", None, "Range that a sampler draws from; repeatable.", name="ranges",
+        metavar="NAME=LOW:HIGH[:log]", repeats=True, everyday=True, private=True),
+    Option("--sampler", click.Choice(["grid", "random", "tpe"]),
+        "Default: grid, which trains all combinations.", "grid", everyday=True),
+    Option("--trials", _COUNT, "Number of trials that a sampler draws.", everyday=True),
+    Option("--metric", None, "Metric that ranks the trials: accuracy, min:loss.", metavar="METRIC",
+        everyday=True),
+    Option("--pruner", click.Choice(["none", "median"]),
+        "median: stop trials that are worse than the median. Default: none.", "none",
+        everyday=True),
+    Option("--retries", Whole(0), "Retries of a failed trial, on another GPU. Default: 1.", 1),
+    Option("--retry-failed", bool, "Train trials again that failed after all retries."),
+    Option("--trial-minutes", Number(0),
+        "Stop a trial that takes longer, as failed. Default: no limit.", metavar="N",
+        everyday=True),
+    Option("--name", None, "The sweep's folder in --runs-dir. Default: the task and a digest.",
+        metavar="NAME", everyday=True, private=True),
+    Option("--storage", None, "Database of the study. Default: a journal in the sweep's folder.",
+        metavar="URL", private=True, secret=True),
+    Option("--worker", bool, "Join the sweep of another machine: wait for it, and print no table.",
+        private=True),
+)
+# What is different in the sweep of a script.
+_OF_SCRIPT = {
+    "grid": "Values of {NAME} in ARGS; repeatable.",
+    "name": "The sweep's folder in --runs-dir. Default: the script and a digest.",
+}
+_DATA_DIR = _section("Storage", PREFIX,
+    Option("--data-dir", _FOLDER, "Folder of the datasets. Default: data.", Path("data")),
+)
+_RUNS_DIR = _section("Storage", PREFIX,
+    Option("--runs-dir", _FOLDER, "Folder of the runs. Default: runs.", Path("runs")),
+)
+_SEED = _section("Same bits", PREFIX,
+    Option("--seed", Whole(0, 2**63 - 1), "Seed of all random numbers. Default: 0.", 0,
+        everyday=True),
+)
+CONFIG = _section("Training", PREFIX,
+    Option("--config", _FILE,
+        "File of settings: exp.toml, or a run's config.json; other options override it.",
+        everyday=True),
+)
+_FIELDS = _section("Training", PREFIX,
+    Option("--set", None, "A field of the task; repeatable.", name="pairs", metavar="NAME=VALUE",
+        repeats=True, everyday=True, private=True, variables=("SET",)),
+)
+# The settings of Config, by their names.
+_SETTINGS = (
+    *_section("Training", PREFIX,
+        Option("--init", None,
+            "Start from the best weights of another run, or from a .safetensors or .pt file.",
+            metavar="RUN|FILE"),
+        Option("--freeze", None,
+            "Weights that do not train, such as 'backbone' or '*.bias'; repeatable.",
+            metavar="PATTERN", repeats=True, private=True),
+        Option("--epochs", _COUNT, "Passes over the training set. Default: the task's.",
+            everyday=True),
+        Option("--max-steps", _COUNT, "Optimizer steps, instead of --epochs."),
+        Option("--lr", Number(0), "Peak learning rate. Default: the task's.", name="learning_rate",
+            everyday=True),
+        Option("--warmup-epochs", Number(0, open_low=False, high=1e9),
+            "Epochs of linear warm-up. Default: 0.", 0.0),
+        Option("--optimizer", click.Choice(list(OPTIMIZERS)),
+            "Optimizer, unless the task builds its own. Default: adamw.", "adamw"),
+        Option("--weight-decay", Number(0, open_low=False),
+            "Factor of the decay of weights. Default: the optimizer's."),
+        Option("--clip-norm", Number(0), "Largest gradient norm. Default: no limit."),
+        Option("--skip-nonfinite", Whole(0), "Skip up to N steps in a row whose gradient is not "
+            "finite. Default: 0, which stops the training at the first.", 0),
+        Option("--precision", click.Choice(["fp32", "tf32", "bf16", "fp16"]),
+            "Number format of the computations. Default: bf16 on Ampere or newer, fp16 on "
+            "older GPUs, fp32 elsewhere.", everyday=True),
+        Option("--workers", Whole(0, 1024),
+            "Loader workers per process, for data that is not in memory."),
+        Option("--compile/--no-compile", bool,
+            "torch.compile the model; needs a C compiler, and triton on a GPU."),
+        Option("--memory-format", click.Choice([CONTIGUOUS, CHANNELS_LAST]),
+            "Order of the weights of 2D convolutions; a run keeps it. Default: channels_last "
+            "in bf16 on CPUs if the task works with it, else contiguous."),
+    ),
+    *_section("Batch", PREFIX,
+        Option("--batch-size", _COUNT,
+            "Examples per optimizer step, over all GPUs. Default: the task's.", everyday=True),
+        Option("--batch-size-per-gpu", _COUNT, "The same, for each process."),
+        Option("--accumulation", _COUNT, "Micro-batches per step for each shard. Default: 1, "
+            "and more if the first steps do not fit."),
+        Option("--lr-scaling", click.Choice(["none", "linear", "sqrt"]),
+            "Scale --lr with the batch size. Default: none.", "none"),
+        Option("--base-batch-size", _COUNT, "Batch size that --lr is for. Default: 256.", 256),
+    ),
+    *_section("Same bits", PREFIX,
+        Option("--shards", _COUNT, "Shards of a batch: the same bits on 1 to V processes. "
+            "Default: the number of processes of the run's first start.", metavar="V"),
+        Option("--threads", Whole(1, 1024), "CPU threads per process; they change bits, so a "
+            "run keeps them. Default: its share of the CPUs."),
+        Option("--digest-steps", _COUNT, "Steps between entries in digests.jsonl. Default: one "
+            "epoch, or more if that takes long."),
+    ),
+    *_SEED,
+    *_section("Same bits", PREFIX,
+        Option("--deterministic/--fast", bool,
+            "The same bits each time (default), or the fastest kernels.", True),
+    ),
+    *_section("Validation", PREFIX,
+        Option("--eval-every", _COUNT, "Epochs between validations. Default: 1.", 1),
+        Option("--best-by", None,
+            "Metric of the best checkpoint: accuracy, min:loss. Default: the task's.",
+            metavar="METRIC"),
+        Option("--early-stopping", None, "Stop when this metric no longer improves.",
+            metavar="METRIC"),
+        Option("--patience", _COUNT, "Validations to wait for an improvement. Default: 5.", 5),
+    ),
+    *_section("Storage", PREFIX,
+        Option("--checkpoint-steps", _COUNT,
+            "Steps between checkpoints, in addition to --checkpoint-minutes."),
+        Option("--checkpoint-minutes", Number(0), "Minutes between checkpoints. Default: 5.", 5.0),
+        Option("--keep", _COUNT, "Newest checkpoints to keep, in addition to the best. Default: 3.",
+            3),
+        Option("--log-steps", _COUNT,
+            "Steps between entries in metrics.jsonl. Default: 50, or more if that takes long."),
+    ),
+)
+_ONE_RUN = _section("Storage", PREFIX,
+    Option("--run", None,
+        "The run's folder in --runs-dir. Default: the task and a digest of the settings.",
+        metavar="NAME", everyday=True, private=True),
+    Option("--resume", click.Choice(["auto", "never", "anyway"]), "auto: resume from the run's "
+        "newest checkpoint. never: refuse a run that has one. anyway: resume even if the "
+        "software, the hardware, the data or the task changed.", "auto", everyday=True),
+    Option("--profile", _COUNT,
+        "Profile N steps: write profile.json, and print the ten longest operators."),
+    Option("--mirror", None, "Object storage for copies of the checkpoints, such as "
+        "s3://bucket/prefix; a run whose folder is lost resumes from there.", metavar="URL",
+        private=True),
+)
+_MEASURE = (Option("--measure-seconds", Number(0), "For `trainbox bench`.", hidden=True),)
+_TASK = Argument("task", None, "digits", metavar="[TASK]", variables=("TASK",))
+_STORED_RUN: tuple[Option, ...] = (
+    Option("--checkpoint", click.Choice(["best", "last"]),
+        "The weights of the best validation (default), or of the newest checkpoint.", "best"),
+    dataclasses.replace(_DATA_DIR[0], section=""),
+    Option("--anyway", bool, "Accept changed source files of the task."),
+)
+_JSON = Option("--json", bool, "One JSON object instead of lines.", name="as_json")
+_SCRIPT_FOLDER = (
+    Option("--run", None, "The run's folder in --runs-dir. Default: the script's name and a "
+        "digest of its arguments, so that the same command has the same folder.", name="run_name",
+        metavar="NAME"),
+    dataclasses.replace(_RUNS_DIR[0], section=""),
+)
+_MODULE = Option("-m --module", None,
+    "Run a module, found from the current folder, instead of a file.", metavar="MODULE")
+_REST = Argument("arguments", click.UNPROCESSED, count=-1, required=False)
+
+LAUNCH: tuple[Option, ...] = (*_DEVICE, *_KIND, *HEALTH, *_STRATEGY, *_CLUSTER)
+_TRAINING = (*CONFIG, *_FIELDS, *_SETTINGS, *_RUNS_DIR)
+# The keys of an experiment's file in the tables [train] and [sweep].
+KEYS_OF_TRAIN = (*_SETTINGS, *_RUNS_DIR, *_DATA_DIR, *_ONE_RUN)
+KEYS_OF_SWEEP = (*_SWEPT, *_PER_GPU)
+_TRAIN: tuple[Row, ...] = (
+    *LAUNCH, _TASK, *_TRAINING, *_ONE_RUN[:1], *_DATA_DIR, *_ONE_RUN[1:], *_MEASURE,
+)
+_SCRIPT: tuple[Row, ...] = (
+    *_DEVICE, *_KIND, *HEALTH, *_CLUSTER, _MODULE, *_SCRIPT_FOLDER,
+    Option("--one-process", bool, "Start one process without torchrun, which sees all chosen "
+        "GPUs: for a script that uses DataParallel or that starts its own processes."),
+    Option("--restarts", click.IntRange(0), "Start the script again up to N times after code "
+        "75, 3 or 7, or if a process was killed. Default: 0.", 0, metavar="N"),
+    Option("--prefix", bool, "Put the process's number in front of each line of output."),
+    Option("--trial", bool, "For `trainbox sweep run`.", hidden=True),
+    dataclasses.replace(_REST, metavar="SCRIPT [--] [ARGS]"),
+)
+_JUDGED = (
+    Option("--gpus", GpuCount(), "Required number of GPUs. Default: any number.",
+        variables=("GPUS",)),
+    Option("--gpu-ids", None, "Required GPUs; only these are judged.", metavar="IDS",
+        variables=("GPU_IDS",)),
+    dataclasses.replace(HEALTH[1], section=""),
+    dataclasses.replace(_RUNS_DIR[0], section=""),
+)
+_HEALTH = (
+    *_JUDGED[:2],
+    Option("--gate", bool, "Before a run: one sample, in less than a second."),
+    Option("--live", bool,
+        "Liveness probe: check that the driver answers and all GPUs are present."),
+    Option("--monitor", bool,
+        "During runs: sample periodically, and serve the findings over HTTP."),
+    Option("--deep", bool, "Compute on each GPU and communicate between each pair; takes minutes."),
+    Option("--list", bool, "List the visible GPUs and MIG slices; judge nothing."),
+    Option("--json", bool, "Print JSON: docs/reference/health.schema.json; --list: an array.",
+        name="as_json"),
+    Option("--require", None, "Checks that must be readable here, such as ecc-uncorrected,nvlink.",
+        "", metavar="CHECKS"),
+    _JUDGED[2],
+    # For HEALTH=0, with which the two modes that decide about a training pass without a check.
+    Option("--health/--no-health", bool, "", True, name="wanted", hidden=True,
+        variables=("HEALTH",)),
+    Option("--processes", click.IntRange(1), "Processes to start here. Default: one per GPU.",
+        metavar="N", variables=("PROCESSES",)),
+    _JUDGED[3],
+    Option("--deadline-s", click.FloatRange(1),
+        "--deep: seconds for each of its programs. Default: 120.", 120.0, metavar="S"),
+    Option("--listen", None, "--monitor: address to listen on. Default: 127.0.0.1:9400.",
+        "127.0.0.1:9400", metavar="HOST:PORT"),
+    Option("--interval-s", click.FloatRange(0.1),
+        "--monitor: seconds between two samples. Default: 5.", 5.0),
+)
+_DRILL_SEED = Option(
+    "--seed", click.IntRange(0), "Seed of the random kills. Default: random.", metavar="N"
+)
+_CPU = Option("--cpu", bool, "Train on CPU processes even if there are GPUs.")
+_BENCH: tuple[Row, ...] = (
+    Option("--gpus", Numbers(1), "Numbers of GPUs. Default: 1, 2, 4 ... and all visible.",
+        name="counts", variables=("GPUS",)),
+    Option("--processes", Numbers(1),
+        "Numbers of CPU processes. Default without GPUs: 1, 2 ... up to 4.",
+        variables=("PROCESSES",)),
+    Option("--device", click.Choice(["auto", "cuda", "cpu"]), "Device to measure. Default: auto.",
+        variables=_KIND[0].variables),
+    Option("--strategies", None, "Strategies on several GPUs. Default: ddp.", "ddp",
+        metavar="ddp,dp", variables=("STRATEGY",)),
+    Option("--batch-size", Numbers(1), "Examples per step (strong scaling) and per GPU (weak "
+        "scaling). Default: the task's, without weak scaling.", name="batch_sizes",
+        variables=("TRAINBOX_BATCH_SIZE",)),
+    Option("--workers", Numbers(0),
+        "Loader workers of each process. Default: the same as for train.",
+        variables=("TRAINBOX_WORKERS",)),
+    Option("--rounds", click.IntRange(1), "Measurements of each case. Default: 3.", 3, metavar="N"),
+    Option("--seconds", click.FloatRange(0.1, 3600),
+        "Measured seconds of each case, after a warm-up. Default: 10.", 10.0, metavar="S"),
+    Option("--suggest", bool,
+        "Try larger batches and more workers while the speed rises, and recommend settings."),
+    Option("--out", _FOLDER, "Also write bench.md, bench.json and bench.svg to this folder."),
+    dataclasses.replace(_REST, metavar="TASK"),
+)
+
+# The options and arguments of each command, in the order of its help.
+COMMANDS: dict[str, tuple[Row, ...]] = {
+    "bench": _BENCH,
+    "bench-figure": (Argument("folder", _FOLDER),),  # the trainer draws for `bench`
+    "config": (
+        Option("--toml", bool, "Print a file for --config that trains the run or the sweep again.",
+            name="as_toml"),
+        Argument("run", _RUN),
+    ),
+    "doctor": _JUDGED,
+    "drill": (
+        Option("--shards", click.IntRange(1), "Shards of a batch. Default: 4.", 4, metavar="V"),
+        Option("--steps", click.IntRange(10), "Length of each training. Default: 60.", 60,
+            metavar="N"),
+        _DRILL_SEED, _CPU,
+        Argument("tasks", count=-1, required=False, variables=("TASK",)),
+    ),
+    "drill run": (
+        Option("--compare", None,
+            "File in the run folder with the result: .safetensors, .pt, .npz, .csv, .json.",
+            name="file", metavar="FILE", required=True),
+        Option("--processes", Numbers(1),
+            "Numbers of GPUs or CPU processes. Default: all visible GPUs, or 1 process.",
+            name="counts"),
+        Option("--kills", click.IntRange(1, 100),
+            "Kills of each training, by SIGKILL and SIGTERM in turn. Default: 2.", 2, metavar="N"),
+        Option("--tolerance", click.FloatRange(0, 1),
+            "Accept floats with |a - b| <= T * max(1, |a|). Default: 0, the same bits.", 0.0,
+            metavar="T"),
+        _DRILL_SEED, _CPU,
+        Option("--one-process", bool,
+            "Start one process without torchrun, as `trainbox run --one-process` does."),
+        dataclasses.replace(_MODULE, help="Train with a module instead of a script."),
+        dataclasses.replace(_REST, metavar="SCRIPT [-- ARGS]"),
+    ),
+    "evaluate": (
+        *LAUNCH, *_STORED_RUN,
+        Option("--data", click.Choice(["validation", "test"]),
+            "The validation data (default), or the task's test_dataset.", "validation"),
+        Option("--out", _FOLDER,
+            "Folder of the results. Default: evaluations/CHECKPOINT-DATA in RUN."),
+        Option("--predictions", _FILE, "Write the prediction for each example as CSV."),
+        Option("--intervals/--no-intervals", bool,
+            "Bootstrap 95 % intervals of the metrics (default).", True),
+        Argument("run", _RUN),
+    ),
+    "export": (
+        Option("--to", click.Choice(["pt2", "onnx"]),
+            "The format: pt2 of torch.export (default), or onnx.", "pt2"),
+        _STORED_RUN[0],
+        Option("--out", _FOLDER, "Folder of the files. Default: exports/CHECKPOINT-FORMAT in RUN."),
+        Option("--licence", None, "The licence of the model, for its card.", metavar="NAME"),
+        Option("--anyway", bool, "Export even if the source files of the task changed."),
+        _STORED_RUN[1],
+        Argument("run", _RUN),
+    ),
+    "health": _HEALTH,
+    "plan": _TRAIN,
+    "plan run": _SCRIPT,
+    "predict": (
+        *LAUNCH, *_STORED_RUN,
+        Option("--format", click.Choice(["csv", "jsonl"]),
+            "CSV with a header (default), or a JSON object on each line.", "csv", name="form"),
+        Argument("run", _RUN),
+        Argument("files", NamedPath("files"), count=-1),
+    ),
+    "run": _SCRIPT,
+    "sweep": (
+        *_DEVICE, *_KIND, *HEALTH, *_PER_GPU, _TASK, *_SWEPT, *_TRAINING, *_DATA_DIR,
+        # Refused with a remedy.
+        *(dataclasses.replace(row, hidden=True) for row in _ONE_RUN[:2]),
+    ),
+    "sweep run": (
+        *_DEVICE, *_KIND, *HEALTH, *_PER_GPU,
+        *tuple(dataclasses.replace(row, help=_OF_SCRIPT.get(row.key, row.help)) for row in _SWEPT),
+        dataclasses.replace(_SEED[0], section="Sweep", help="The first {seed}. Default: 0."),
+        *_RUNS_DIR,
+        dataclasses.replace(_MODULE, section="Sweep"),
+        Argument("script", required=False, metavar="SCRIPT -- ARGS"),
+    ),
+    "sweep show": (
+        dataclasses.replace(_RUNS_DIR[0], section=""),
+        Option("--storage", None, "The study's database, if it has one.", metavar="URL",
+            private=True, secret=True, variables=("TRAINBOX_STORAGE",)),
+        Option("--metric", None,
+            "Default: the metric that ranks the sweep's trials, or the first of the trials.",
+            metavar="NAME"),
+        Option("--csv", bool, "Print all trials and metrics as CSV.", name="as_csv"),
+        Option("--figure", _FILE, "Write a figure to this file instead: .png, .svg or .pdf."),
+        Option("--html", _FILE,
+            "Write a web page with table, charts and learning curves to this file instead."),
+        Argument("name"),
+    ),
+    "tasks": (_JSON, Argument("name", required=False)),
+    "track": (
+        Option("--to", click.Choice(["mlflow", "wandb"]), "The tracker.", required=True),
+        Option("--project", None, "The project of wandb, or the experiment of MLflow. Default: "
+            "WANDB_PROJECT or MLFLOW_EXPERIMENT_NAME, or trainbox.", metavar="NAME"),
+        Option("--follow", bool, "Wait for new entries and send them, until Ctrl-C."),
+        Argument("folders", NamedPath("run"), count=-1, metavar="RUN..."),
+    ),
+    "train": _TRAIN,
+    "verify": (
+        *LAUNCH,
+        Option("--steps", _COUNT, "Repeat the first N steps. Default: the whole run."),
+        _STORED_RUN[1],
+        Option("--print-docker", bool,
+            "Print the docker command that repeats RUN with the same image; start nothing.",
+            section="Launch"),
+        Argument("run", _RUN),
+        Argument("other", _RUN, required=False),
+    ),
+}
+
+# fmt: on
+
+
+def options(command: str) -> Iterator[Option]:
+    """Yield the options of a command."""
+    return (row for row in COMMANDS[command] if isinstance(row, Option))
+
+
+def variables(rows: Iterable[Row]) -> frozenset[str]:
+    """Return the environment variables that set one of `rows`."""
+    return frozenset(name for row in rows for name in row.variables)
+
+
+def arguments(command: str, values: Mapping[str, Any]) -> list[str]:
+    """Return the command line of the trainer for these values of parameters.
+
+    Defaults are left out, and secrets, which `secrets` returns.
+    """
+    words = []
+    for option in options(command):
+        value = values.get(option.parameter, option.default)
+        is_default = value in (option.default, None, ()) or (value is False and not option.default)
+        if option.of_trainer and not (option.secret or is_default):
+            words += option.words(value)
+    given = [values.get(row.parameter) for row in COMMANDS[command] if isinstance(row, Argument)]
+    placed = [str(word) for value in given if value is not None for word in _each(value)]
+    if any(word.startswith("-") for word in placed):
+        return [command.replace(" ", "-"), *words, "--", *placed]
+    return [command.replace(" ", "-"), *placed, *words]
+
+
+def _each(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def secrets(command: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables with the secret values of a command, for the trainer."""
+    return {
+        option.variables[0]: str(value)
+        for option in options(command)
+        if option.secret and (value := values.get(option.parameter)) is not None
+    }
+
+
+def config_of(values: Mapping[str, Any], fields: Mapping[str, Any]) -> Config:
+    """Return the settings of a training with these values of parameters and fields of the task."""
+    names = {setting.name for setting in dataclasses.fields(Config)} - {"task", "fields"}
+    settings = {name: value for name, value in values.items() if name in names}
+    # A list is what JSON has, so that it can be compared with a run's config.json.
+    lists = {name: list(value) for name, value in settings.items() if isinstance(value, tuple)}
+    return Config(task=values["task"], fields=dict(fields), **(settings | lists))

@@ -1,0 +1,201 @@
+"""The commands of the trainer. The launcher has parsed and checked their options."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.options import COMMANDS, Argument, config_of
+from trainbox.contract.task_fields import fields_of
+from trainbox.contract.usage import TEMPLATE, Templated
+from trainer.system.signals import StopRequest
+
+# The launch plan sets the device for the options of a command that are the launcher's.
+_DEVICE = click.Option(
+    ["--device"],
+    type=click.Choice(["auto", "cuda", "mps", "cpu"]),
+    default="auto",
+    envvar="TRAINBOX_DEVICE",
+)
+
+
+def _command(name: str, cls: type[click.Command] = click.Command) -> Callable[..., Any]:
+    """Return a decorator for the command `name` of the table, without the launcher's options."""
+    rows = COMMANDS[name]
+    own = [row for row in rows if isinstance(row, Argument) or row.of_trainer]
+    parameters: list[click.Parameter] = [row.click(with_variables=False) for row in own]
+    if any(row.parameter == "device" for row in rows):
+        parameters.append(_DEVICE)
+    return click.command(name.replace(" ", "-"), cls, params=parameters)
+
+
+@_command("train")
+def train(
+    task: str,
+    pairs: tuple[str, ...],
+    runs_dir: Path,
+    run: str | None,
+    data_dir: Path,
+    resume: str,
+    device: str,
+    profile: int | None,
+    mirror: str | None,
+    measure_seconds: float | None,
+    **settings: Any,
+) -> None:
+    """Train TASK: a built-in name, file.py:Class or module:Class."""
+    requested = config_of({"task": task, **settings}, fields_of(task, pairs))
+    stop = StopRequest.install()
+    if profile is not None:
+        # The library of torch's profiler reads this when it is loaded, and prints its phases else.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from trainer.session.train import train_task
+
+    train_task(
+        requested,
+        stop,
+        device,
+        runs_dir,
+        run,
+        data_dir,
+        resume,
+        measure_s=measure_seconds,
+        profile_steps=profile,
+        mirror=mirror or None,  # an empty URL overrides that of the environment
+    )
+
+
+@_command("verify")
+def verify(run: Path, other: Path | None, steps: int | None, data_dir: Path, device: str) -> None:
+    """Repeat RUN and compare the digests, or compare RUN with the run OTHER without training."""
+    if other is not None:
+        from trainer.records.evidence_files import compare_runs
+
+        click.echo(compare_runs(run, other))
+        return
+    stop = StopRequest.install()
+    from trainer.session.verify import verify_run
+
+    verify_run(run, steps, stop, device, data_dir)
+
+
+@_command("evaluate")
+def evaluate(run: Path, data_dir: Path, device: str, **request: Any) -> None:
+    """Evaluate a checkpoint of RUN on its validation data or its test data."""
+    stop = StopRequest.install()
+    from trainer.session.evaluate import EvaluateRequest, evaluate_run
+
+    evaluate_run(run, EvaluateRequest(**request), stop, device, data_dir)
+
+
+@_command("predict")
+def predict(
+    run: Path, files: tuple[Path, ...], data_dir: Path, device: str, **request: Any
+) -> None:
+    """Predict FILES with a checkpoint of RUN, and write a row for each to standard output."""
+    stop = StopRequest.install()
+    from trainer.session.predict import PredictRequest, predict_run
+
+    predict_run(run, PredictRequest(files, **request), stop, device, data_dir)
+
+
+@_command("export")
+def export(run: Path, data_dir: Path, **request: Any) -> None:
+    """Export the model of RUN as a file that needs no Trainbox, with a card."""
+    from trainer.system.signals import interruptible
+
+    with interruptible("the export"):
+        from trainer.session.export import ExportRequest, export_run
+
+        export_run(run, ExportRequest(**request), data_dir)
+
+
+@_command("config")
+def config(run: Path, as_toml: bool) -> None:
+    """Print the settings of a run as JSON, or as a file for --config."""
+    from trainer.sweep.experiment_file import settings_text
+
+    click.echo(settings_text(run, as_toml), nl=False)
+
+
+@_command("tasks")
+def tasks(name: str | None, as_json: bool) -> None:
+    """List the built-in tasks, or the fields of the task NAME."""
+    from trainer.task_list import listing
+
+    click.echo(listing(name, as_json))
+
+
+@_command("track")
+def track(folders: tuple[Path, ...], to: str, project: str | None, follow: bool) -> None:
+    """Send the metrics, settings and digests of runs to MLflow or Weights & Biases."""
+    from trainer.track.send import send
+
+    send(folders, to, project, follow, click.echo)
+
+
+@_command("bench-figure")
+def bench_figure(folder: Path) -> None:
+    """Draw bench.svg from the bench.json in FOLDER, as `trainbox bench --out FOLDER` does."""
+    from trainer.outputs.bench_figure import draw
+
+    draw(folder)
+
+
+@_command("sweep")
+def sweep(task: str, pairs: tuple[str, ...], data_dir: Path, device: str, **values: Any) -> None:
+    """Train TASK once for each combination and seed, each on a GPU of its own."""
+    from trainer.sweep.requested import of_task, run_requested
+    from trainer.sweep.work import task_work
+
+    base = config_of({"task": task, **values}, fields_of(task, pairs))
+    requested = of_task(base, device, values)
+    stop = StopRequest.install()
+    run_requested(requested, task_work(requested, data_dir), values, stop)
+
+
+@_command("sweep run", Templated)
+def sweep_run(
+    script: str | None, module: str | None, seed: int, device: str, **values: Any
+) -> None:
+    """Run SCRIPT once for each combination and seed, each on a GPU of its own."""
+    from trainer.sweep.requested import of_script, run_requested
+    from trainer.sweep.script import Script
+    from trainer.sweep.work import script_work
+
+    template = click.get_current_context().meta[TEMPLATE]
+    requested = of_script(
+        Script(script or module or "", module is not None, template, seed), values
+    )
+    stop = StopRequest.install()
+    # A worker ends a trial that takes too long, so that the script can save.
+    work = script_work(requested, device, values.pop("trial_minutes"))
+    run_requested(requested, work, values, stop)
+
+
+@_command("sweep show")
+def sweep_show(
+    name: str,
+    runs_dir: Path,
+    storage: str | None,
+    metric: str | None,
+    as_csv: bool,
+    figure: Path | None,
+    html: Path | None,
+) -> None:
+    """Print the results so far of the sweep NAME (its folder, or its name in --runs-dir)."""
+    folder = Path(name) if (Path(name) / "study.journal").is_file() else runs_dir / name
+    from trainer.sweep.session import show
+
+    if sum([as_csv, figure is not None, html is not None]) > 1:
+        raise WrongUse("--csv, --figure and --html exclude each other: give one of them")
+    click.echo(show(folder, storage, metric, as_csv, figure, html), nl=not as_csv)
+
+
+ALL = (
+    *(train, verify, evaluate, predict, export, config, tasks, track, bench_figure),
+    *(sweep, sweep_run, sweep_show),
+)
