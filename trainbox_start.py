@@ -4,6 +4,7 @@ This module is found before sys.path is in order, so it has a name that no other
 """
 
 import os
+import site
 import sys
 
 _HOME = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - a user may have pathlib
@@ -29,7 +30,9 @@ def _turn(folder: str, theirs: set[str]) -> int:
     """Return the turn of a folder: Python's library, Trainbox, packages, the user's folders."""
     if folder in (_LIBRARY, f"{_LIBRARY}/lib-dynload"):
         return 0
-    return 1 if folder == _HOME else 3 if folder in theirs else 2
+    if folder == _HOME:
+        return 1
+    return 3 if folder in theirs and folder not in site.getsitepackages() else 2
 
 
 def _absolute(folder: str) -> str:

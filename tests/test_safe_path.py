@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import site
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -157,11 +158,11 @@ def run_with_hostile_path(tmp_path: Path) -> Callable[..., Ended]:
     (hostile / "own.py").write_text(_TASK_ON_THE_PATH)
     (tmp_path / "script.py").write_text(_SCRIPT)
 
-    def run(*arguments: str) -> Ended:
+    def run(*arguments: str, **env: str) -> Ended:
         ended = subprocess.run(
             [TRAINBOX, *arguments],
             cwd=tmp_path,
-            env=clean_environment(PYTHONPATH="hostile", OMP_NUM_THREADS="1"),
+            env=clean_environment(OMP_NUM_THREADS="1", **{"PYTHONPATH": "hostile", **env}),
             capture_output=True,
             text=True,
             timeout=200,
@@ -217,6 +218,10 @@ def test_no_module_on_the_path_runs_instead_of_ours(
     assert "No such option '-m'" in run("evaluate", "-m").err
     assert '"nproc_per_node": 1' in run("plan", "own:Mine", "--device", "cpu").out
     assert "--set width=" in run("tasks", "digits").out
+    # A variable of ours in the user's environment, and a PYTHONPATH with our own packages.
+    assert "--set width=" in run("tasks", "digits", TRAINBOX_PYTHONPATH="x").out
+    path = os.pathsep.join(["hostile", *site.getsitepackages()])
+    assert "--set width=" in run("tasks", "digits", PYTHONPATH=path).out
     assert '"argv"' in run("plan", "run", "--device", "cpu", "script.py").out
     script = run("run", "--device", "cpu", "--run", "train", "script.py", "--", "plan")
     assert (script.code, "a script with ['plan']" in script.out) == (0, True), script.err

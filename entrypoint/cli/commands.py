@@ -12,13 +12,12 @@ from typing import NoReturn
 
 import click
 
-from entrypoint.cli.verb import PAGE
 from entrypoint.system.commands import is_folder_of_script, without_ranks
 from trainbox.contract import hints
 from trainbox.contract.errors import ExitCode, Failure, WrongUse
 from trainbox.contract.python_path import user_environment
 from trainbox.contract.streams import message, open_streams
-from trainbox.contract.usage import usage_message
+from trainbox.contract.usage import PAGE, usage_message
 
 # The module and the help line of each verb. Only the module of the verb that runs is imported, so
 # that a plan takes little longer than Python and click.

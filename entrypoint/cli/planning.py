@@ -18,9 +18,8 @@ from entrypoint.launch.request import LaunchRequest
 from entrypoint.system.cpus import usable_cpus
 from entrypoint.system.infiniband import read_infiniband
 from entrypoint.system.torch_build import torch_architectures
-from trainbox.contract import options
 from trainbox.contract.config import Config, check, check_strategy
-from trainbox.contract.options import arguments, secrets
+from trainbox.contract.options import LAUNCH, arguments, secrets
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -138,10 +137,7 @@ def prepare(
     """
     if config is not None:
         check(config)
-    own = {
-        row.parameter: values[row.parameter] for row in options.options(command) if row.of_launcher
-    }
-    own.pop("per_gpu", None), own.pop("print_docker", None)  # those of the command itself
+    own = {row.parameter: values[row.parameter] for row in LAUNCH if row.parameter in values}
     checked = Checked.take_from(own)
     verb = "train" if command == "plan" else command
     argv = ("trainer", *arguments(verb, values), *extra)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,7 +23,8 @@ from entrypoint.launch.request import LaunchRequest
 from trainbox.contract import options
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.options import config_of
+from trainbox.contract.experiment import FileSettings
+from trainbox.contract.options import config_of, swept_names
 from trainbox.contract.run_name import check_run_name
 from trainbox.contract.task_fields import fields_of
 from trainbox.contract.task_spec import warn_of_overruled_imports
@@ -83,11 +85,8 @@ def _settled(values: dict[str, Any], swept: frozenset[str] = frozenset()) -> Con
 
     A sweep varies the fields `swept`, and replaces those of the file.
     """
-    found = file_settings()
-    of_file = (
-        {name: value for name, value in found.fields.items() if name not in swept} if found else {}
-    )
-    fields = fields_of(values["task"], values["pairs"], of_file, found.written if found else {})
+    found = file_settings() or FileSettings(Path(), {}, {})
+    fields = fields_of(values["task"], values["pairs"], found.fields, found.written, swept)
     values["pairs"] = tuple(f"{name}={value}" for name, value in fields.items())
     return config_of(values, fields)
 
@@ -112,13 +111,16 @@ def sweep(**values: Any) -> None:
     from entrypoint.cli.launching import supervised
     from entrypoint.launch.supervise import TRAINING
 
-    if given_by_user("run") or given_by_user("resume"):
+    if any(
+        given_by_user(name) and values[name] != usual
+        for name, usual in (("run", None), ("resume", "auto"))
+    ):
         raise WrongUse(
             "--run and --resume are for one training: use --name; a sweep always resumes"
         )
     values |= {"run": None, "resume": None}  # a file may have them for `train`
     check_run_name(values["name"], "--name")
-    swept = frozenset(text.partition("=")[0] for text in (*values["grids"], *values["ranges"]))
+    swept = swept_names(values)
     for option, texts in (("--grid", values["grids"]), ("--range", values["ranges"])):
         for text in texts:
             _refuse_given(f"{option} {text}", text.partition("=")[0].replace("_", "-"))

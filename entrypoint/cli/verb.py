@@ -11,9 +11,8 @@ from trainbox.contract import hints, options
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.experiment import FileSettings, read_settings
 from trainbox.contract.options import COMMANDS, CONFIG, PREFIX
-from trainbox.contract.usage import usage_message
+from trainbox.contract.usage import PAGE
 
-PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 # Options of one of these names replace those of the others in a file.
 _ALTERNATIVES = (
     ("gpus", "gpu_ids", "processes"),
@@ -165,14 +164,12 @@ class ScriptCommand(click.Command):
             mixes = ctx.allow_interspersed_args or {"-m", "--module"} & {*given}
             if "--" in given or not is_of_the_script or not mixes:
                 raise
+            problem = error.message
+            if isinstance(error, click.NoSuchOption):
+                problem = f"no such option {error.option_name}"
             raise WrongUse(
-                f"{_sentence(usage_message(error))} The arguments of the script follow --, as in "
-                f"{self.example}"
+                f"{problem}: the arguments of the script follow --, as in {self.example}"
             ) from error
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith((".", "?")) else f"{text}."
 
 
 def refuse_unused(invocation: str, used: set[str]) -> None:

@@ -128,10 +128,11 @@ def _with_dashes(table: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _line(text: str, problem: str) -> str:
-    """Return the line that tomllib names in its message, with the usual cure, or ""."""
-    if not (found := re.search(r"at line (\d+)", problem)):
+    """Return the key of the line that tomllib names in its message, with the usual cure, or ""."""
+    if not (found := re.search(r"Invalid value \(at line (\d+)", problem)):
         return ""
-    return f" in `{text.splitlines()[int(found[1]) - 1].strip()}`: write texts in quotes"
+    key, _, value = text.splitlines()[int(found[1]) - 1].partition("=")
+    return f": write the text of {key.strip()} in quotes" if value.strip() else ""
 
 
 def _option_defaults(

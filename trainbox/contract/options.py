@@ -25,7 +25,7 @@ from trainbox.contract.option_types import (
 )
 
 PREFIX = "TRAINBOX_"
-MOST_PROCESSES = 4096  # of a machine; trainer/launch/messages.py has the same limit for each node
+MOST_PROCESSES = 4096  # of a machine
 RDZV_TIMEOUT_S = 600
 
 
@@ -44,7 +44,8 @@ class Option:
         everyday: whether `--help` shows it; `--help-all` shows all options in sections.
         hidden: whether no help shows it.
         required: whether the command is refused without it.
-        private: whether manifests and messages must not show the value from the environment.
+        shown: whether manifests and messages may show a text from the environment. They show
+            numbers, choices, switches and paths.
         secret: whether the value reaches the trainer in the environment, because every user of a
             machine can read the arguments of a process.
         section: the section of the help page; options of a single command have none.
@@ -62,7 +63,7 @@ class Option:
     everyday: bool = False
     hidden: bool = False
     required: bool = False
-    private: bool = False
+    shown: bool = False
     secret: bool = False
     section: str = ""
     variables: tuple[str, ...] = ()
@@ -89,11 +90,14 @@ class Option:
 
     def click(self, with_variables: bool = True) -> click.Option:
         """Return the option of click, which reads the environment if `with_variables`."""
+        # click takes an explicit None for a default, and an explicit is_flag for an optional value.
+        given: dict[str, Any] = {} if self.default is None else {"default": self.default}
+        if self.type is bool:
+            given = {"is_flag": True, "default": bool(self.default)}
         return click.Option(
             [*self.flags.split(), self.parameter],
             type=None if self.type is bool else self.type,
-            is_flag=self.type is bool,
-            default=False if self.type is bool and self.default is None else self.default,
+            **given,
             help=self.help,
             metavar=self.metavar,
             multiple=self.repeats,
@@ -102,13 +106,18 @@ class Option:
             envvar=self.variables if with_variables or self.secret else None,
         )
 
-    def words(self, value: Any) -> list[str]:
+    @property
+    def may_be_shown(self) -> bool:
+        """Return whether manifests and messages may show the value from the environment."""
+        return self.type is not None or self.shown
+
+    def arguments(self, value: Any) -> list[str]:
         """Return the arguments that give the option this value."""
         flag, _, opposite = self.flags.partition("/")
         if self.type is bool:
             return [flag if value else opposite]
         values = value if self.repeats else [value]
-        return [word for one in values for word in (flag.split()[-1], str(one))]
+        return [text for one in values for text in (flag.split()[-1], str(one))]
 
 
 @dataclass(frozen=True)
@@ -161,16 +170,14 @@ _DEVICE: tuple[Option, ...] = _section("Launch", "",
     Option("--gpus", GpuCount(), "Number of GPUs; 0 is the CPU. Default: all visible.",
         everyday=True),
     Option("--gpu-ids", None, "The GPUs to use: 0,2 or UUIDs, or 0:1 for a MIG slice.",
-        metavar="IDS", everyday=True),
+        metavar="IDS", everyday=True, shown=True),
     Option("--processes", click.IntRange(1, MOST_PROCESSES),
         "Number of CPU processes: torchrun DDP over gloo, or a sweep's trials at a time.",
         metavar="N", everyday=True),
 )
-_KIND = (
-    Option("--device", click.Choice(["auto", "cuda", "mps", "cpu"]),
-        "Device to train on. Default: auto, which is cuda if there are GPUs.", section="Launch",
-        variables=("DEVICE", "TRAINBOX_DEVICE")),
-)
+DEVICE = Option("--device", click.Choice(["auto", "cuda", "mps", "cpu"]),
+    "Device to train on. Default: auto, which is cuda if there are GPUs.", section="Launch",
+    variables=("DEVICE", "TRAINBOX_DEVICE"))
 HEALTH = _section("Health", "",
     Option("--health/--no-health", bool, "Check the GPUs before the training, watch them during "
         "it, and exit with code 3 if they fail. Default: yes.", True),
@@ -187,9 +194,10 @@ _CLUSTER = _section("Cluster", "",
     Option("--nnodes", click.IntRange(1), "Number of machines. Default: the scheduler's value.",
         metavar="N"),
     Option("--node-rank", click.IntRange(0), "This machine's number, from 0.", metavar="N"),
-    Option("--rdzv-endpoint", None, "Address of the rendezvous, on node 0.", metavar="HOST:PORT"),
+    Option("--rdzv-endpoint", None, "Address of the rendezvous, on node 0.",
+        metavar="HOST:PORT", shown=True),
     Option("--rdzv-id", None, "Name of the job at the rendezvous, the same on all machines.",
-        metavar="TEXT", private=True),
+        metavar="TEXT"),
     Option("--rdzv-timeout-s", click.IntRange(1),
         f"Seconds to wait for the other machines. Default: {RDZV_TIMEOUT_S}.", RDZV_TIMEOUT_S,
         metavar="SECONDS"),
@@ -202,14 +210,14 @@ _SWEPT: tuple[Option, ...] = _section("Sweep", PREFIX,
     Option("--seeds", _COUNT, "Trials of each combination, with seeds from --seed on. Default: 1.",
         1, everyday=True),
     Option("--grid", None, "Values of a field or an option; repeatable.", name="grids",
-        metavar="NAME=A,B,C", repeats=True, everyday=True, private=True),
+        metavar="NAME=A,B,C", repeats=True, everyday=True),
     Option("--range", None, "Range that a sampler draws from; repeatable.", name="ranges",
-        metavar="NAME=LOW:HIGH[:log]", repeats=True, everyday=True, private=True),
+        metavar="NAME=LOW:HIGH[:log]", repeats=True, everyday=True),
     Option("--sampler", click.Choice(["grid", "random", "tpe"]),
         "Default: grid, which trains all combinations.", "grid", everyday=True),
     Option("--trials", _COUNT, "Number of trials that a sampler draws.", everyday=True),
     Option("--metric", None, "Metric that ranks the trials: accuracy, min:loss.", metavar="METRIC",
-        everyday=True),
+        everyday=True, shown=True),
     Option("--pruner", click.Choice(["none", "median"]),
         "median: stop trials that are worse than the median. Default: none.", "none",
         everyday=True),
@@ -219,11 +227,10 @@ _SWEPT: tuple[Option, ...] = _section("Sweep", PREFIX,
         "Stop a trial that takes longer, as failed. Default: no limit.", metavar="N",
         everyday=True),
     Option("--name", None, "The sweep's folder in --runs-dir. Default: the task and a digest.",
-        metavar="NAME", everyday=True, private=True),
+        metavar="NAME", everyday=True),
     Option("--storage", None, "Database of the study. Default: a journal in the sweep's folder.",
-        metavar="URL", private=True, secret=True),
-    Option("--worker", bool, "Join the sweep of another machine: wait for it, and print no table.",
-        private=True),
+        metavar="URL", secret=True),
+    Option("--worker", bool, "Join the sweep of another machine: wait for it, and print no table."),
 )
 # What is different in the sweep of a script.
 _OF_SCRIPT = {
@@ -247,17 +254,17 @@ CONFIG = _section("Training", PREFIX,
 )
 _FIELDS = _section("Training", PREFIX,
     Option("--set", None, "A field of the task; repeatable.", name="pairs", metavar="NAME=VALUE",
-        repeats=True, everyday=True, private=True, variables=("SET",)),
+        repeats=True, everyday=True, variables=("SET",)),
 )
 # The settings of Config, by their names.
 _SETTINGS = (
     *_section("Training", PREFIX,
         Option("--init", None,
             "Start from the best weights of another run, or from a .safetensors or .pt file.",
-            metavar="RUN|FILE"),
+            metavar="RUN|FILE", shown=True),
         Option("--freeze", None,
             "Weights that do not train, such as 'backbone' or '*.bias'; repeatable.",
-            metavar="PATTERN", repeats=True, private=True),
+            metavar="PATTERN", repeats=True),
         Option("--epochs", _COUNT, "Passes over the training set. Default: the task's.",
             everyday=True),
         Option("--max-steps", _COUNT, "Optimizer steps, instead of --epochs."),
@@ -310,9 +317,9 @@ _SETTINGS = (
         Option("--eval-every", _COUNT, "Epochs between validations. Default: 1.", 1),
         Option("--best-by", None,
             "Metric of the best checkpoint: accuracy, min:loss. Default: the task's.",
-            metavar="METRIC"),
+            metavar="METRIC", shown=True),
         Option("--early-stopping", None, "Stop when this metric no longer improves.",
-            metavar="METRIC"),
+            metavar="METRIC", shown=True),
         Option("--patience", _COUNT, "Validations to wait for an improvement. Default: 5.", 5),
     ),
     *_section("Storage", PREFIX,
@@ -328,15 +335,14 @@ _SETTINGS = (
 _ONE_RUN = _section("Storage", PREFIX,
     Option("--run", None,
         "The run's folder in --runs-dir. Default: the task and a digest of the settings.",
-        metavar="NAME", everyday=True, private=True),
+        metavar="NAME", everyday=True),
     Option("--resume", click.Choice(["auto", "never", "anyway"]), "auto: resume from the run's "
         "newest checkpoint. never: refuse a run that has one. anyway: resume even if the "
         "software, the hardware, the data or the task changed.", "auto", everyday=True),
     Option("--profile", _COUNT,
         "Profile N steps: write profile.json, and print the ten longest operators."),
     Option("--mirror", None, "Object storage for copies of the checkpoints, such as "
-        "s3://bucket/prefix; a run whose folder is lost resumes from there.", metavar="URL",
-        private=True),
+        "s3://bucket/prefix; a run whose folder is lost resumes from there.", metavar="URL"),
 )
 _MEASURE = (Option("--measure-seconds", Number(0), "For `trainbox bench`.", hidden=True),)
 _TASK = Argument("task", None, "digits", metavar="[TASK]", variables=("TASK",))
@@ -357,7 +363,7 @@ _MODULE = Option("-m --module", None,
     "Run a module, found from the current folder, instead of a file.", metavar="MODULE")
 _REST = Argument("arguments", click.UNPROCESSED, count=-1, required=False)
 
-LAUNCH: tuple[Option, ...] = (*_DEVICE, *_KIND, *HEALTH, *_STRATEGY, *_CLUSTER)
+LAUNCH: tuple[Option, ...] = (*_DEVICE, DEVICE, *HEALTH, *_STRATEGY, *_CLUSTER)
 _TRAINING = (*CONFIG, *_FIELDS, *_SETTINGS, *_RUNS_DIR)
 # The keys of an experiment's file in the tables [train] and [sweep].
 KEYS_OF_TRAIN = (*_SETTINGS, *_RUNS_DIR, *_DATA_DIR, *_ONE_RUN)
@@ -366,7 +372,7 @@ _TRAIN: tuple[Row, ...] = (
     *LAUNCH, _TASK, *_TRAINING, *_ONE_RUN[:1], *_DATA_DIR, *_ONE_RUN[1:], *_MEASURE,
 )
 _SCRIPT: tuple[Row, ...] = (
-    *_DEVICE, *_KIND, *HEALTH, *_CLUSTER, _MODULE, *_SCRIPT_FOLDER,
+    *_DEVICE, DEVICE, *HEALTH, *_CLUSTER, _MODULE, *_SCRIPT_FOLDER,
     Option("--one-process", bool, "Start one process without torchrun, which sees all chosen "
         "GPUs: for a script that uses DataParallel or that starts its own processes."),
     Option("--restarts", click.IntRange(0), "Start the script again up to N times after code "
@@ -379,7 +385,7 @@ _JUDGED = (
     Option("--gpus", GpuCount(), "Required number of GPUs. Default: any number.",
         variables=("GPUS",)),
     Option("--gpu-ids", None, "Required GPUs; only these are judged.", metavar="IDS",
-        variables=("GPU_IDS",)),
+        variables=("GPU_IDS",), shown=True),
     dataclasses.replace(HEALTH[1], section=""),
     dataclasses.replace(_RUNS_DIR[0], section=""),
 )
@@ -421,9 +427,9 @@ _BENCH: tuple[Row, ...] = (
         "Numbers of CPU processes. Default without GPUs: 1, 2 ... up to 4.",
         variables=("PROCESSES",)),
     Option("--device", click.Choice(["auto", "cuda", "cpu"]), "Device to measure. Default: auto.",
-        variables=_KIND[0].variables),
+        variables=DEVICE.variables),
     Option("--strategies", None, "Strategies on several GPUs. Default: ddp.", "ddp",
-        metavar="ddp,dp", variables=("STRATEGY",)),
+        metavar="ddp,dp", variables=("STRATEGY",), shown=True),
     Option("--batch-size", Numbers(1), "Examples per step (strong scaling) and per GPU (weak "
         "scaling). Default: the task's, without weak scaling.", name="batch_sizes",
         variables=("TRAINBOX_BATCH_SIZE",)),
@@ -507,12 +513,12 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
     ),
     "run": _SCRIPT,
     "sweep": (
-        *_DEVICE, *_KIND, *HEALTH, *_PER_GPU, _TASK, *_SWEPT, *_TRAINING, *_DATA_DIR,
+        *_DEVICE, DEVICE, *HEALTH, *_PER_GPU, _TASK, *_SWEPT, *_TRAINING, *_DATA_DIR,
         # Refused with a remedy.
         *(dataclasses.replace(row, hidden=True) for row in _ONE_RUN[:2]),
     ),
     "sweep run": (
-        *_DEVICE, *_KIND, *HEALTH, *_PER_GPU,
+        *_DEVICE, DEVICE, *HEALTH, *_PER_GPU,
         *tuple(dataclasses.replace(row, help=_OF_SCRIPT.get(row.key, row.help)) for row in _SWEPT),
         dataclasses.replace(_SEED[0], section="Sweep", help="The first {seed}. Default: 0."),
         *_RUNS_DIR,
@@ -522,10 +528,10 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
     "sweep show": (
         dataclasses.replace(_RUNS_DIR[0], section=""),
         Option("--storage", None, "The study's database, if it has one.", metavar="URL",
-            private=True, secret=True, variables=("TRAINBOX_STORAGE",)),
+            secret=True, variables=("TRAINBOX_STORAGE",)),
         Option("--metric", None,
             "Default: the metric that ranks the sweep's trials, or the first of the trials.",
-            metavar="NAME"),
+            metavar="NAME", shown=True),
         Option("--csv", bool, "Print all trials and metrics as CSV.", name="as_csv"),
         Option("--figure", _FILE, "Write a figure to this file instead: .png, .svg or .pdf."),
         Option("--html", _FILE,
@@ -571,17 +577,17 @@ def arguments(command: str, values: Mapping[str, Any]) -> list[str]:
 
     Defaults are left out, and secrets, which `secrets` returns.
     """
-    words = []
+    named: list[str] = []
     for option in options(command):
         value = values.get(option.parameter, option.default)
         is_default = value in (option.default, None, ()) or (value is False and not option.default)
         if option.of_trainer and not (option.secret or is_default):
-            words += option.words(value)
+            named += option.arguments(value)
     given = [values.get(row.parameter) for row in COMMANDS[command] if isinstance(row, Argument)]
-    placed = [str(word) for value in given if value is not None for word in _each(value)]
-    if any(word.startswith("-") for word in placed):
-        return [command.replace(" ", "-"), *words, "--", *placed]
-    return [command.replace(" ", "-"), *placed, *words]
+    placed = [str(one) for value in given if value is not None for one in _each(value)]
+    if any(text.startswith("-") for text in placed):
+        return [command.replace(" ", "-"), *named, "--", *placed]
+    return [command.replace(" ", "-"), *placed, *named]
 
 
 def _each(value: Any) -> Iterable[Any]:
@@ -595,6 +601,11 @@ def secrets(command: str, values: Mapping[str, Any]) -> dict[str, str]:
         for option in options(command)
         if option.secret and (value := values.get(option.parameter)) is not None
     }
+
+
+def swept_names(values: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of the fields and settings that --grid and --range vary."""
+    return frozenset(text.partition("=")[0] for text in (*values["grids"], *values["ranges"]))
 
 
 def config_of(values: Mapping[str, Any], fields: Mapping[str, Any]) -> Config:

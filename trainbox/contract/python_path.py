@@ -14,9 +14,7 @@ _SEARCHED = os.pathsep.join(sys.path)  # before the code of a task can change it
 
 def own_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of our own processes. `environment` is theirs or a user's."""
-    if _USERS in environment:
-        return dict(environment)
-    users = environment.get("PYTHONPATH", "")
+    users = environment.get(_USERS, environment.get("PYTHONPATH", ""))
     return {**environment, "PYTHONPATH": _SEARCHED, _USERS: users}
 
 

@@ -5,7 +5,7 @@ The source is read without importing torch, so a misspelt --set is reported at o
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ def fields_of(
     pairs: Sequence[str],
     of_file: Mapping[str, Any] | None = None,
     written: Mapping[str, str] | None = None,
+    swept: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the values of the task's fields from the file of settings and from --set.
 
@@ -89,11 +90,13 @@ def fields_of(
         pairs: the values of --set, such as `width=64`.
         of_file: the fields of the file of settings.
         written: what messages call the fields of the file.
+        swept: the fields that a sweep varies; those of the file give way to it.
 
     Raises:
         WrongUse: a pair is malformed, or a field does not exist or has another type.
     """
-    given, shown = dict(of_file or {}), dict(written or {})
+    given = {name: value for name, value in (of_file or {}).items() if name not in swept}
+    shown = {name: text for name, text in (written or {}).items() if name in given}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
@@ -101,7 +104,10 @@ def fields_of(
         given[name] = value
         shown.pop(name, None)
     fields = static_fields(task)
-    return given if fields is None else parse_fields(task, fields, given, shown)
+    if fields is None:
+        return given
+    optional = [dataclasses.replace(f, default=None) if f.name in swept else f for f in fields]
+    return parse_fields(task, optional, given, shown)
 
 
 def static_fields(spec: str) -> list[TaskField] | None:

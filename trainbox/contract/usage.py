@@ -2,6 +2,7 @@
 
 import click
 
+PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 TEMPLATE = "template"  # the key of a script's arguments in the context
 
 

@@ -122,5 +122,5 @@ SHOWN_VARIABLES = frozenset(
     row
     for rows in options.COMMANDS.values()
     for row in rows
-    if not (isinstance(row, Option) and row.private)
+    if not isinstance(row, Option) or row.may_be_shown
 )

@@ -9,12 +9,9 @@ import click
 
 from trainbox.contract.errors import ExitCode, Failure, called_exit
 from trainbox.contract.streams import message_line
-from trainbox.contract.usage import usage_message
+from trainbox.contract.usage import PAGE, usage_message
 from trainer.cli import verbs
 from trainer.system.report import report_failure
-
-PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
-
 
 # Commands that continue without a reader of their output.
 _LONG = ("evaluate", "sweep", "sweep-run", "train", "verify")

@@ -1,5 +1,6 @@
 """The commands of the trainer. The launcher has parsed and checked their options."""
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,18 +9,20 @@ from typing import Any
 import click
 
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.options import COMMANDS, Argument, config_of
+from trainbox.contract.options import COMMANDS, DEVICE, Argument, Option, config_of, swept_names
 from trainbox.contract.task_fields import fields_of
 from trainbox.contract.usage import TEMPLATE, Templated
 from trainer.system.signals import StopRequest
 
 # The launch plan sets the device for the options of a command that are the launcher's.
-_DEVICE = click.Option(
-    ["--device"],
-    type=click.Choice(["auto", "cuda", "mps", "cpu"]),
-    default="auto",
-    envvar="TRAINBOX_DEVICE",
-)
+_DEVICE = dataclasses.replace(DEVICE, default="auto", variables=("TRAINBOX_DEVICE",)).click()
+
+
+def _take(_ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Return the secret `value`, which neither a task nor a script sees in its environment."""
+    for name in param.envvar or ():
+        os.environ.pop(name, None)
+    return value
 
 
 def _command(name: str, cls: type[click.Command] = click.Command) -> Callable[..., Any]:
@@ -27,7 +30,10 @@ def _command(name: str, cls: type[click.Command] = click.Command) -> Callable[..
     rows = COMMANDS[name]
     own = [row for row in rows if isinstance(row, Argument) or row.of_trainer]
     parameters: list[click.Parameter] = [row.click(with_variables=False) for row in own]
-    if any(row.parameter == "device" for row in rows):
+    for row, parameter in zip(own, parameters, strict=True):
+        if isinstance(row, Option) and row.secret:
+            parameter.callback = _take
+    if DEVICE in rows:
         parameters.append(_DEVICE)
     return click.command(name.replace(" ", "-"), cls, params=parameters)
 
@@ -151,7 +157,8 @@ def sweep(task: str, pairs: tuple[str, ...], data_dir: Path, device: str, **valu
     from trainer.sweep.requested import of_task, run_requested
     from trainer.sweep.work import task_work
 
-    base = config_of({"task": task, **values}, fields_of(task, pairs))
+    fields = fields_of(task, pairs, swept=swept_names(values))
+    base = config_of({"task": task, **values}, fields)
     requested = of_task(base, device, values)
     stop = StopRequest.install()
     run_requested(requested, task_work(requested, data_dir), values, stop)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from trainbox.contract.errors import ExitCode
+from trainbox.contract.options import MOST_PROCESSES
 
-_MOST_NODES, _MOST_PROCESSES = 65536, 4096
+_MOST_NODES = 65536
 LONGEST_TEXT = 256
 
 Message = Mapping[str, Any]
@@ -73,7 +74,7 @@ class Hello:
         """
         nnodes = integer(message, "nnodes", 2, _MOST_NODES)
         rank = integer(message, "node_rank", 1, nnodes - 1)
-        processes = integer(message, "processes", 1, _MOST_PROCESSES)
+        processes = integer(message, "processes", 1, MOST_PROCESSES)
         return cls(rank, nnodes, processes, text(message, "job"), text(message, "host"))
 
 
@@ -94,7 +95,7 @@ class Answer(NamedTuple):
         if not isinstance(counts, list) or len(counts) != nnodes:
             raise ValueError(f"processes is not a list of {nnodes}")
         processes = tuple(
-            integer({"processes": count}, "processes", 1, _MOST_PROCESSES) for count in counts
+            integer({"processes": count}, "processes", 1, MOST_PROCESSES) for count in counts
         )
         return cls(integer(message, "store_port", 1, 65535), processes)
 

@@ -947,17 +947,30 @@ def test_the_usage_of_a_verb_shows_the_typed_command(
 # The command line of the trainer, which the table makes of the settled values.
 
 
-@pytest.mark.parametrize("command", [name for name in options.COMMANDS if name != "plan"])
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [(n, f"--{row.key}") for n in options.COMMANDS for row in options.options(n) if row.required],
+)
+def test_a_required_option_is_required(
+    in_this_process: Callable[..., Ended], command: str, flag: str
+) -> None:
+    ended = in_this_process(entrypoint.cli.commands.main, [*command.split(), "a"], {})
+    assert refused(ended).startswith(f"Missing option '{flag}'")
+
+
+_OF_THE_LAUNCHER = ("plan", "bench", "doctor", "drill", "drill run", "health", "plan run", "run")
+
+
+@pytest.mark.parametrize("command", options.COMMANDS.keys() - {*_OF_THE_LAUNCHER})
 def test_the_trainer_reads_each_option_as_the_launcher_has_parsed_it(command: str) -> None:
-    of_trainer = {each.name: each for each in trainer.cli.verbs.ALL}.get(command.replace(" ", "-"))
-    if of_trainer is None:
-        return  # a verb of the launcher alone
+    of_trainer = {each.name: each for each in trainer.cli.verbs.ALL}[command.replace(" ", "-")]
     given = {row.parameter: _example(row) for row in options.COMMANDS[command]} | {"script": "s.py"}
     name, *words = options.arguments(command, given)
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in options.secrets(command, given).items():
             patch.setenv(variable, value)
         context = of_trainer.make_context(name, words)
+        assert options.secrets(command, given).keys() & os.environ.keys() == set()
     for parameter, value in context.params.items():
         if parameter != "device":
             assert value == given[parameter], parameter

@@ -374,7 +374,10 @@ REFUSALS = [
     (("run", "--tria", "train.py"), "No such option '--tria'.\n"),
     (("plan", "run", "--tria", "train.py"), "No such option '--tria'.\n"),
     (("run", "--strategy", "ddp", "train.py"), "No such option '--strategy'"),
-    (("run", "-m", "train", "--lr", "3"), "The arguments of the script follow --, as in"),
+    (
+        ("run", "-m", "train", "--lr", "3"),
+        "no such option --lr: the arguments of the script follow",
+    ),
     (("run", "-m", "no.such"), "-m no.such: no such module in"),
     (("run", "--run", "task", "train.py"), "is a run of a task, not of a script"),
     (("run", "--run", "other", "train.py"), "is a run of other.py, not of train.py"),

@@ -137,6 +137,16 @@ def test_an_error_in_a_field_names_its_source(here: Here) -> None:
     assert "--grid width=...: width is given twice: drop one of the two" in err
 
 
+def test_a_required_field_of_the_file_gives_way_to_its_grid(sweep_of: Callable[..., Sweep]) -> None:
+    Path("req.py").write_text(
+        "from dataclasses import dataclass\nfrom trainbox import Task\n@dataclass(frozen=True)\n"
+        "class Req(Task):\n    width: int\n"
+    )
+    text = '[task]\nname = "req.py:Req"\nwidth = 4\n[sweep]\ngrid = {width = [8, 16]}\n'
+    Path("exp.toml").write_text(text)
+    assert sweep_of("--config", "exp.toml", "--resume", "auto").grid == {"width": [8, 16]}
+
+
 def test_an_option_replaces_the_alternative_of_the_file(config_of: Callable[..., Config]) -> None:
     Path("exp.toml").write_text("[train]\nepochs = 2\nbatch-size = 8\n")
     config = config_of("--config", "exp.toml", "--max-steps", "4", "--batch-size-per-gpu", "2")
@@ -229,7 +239,11 @@ def test_a_wrong_file_is_refused_with_the_key(here: Here, text: str, message: st
     [
         (
             b"[train]\nlr = \n",
-            "is not TOML: Invalid value (at line 2, column 6) in `lr =`: write texts in quotes",
+            "is not TOML: Invalid value (at line 2, column 6)\n",
+        ),
+        (
+            b"[sweep]\nstorage = postgresql://u:secret@h/db\n",
+            "is not TOML: Invalid value (at line 2, column 11): write the text of storage in",
         ),
         (b"a = " + b"[" * 5000, "is not TOML: "),
         (b"\xff", "is not TOML: 'utf-8' codec can't decode byte 0xff in position 0"),
