@@ -11,7 +11,7 @@ from pathlib import Path
 
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import Failure, shell_code
-from trainbox.contract.processes import die_with_parent, with_variable
+from trainbox.contract.processes import die_with_parent, parent, with_variable
 from trainbox.contract.variables import HEALTH_NAMES, without_launch
 
 Process = subprocess.Popen[bytes]
@@ -69,17 +69,22 @@ def kill(process: Process, run: Path) -> None:
     Raises:
         Failure: a process does not end.
     """
+    # A process that ends has no variables while its memory is freed, and closes its files, such as
+    # the lock of the run, only then. So note the processes before, and wait for their end.
+    found = {*with_variable(_RUN, str(run))}
     process.send_signal(signal.SIGKILL)
     process.wait()
-    deadline, looks = time.monotonic() + _END_S, 0
+    deadline = time.monotonic() + _END_S
     # The others are orphans now, so `kill_tree` does not find those with sessions of their own.
-    # A process that executes another program has no variables for a moment, so look twice.
-    while looks < 2:
-        living = with_variable(_RUN, str(run))
-        looks = 0 if living else looks + 1
-        for pid in living:
+    while True:
+        marked = with_variable(_RUN, str(run))
+        for pid in marked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if living and time.monotonic() > deadline:
+        found |= {*marked}
+        living = [pid for pid in found if parent(pid) is not None]
+        if not living:
+            return
+        if time.monotonic() > deadline:
             raise Failure(f"process {living[0]} still runs {_END_S:.0f} s after it was killed")
         time.sleep(_POLL_S)
