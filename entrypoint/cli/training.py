@@ -26,7 +26,7 @@ from trainbox.contract.errors import WrongUse
 from trainbox.contract.experiment import FileSettings
 from trainbox.contract.options import config_of, swept_names
 from trainbox.contract.run_name import check_run_name
-from trainbox.contract.task_fields import fields_of
+from trainbox.contract.task_fields import fields_of, pairs_of
 from trainbox.contract.task_spec import warn_of_overruled_imports
 from trainbox.contract.usage import TEMPLATE, Templated
 
@@ -87,7 +87,7 @@ def _settled(values: dict[str, Any], swept: frozenset[str] = frozenset()) -> Con
     """
     found = file_settings() or FileSettings(Path(), {}, {})
     fields = fields_of(values["task"], values["pairs"], found.fields, found.written, swept)
-    values["pairs"] = tuple(f"{name}={value}" for name, value in fields.items())
+    values["pairs"] = pairs_of(values["task"], fields)
     return config_of(values, fields)
 
 

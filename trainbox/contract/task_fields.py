@@ -4,7 +4,9 @@ The source is read without importing torch, so a misspelt --set is reported at o
 """
 
 import ast
+import contextlib
 import dataclasses
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +103,9 @@ def fields_of(
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise WrongUse(f"--set {pair}: write NAME=VALUE, as in --set width=64")
+        if name.endswith(":"):  # see `pairs_of`
+            with contextlib.suppress(ValueError):
+                name, value = name[:-1], json.loads(value)
         given[name] = value
         shown.pop(name, None)
     fields = static_fields(task)
@@ -108,6 +113,19 @@ def fields_of(
         return given
     optional = [dataclasses.replace(f, default=None) if f.name in swept else f for f in fields]
     return parse_fields(task, optional, given, shown)
+
+
+def pairs_of(task: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the values of --set for the trainer, which `fields_of` reads as these `fields`.
+
+    A value that is not a text is JSON, as in `width:=12`, if the source of the task does not have
+    the types of its fields: a run's name depends on the type.
+    """
+    has_types = static_fields(task) is not None
+    return tuple(
+        f"{name}={value}" if has_types or isinstance(value, str) else f"{name}:={json.dumps(value)}"
+        for name, value in fields.items()
+    )
 
 
 def static_fields(spec: str) -> list[TaskField] | None:

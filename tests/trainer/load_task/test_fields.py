@@ -12,7 +12,14 @@ import pytest
 from tests.support.here import Here
 from tests.support.task_files import HEAD, loaded
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.task_fields import TaskField, parse_fields, static_fields, summary
+from trainbox.contract.task_fields import (
+    TaskField,
+    fields_of,
+    pairs_of,
+    parse_fields,
+    static_fields,
+    summary,
+)
 from trainbox.contract.task_spec import built_in_tasks
 from trainer.load_task import load_task
 
@@ -300,3 +307,13 @@ def test_the_tasks_command_lists_tasks_and_fields(
     code, out, _ = here.command("tasks", "tests.support.tiny:Tiny")
     assert code == 0
     assert "--set noise=...  float, default 0.1" in out
+
+
+def test_fields_keep_their_types_on_the_way_to_the_trainer(
+    write: Callable[[str, str], str],
+) -> None:
+    """Also those of a config.json, for a task whose source does not have the types."""
+    computed = write("computed.py", HEAD + "@dataclass\nclass T(Task):\n    width: int = 2 * 3\n")
+    given = {"width": 12, "name": "-1", "wide": True, "rate": 0.1 + 0.2, "none": None}
+    assert fields_of(f"{computed}:T", pairs_of(f"{computed}:T", given)) == given
+    assert pairs_of("digits", {"width": 8}) == ("width=8",)
