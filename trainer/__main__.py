@@ -7,6 +7,7 @@ if not sys.flags.safe_path:
 import os
 from pathlib import Path
 
+from trainbox.contract.internal import Internal
 from trainbox.contract.python_path import restore_environment
 from trainbox.contract.streams import open_streams, outlive_readers
 from trainer.cli.commands import main
@@ -22,7 +23,7 @@ try:
 except SystemExit as end:
     # End without the interpreter's own cleanup. It sometimes aborts while it ends gloo's threads,
     # and it waits forever for loader workers, which ignore SIGTERM and end with this process.
-    if not end.code and (finished := os.environ.get("TRAINBOX_FINISHED")):
+    if not end.code and (finished := os.environ.get(Internal.FINISHED)):
         Path(finished).touch()  # the launcher's proof: a task may also exit with code 0
     sys.stdout.flush()
     sys.stderr.flush()

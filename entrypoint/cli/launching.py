@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from entrypoint.cli.planning import Launch
 from entrypoint.launch.supervise import Child, supervise
 from entrypoint.system.commands import command_of
+from trainbox.contract.internal import Internal
 from trainbox.contract.options import arguments, secrets
 from trainbox.contract.streams import message
 from trainbox.contract.temporary import temporary_folder
@@ -23,11 +24,11 @@ def supervised(launch: Launch, kind: Child) -> NoReturn:
     with contextlib.ExitStack() as stack:
         # The trainer creates this file when it has finished. An exit code of 0 is not proof.
         finished = stack.enter_context(temporary_folder("run-")) / "finished"
-        env["TRAINBOX_FINISHED"] = str(finished)
+        env[Internal.FINISHED] = str(finished)
         watch = None
         if opened := launch.checked.watch(launch.plan):
             watch = stack.enter_context(opened())
-            env["TRAINBOX_HEALTH_EVENTS"] = str(watch.events)
+            env[Internal.HEALTH_EVENTS] = str(watch.events)
         code = supervise(launch.plan.argv, env, watch=watch, kind=kind).code
         if code == 0 and not finished.exists():
             message(

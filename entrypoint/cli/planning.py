@@ -5,7 +5,7 @@ import functools
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -95,6 +95,12 @@ def make_plan(
         python=sys.executable,
         cpus=usable_cpus(),
         omp_num_threads=int(threads) if threads.isdecimal() and int(threads) > 0 else None,
+        settings=_settings(),
+        config_file=(
+            {"name": str(found.path), "sha256": found.digest}
+            if (found := file_settings()) and found.digest
+            else None
+        ),
         **given,
     )
     # A CPU run does not query the driver, so it works with a broken driver.
@@ -143,16 +149,9 @@ def prepare(
     argv = ("trainer", *arguments(verb, values), *extra)
     plan = make_plan(argv, own, decide, checked)
     if config is not None:
-        check(config, plan.env["TRAINBOX_DEVICE"])
+        check(config, plan.device)
         check_strategy(config, plan.strategy)
-    names = environment_names()
-    settings = [text for text in (origin(), settings_text(names) if names else "") if text]
-    env = dict(plan.env)
-    if settings:
-        env["TRAINBOX_SETTINGS"] = "; ".join(settings)
-    if (found := file_settings()) and found.digest:
-        env["TRAINBOX_EXPERIMENT"] = f"{found.digest} {found.path}"  # for the trainer's manifest
-    return Launch(dataclasses.replace(plan, env=env), checked, secrets(verb, values))
+    return Launch(plan, checked, secrets(verb, values))
 
 
 def _device(requested: str | None, processes: int | None) -> str | None:
@@ -165,15 +164,18 @@ def _device(requested: str | None, processes: int | None) -> str | None:
     )
 
 
-def settings_text(names: Sequence[str]) -> str:
-    """Return a text such as `device cpu (from DEVICE)`.
+def _settings() -> str:
+    """Return a text such as `from exp.toml; device cpu (from DEVICE)`.
 
     The run shows it, because a forgotten variable would change the run without a message.
     """
+    if not (names := environment_names()):
+        return origin()
     from entrypoint.doctor.redaction import shown_setting  # its patterns take 3 ms to compile
 
     settings = [(name, name.removeprefix("TRAINBOX_").lower().replace("_", "-")) for name in names]
-    return ", ".join(
+    shown = ", ".join(
         f"{' '.join([label, shown_setting(name, os.environ[name])]).strip()} (from {name})"
         for name, label in settings
     )
+    return "; ".join(filter(None, [origin(), shown]))

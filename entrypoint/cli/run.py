@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from entrypoint.cli.planning import Checked, make_plan, settings_text
-from entrypoint.cli.verb import ScriptCommand, environment_names, verb
+from entrypoint.cli.planning import Checked, make_plan
+from entrypoint.cli.verb import ScriptCommand, verb
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.cluster import detect_cluster
 from entrypoint.launch.plan import LaunchPlan, plan_script, plan_trial
@@ -20,6 +20,7 @@ from entrypoint.script.target import Target, find_module, find_script
 from entrypoint.system.commands import command_of
 from trainbox.contract import hints
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.internal import Internal
 from trainbox.contract.python_path import user_folders
 from trainbox.contract.run_name import check_run_name
 
@@ -86,9 +87,7 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
     def decide(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
         cluster = detect_cluster(os.environ)
         if is_trial:
-            from trainbox.contract.variables import TRIAL_PORT
-
-            return plan_trial(request, gpus, cluster, os.environ.get(TRIAL_PORT, "0"))
+            return plan_trial(request, gpus, cluster, os.environ.get(Internal.TRIAL_PORT, "0"))
         plan = plan_script(request, gpus, cluster, one_process)
         if restarts and plan.nnodes > 1:
             raise WrongUse(
@@ -99,8 +98,6 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
 
     plan = make_plan(command, launch, decide, checked)
     env = {**plan.env, "TRAINBOX_RUN": str(path)}
-    if names := environment_names():
-        env["TRAINBOX_SETTINGS"] = settings_text(names)
     return dataclasses.replace(plan, env=env), target, checked, path
 
 

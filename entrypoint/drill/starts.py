@@ -20,7 +20,7 @@ _POLL_S = 0.02
 _END_S = 30.0  # the wait for the processes of a killed start
 _RUN = "TRAINBOX_RUN"  # marks all processes of a start
 # Settings of a training that the drill's own arguments replace.
-_REPLACED = {"TRAINBOX_DEVICE", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
+_REPLACED = {"TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
 
 
 def start(arguments: Sequence[str], log: Path, run: Path) -> Process:

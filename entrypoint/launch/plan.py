@@ -1,6 +1,5 @@
 """The launch decision, a pure function from a request, the GPUs and the cluster to a plan."""
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from entrypoint.launch.nodes import Nodes, nodes_of
 from entrypoint.launch.request import LaunchRequest
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import DeviceMissing, WrongUse
+from trainbox.contract.launch_facts import LaunchFacts
 
 _BY_TORCHRUN = ("ddp", "fsdp")
 # The variables that torchrun sets for a single process. With the last one, the process connects to
@@ -36,15 +36,17 @@ _ONE_RANK = {
 class LaunchPlan:
     """The command to start: `argv`, with `env` added to the environment.
 
-    `reason` explains the plan in one line.
+    `reason` explains the plan in one line. `settings` lists those of the environment and the file.
     """
 
     strategy: str
+    device: str
     gpus: tuple[Gpu, ...]
     nnodes: int
     nproc_per_node: int
     argv: tuple[str, ...]
     reason: str
+    settings: str = ""
     env: dict[str, str] = field(default_factory=dict)
     node_rank: int = 0
 
@@ -65,12 +67,15 @@ def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -
     refuse_mig_groups(chosen)
     return LaunchPlan(
         strategy=strategy,
+        device=_device(request, chosen),
         gpus=chosen,
         nnodes=nodes.count,
         nproc_per_node=1 if strategy == "dp" else nproc,
         argv=_argv(request, strategy, nproc, nodes),
         reason=(reason := _reason(strategy, chosen, gpus, choice, nproc, nodes, request)),
-        env=_env(request, strategy, chosen, nproc, reason),
+        settings=request.settings,
+        env=_env(request, strategy, chosen, nproc)
+        | _facts(request, strategy, chosen, reason).variable(),
         node_rank=nodes.rank,
     )
 
@@ -107,16 +112,17 @@ def plan_script(
         ranks = (f"--nproc-per-node={nproc}", "--no-python", "--", *request.argv)
         arguments = (*_rendezvous(request, nodes), *ranks)
         argv = command_of("trainer.launch.torchrun", *arguments, python=request.python)
-    own = _env(request, "ddp", chosen, nproc, reason)
-    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS", "TRAINBOX_DEVICE")
+    device = _device(request, chosen)
     return LaunchPlan(
         strategy="process" if one_process else "torchrun",
+        device=device,
         gpus=chosen,
         nnodes=nodes.count,
         nproc_per_node=nproc,
         argv=tuple(argv),
         reason=reason,
-        env={name: own[name] for name in names},
+        settings=request.settings,
+        env=_env(request, "ddp", chosen, nproc) | {"TRAINBOX_DEVICE": device},
         node_rank=nodes.rank,
     )
 
@@ -172,19 +178,19 @@ def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> Lau
     found = describe_choice(chosen, gpus, choice, len(slots), request)
     reason = f"{found} -> sweep{shared}"
     cpus = max(1, request.cpus // len(slots))
+    facts = replace(_facts(request, "single", chosen, reason), cpus=cpus, slots=tuple(slots))
     return LaunchPlan(
         strategy="sweep",
+        device=facts.device,
         gpus=chosen,
         nnodes=1,
         nproc_per_node=len(slots),
         argv=tuple(command_of(*request.argv, python=request.python)),
         reason=reason,
-        env=_env(request, "single", chosen, 1, reason)
-        | {
-            "OMP_NUM_THREADS": str(request.omp_num_threads or cpus),
-            "TRAINBOX_CPUS": str(cpus),
-            "TRAINBOX_SLOTS": json.dumps(slots),
-        },
+        settings=request.settings,
+        env=_env(request, "single", chosen, 1)
+        | {"OMP_NUM_THREADS": str(request.omp_num_threads or cpus)}
+        | facts.variable(),
     )
 
 
@@ -287,8 +293,25 @@ def _on_nodes(nodes: Nodes, request: LaunchRequest, chosen: Sequence[Gpu]) -> st
     )
 
 
+def _device(request: LaunchRequest, chosen: Sequence[Gpu]) -> str:
+    return "cuda" if chosen else request.device or "cpu"
+
+
+def _facts(
+    request: LaunchRequest, strategy: str, chosen: Sequence[Gpu], reason: str
+) -> LaunchFacts:
+    return LaunchFacts(
+        device=_device(request, chosen),
+        strategy=strategy,
+        reason=reason,
+        settings=request.settings,
+        config_file=request.config_file,
+        cpus=request.cpus,
+    )
+
+
 def _env(
-    request: LaunchRequest, strategy: str, chosen: Sequence[Gpu], nproc: int, reason: str
+    request: LaunchRequest, strategy: str, chosen: Sequence[Gpu], nproc: int
 ) -> dict[str, str]:
     per_process = request.omp_num_threads or max(
         1, request.cpus // (nproc if strategy in _BY_TORCHRUN else 1)
@@ -299,8 +322,4 @@ def _env(
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in chosen),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "OMP_NUM_THREADS": str(per_process),
-        "TRAINBOX_CPUS": str(request.cpus),
-        "TRAINBOX_DEVICE": "cuda" if chosen else request.device or "cpu",
-        "TRAINBOX_STRATEGY": strategy,
-        "TRAINBOX_REASON": reason,
     }

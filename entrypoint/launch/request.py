@@ -1,5 +1,6 @@
 """What the user asks a launch for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainbox.contract.options import RDZV_TIMEOUT_S
@@ -15,6 +16,8 @@ class LaunchRequest:
         gpus: a count, or "all".
         architectures: the GPU architectures that torch is built for; empty if they are not known.
         network: the network that NCCL uses between nodes; empty if GPUs were not examined.
+        settings: where the settings come from that are not on the command line, to be shown.
+        config_file: the `name` and the `sha256` of the experiment's file.
     """
 
     argv: tuple[str, ...]
@@ -33,3 +36,5 @@ class LaunchRequest:
     omp_num_threads: int | None = None
     architectures: tuple[str, ...] = ()
     network: str = ""
+    settings: str = ""
+    config_file: Mapping[str, str] | None = None

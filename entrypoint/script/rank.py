@@ -10,14 +10,13 @@ import sys
 from pathlib import Path
 
 from trainbox.contract.errors import ExitCode
+from trainbox.contract.internal import Internal
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.python_path import user_environment
 from trainbox.contract.streams import message
 
-PIPES = "TRAINBOX_PIPES"  # the folder of the pipes
 WORLD_SIZE = "world-size"  # the file in that folder with the number of ranks of all nodes
-# A training that the script starts would print the settings of this launch as its own.
-_OURS = (PIPES, "TRAINBOX_MESSAGES", "TRAINBOX_SETTINGS", "TRAINBOX_TRIAL_PORT")
+_OURS = (Internal.PIPES, Internal.MESSAGES, Internal.TRIAL_PORT)
 
 
 def main() -> None:
@@ -35,9 +34,9 @@ def main() -> None:
     if rank == "0":
         with contextlib.suppress(OSError):  # a full disk, where the manifest has the planned number
             size = os.environ.get("WORLD_SIZE", "1")
-            Path(os.environ[PIPES], WORLD_SIZE).write_text(size, encoding="ascii")
+            Path(os.environ[Internal.PIPES], WORLD_SIZE).write_text(size, encoding="ascii")
     for name, stream in (("out", 1), ("err", 2)):
-        pipe = os.open(f"{os.environ[PIPES]}/{rank}.{name}", os.O_WRONLY)
+        pipe = os.open(f"{os.environ[Internal.PIPES]}/{rank}.{name}", os.O_WRONLY)
         os.dup2(pipe, stream)
         os.close(pipe)
     users = user_environment(os.environ)

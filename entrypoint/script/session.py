@@ -22,11 +22,12 @@ from entrypoint.script.manifest import (
     project_folders,
 )
 from entrypoint.script.output import Log, Pipes, Shown, Stream
-from entrypoint.script.rank import PIPES, WORLD_SIZE
+from entrypoint.script.rank import WORLD_SIZE
 from entrypoint.script.sources import source_digests
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import NAMES, GpuRecord
 from trainbox.contract.errors import ExitCode, Failure, StorageFailure, signal_of
+from trainbox.contract.internal import Internal
 from trainbox.contract.processes import adopt_orphans, kill_tree
 from trainbox.contract.python_path import user_folders
 from trainbox.contract.streams import message, say
@@ -87,8 +88,8 @@ def run(start: Start) -> int:
     gpus = GpuRecord(folder, plan.gpus)
     earlier_energy = manifest.get("energy", {})
     message(f"{target.name} in {_shown(folder.path)}: {plan.reason}")
-    if settings := plan.env.get("TRAINBOX_SETTINGS"):
-        message(settings)
+    if plan.settings:
+        message(plan.settings)
     if sys.platform == "linux":
         adopt_orphans()
     starts, received = 0, list[int]()
@@ -169,7 +170,7 @@ def script_environment(
     # Without a fixed hash seed, Python orders sets of strings differently at each start.
     return {"PYTHONHASHSEED": "0", **kept, **plan.env} | {
         "TRAINBOX_RUN": str(run),
-        PIPES: str(pipes),
+        Internal.PIPES: str(pipes),
     }
 
 

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from trainbox.contract.internal import Internal
+
 # Variables that torchrun sets for each of its processes. If a shell still has the values of another
 # launch, a single process would wait for peers that do not exist.
 _RANK_NAMES = frozenset(
@@ -19,8 +21,8 @@ _RANK_NAMES = frozenset(
         "ROLE_NAME",
         "MASTER_ADDR",
         "MASTER_PORT",
-        "TRAINBOX_STORE",
-        "TRAINBOX_MESSAGES",
+        Internal.STORE,
+        Internal.MESSAGES,
     ]
 )
 

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import signal
 from collections import Counter
 
@@ -12,6 +11,7 @@ from tests.support.commands import Trainbox, finish, wait_until
 from tests.support.faults import needs_linux
 from tests.support.paths import ROOT
 from tests.support.ranks import Ranks
+from trainbox.contract.launch_facts import LaunchFacts
 
 pytestmark = [pytest.mark.slow, needs_linux]
 _TRIALS = 200
@@ -38,7 +38,7 @@ def test_200_trials_a_tenth_of_which_crash_and_three_kills_of_the_sweep(
     process.send_signal(signal.SIGKILL)
     assert finish(process).code == -signal.SIGKILL
 
-    slots = {"TRAINBOX_SLOTS": json.dumps([["CPU slot 0", ""], ["CPU slot 1", ""]])}
+    slots = LaunchFacts("cpu", slots=(("CPU slot 0", ""), ("CPU slot 1", ""))).variable()
     for number, kill, code in ((90, signal.SIGTERM, 75), (150, signal.SIGKILL, -signal.SIGKILL)):
         sweep = ranks.start(1, *command, env=slots)
         wait_until(lambda n=number: started(n), sweep)  # type: ignore[misc]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tests.gpu.check import Check
 from tests.support.commands import Ended
+from trainbox.contract.internal import Internal
+from trainbox.contract.launch_facts import LaunchFacts
 
 # Of NCCL 2.30 and later: several ranks may use one GPU, without NVLink SHARP and with few blocks,
 # so that the kernels of all ranks fit on the GPU at the same time.
@@ -22,15 +24,14 @@ def rank_environment(
 ) -> dict[str, str]:
     """Return the variables of one rank, as the launcher and torchrun set them."""
     common = {
-        "TRAINBOX_STRATEGY": strategy,
-        "TRAINBOX_DEVICE": device,
+        **LaunchFacts(device, strategy).variable(),
         "OMP_NUM_THREADS": "1",
         "SHARED_BACKEND": backend,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
-        "TRAINBOX_STORE": str(store),
+        Internal.STORE: str(store),
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
     }

@@ -1,6 +1,7 @@
 """Trainings inside the test's own process, which do not start Python or import torch again."""
 
 import contextlib
+import dataclasses
 import functools
 import io
 import json
@@ -24,6 +25,7 @@ from entrypoint.cli.planning import Launch
 from tests.support.commands import HIDDEN_GPUS
 from tests.support.tiny import TINY
 from trainbox.contract.config import Config
+from trainbox.contract.launch_facts import launch_facts
 from trainbox.task import Task
 from trainer.cli.commands import main
 from trainer.records.digest import value_digest
@@ -188,9 +190,8 @@ class Captured(io.StringIO):
 
 def _told(launch: Launch) -> dict[str, str]:
     """Return the variables of the launcher for the trainer, without what depends on the machine."""
-    names = ("TRAINBOX_DEVICE", "TRAINBOX_SETTINGS", "TRAINBOX_EXPERIMENT")
-    known = {name: launch.plan.env[name] for name in names if name in launch.plan.env}
-    return known | launch.secrets
+    facts = dataclasses.replace(launch_facts(launch.plan.env), strategy="single", reason="", cpus=0)
+    return facts.variable() | launch.secrets
 
 
 def _train(patch: pytest.MonkeyPatch, argv: Sequence[str], env: Mapping[str, str]) -> None:

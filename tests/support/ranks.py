@@ -21,6 +21,8 @@ import pytest
 
 from tests.support.commands import digest_in, logged, wait_until
 from tests.support.fork_server import LAUNCHES, SHARED, start
+from trainbox.contract.internal import Internal
+from trainbox.contract.launch_facts import LaunchFacts
 
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
@@ -156,12 +158,12 @@ class Ranks:
         """
         strategy = strategy or ("single" if processes == 1 else "ddp")
         job = self.forks.job_folder()
-        shared = {"TRAINBOX_STRATEGY": strategy, "TRAINBOX_DEVICE": "cpu", **(env or {})}
+        shared = {**LaunchFacts("cpu", strategy).variable(), **(env or {})}
         if strategy != "single":
             shared |= {
                 "WORLD_SIZE": str(processes),
                 "LOCAL_WORLD_SIZE": str(processes),
-                "TRAINBOX_STORE": str(job / "store"),
+                Internal.STORE: str(job / "store"),
                 "GLOO_SOCKET_IFNAME": _LOOPBACK,
             }
         environments = [dict(shared) for _ in range(processes)]

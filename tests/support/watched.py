@@ -13,13 +13,15 @@ from entrypoint.cli import launching, planning
 from entrypoint.cli.commands import main
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import supervise
+from trainbox.contract.launch_facts import launch_facts
 
 plan_launch = planning.plan_launch
 
 
 def on_the_cpu(*words: Any) -> LaunchPlan:
     plan = plan_launch(*words)
-    return dataclasses.replace(plan, env=plan.env | {"TRAINBOX_DEVICE": "cpu"})
+    facts = dataclasses.replace(launch_facts(plan.env), device="cpu")
+    return dataclasses.replace(plan, env=plan.env | facts.variable())
 
 
 planning.plan_launch = on_the_cpu

@@ -5,31 +5,15 @@ from collections.abc import Collection, Iterable
 
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import command
+from trainbox.contract.internal import Internal
 from trainbox.contract.options import PREFIX
 from trainbox.contract.variables import LAUNCH_NAMES
 
-# Variables that the launcher, the image, make and deployments set. They are not settings.
-NOT_SETTINGS = frozenset(
+# Variables that Trainbox, the image, make, deployments and users set. They are not settings.
+NOT_SETTINGS = frozenset(Internal) | {
     PREFIX + name
-    for name in (
-        *(
-            "BUILD_INFO",
-            "COMMAND",
-            "CPUS",
-            "DRIVER_DEADLINE_S",
-            "EXPERIMENT",
-            "FINISHED",
-            "HEALTH_EVENTS",
-            "HEARTBEAT",
-            "IMAGE_DIGEST",
-            "MESSAGES",
-            "PIPES",
-            "PYTHONPATH",
-            "REASON",
-        ),
-        *("SETTINGS", "SLOTS", "STORE", "STRATEGY", "TRIALS_PER_GPU", "TRIAL_PORT"),
-    )
-)
+    for name in ("BUILD_INFO", "COMMAND", "DRIVER_DEADLINE_S", "HEARTBEAT", "IMAGE_DIGEST")
+}
 # Kubernetes sets these variables for a Service with the name trainbox or trainbox-...
 _OF_A_SERVICE = re.compile(
     r"(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$"

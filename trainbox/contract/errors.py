@@ -2,10 +2,6 @@
 
 import enum
 
-# The variable with the folder for the last message of each rank, one file per rank.
-MESSAGES = "TRAINBOX_MESSAGES"
-STORE = "TRAINBOX_STORE"  # the variable with the file through which a machine's ranks connect
-
 
 class ExitCode(enum.IntEnum):
     """The exit codes of every command, each with its meaning (docs/reference/exit-codes.md)."""

@@ -8,7 +8,9 @@ import os
 import sys
 from collections.abc import Mapping
 
-_USERS = "TRAINBOX_PYTHONPATH"  # the user's PYTHONPATH, in the environment of our own processes
+from trainbox.contract.internal import Internal
+
+_USERS = Internal.PYTHONPATH
 _SEARCHED = os.pathsep.join(sys.path)  # before the code of a task can change it
 
 

@@ -10,8 +10,6 @@ HEALTH_NAMES = options.variables(options.HEALTH)
 # The launcher's settings, most of which have no prefix.
 LAUNCH_NAMES = options.variables(options.LAUNCH) | {"TASK"}
 _OF_SCHEDULER = "SLURM_"
-# The port of the store that a sweep offers to the script of a trial.
-TRIAL_PORT = "TRAINBOX_TRIAL_PORT"
 
 
 def without_launch(env: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from trainbox.contract.errors import ExitCode, Failure
+from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def main() -> int:
     """Run the tests that the command line names, and return the exit code."""
     die_with_parent()  # before the import of torch, which takes seconds
     try:
-        for measured in _tests(sys.argv[1], os.environ["TRAINBOX_DEVICE"]):
+        for measured in _tests(sys.argv[1], launch_facts(os.environ).device):
             _print_line(dataclasses.asdict(measured))
     except Failure as failure:
         _print_line({"error": str(failure)})

@@ -9,13 +9,16 @@ from typing import Any
 import click
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.options import COMMANDS, DEVICE, Argument, Option, config_of, swept_names
 from trainbox.contract.task_fields import fields_of
 from trainbox.contract.usage import TEMPLATE, Templated
 from trainer.system.signals import StopRequest
 
-# The launch plan sets the device for the options of a command that are the launcher's.
-_DEVICE = dataclasses.replace(DEVICE, default="auto", variables=("TRAINBOX_DEVICE",)).click()
+# The launch plan has the device of a command whose option is the launcher's.
+_DEVICE = dataclasses.replace(
+    DEVICE, default=lambda: launch_facts(os.environ).device, variables=()
+).click()
 
 
 def _take(_ctx: click.Context, param: click.Parameter, value: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainbox.contract.errors import STORE
+from trainbox.contract.internal import Internal
 from trainer.launch.meeting import Meeting
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def use_file_store(arguments: argparse.Namespace, folder: Path) -> None:
     arguments.standalone = False
     arguments.rdzv_backend, arguments.rdzv_id = "c10d", "trainbox"
     arguments.rdzv_endpoint, arguments.rdzv_conf = str(folder / "agent"), "store_type=file"
-    os.environ[STORE] = str(folder / "ranks")
+    os.environ[Internal.STORE] = str(folder / "ranks")
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
 

@@ -27,7 +27,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainbox.contract.errors import MESSAGES, ExitCode, Failure, NetworkFailure, shell_code
+from trainbox.contract.errors import ExitCode, Failure, NetworkFailure, shell_code
+from trainbox.contract.internal import Internal
 from trainbox.contract.processes import children
 from trainbox.contract.streams import message_line, open_streams, outlive_readers
 from trainbox.contract.temporary import temporary_folder
@@ -82,7 +83,7 @@ def main() -> int:
     if arguments.module:
         _leave_out_current_folder(arguments)
     with temporary_folder() as messages:
-        os.environ[MESSAGES] = str(messages)
+        os.environ[Internal.MESSAGES] = str(messages)
         arguments.log_dir = str(messages)  # by default, torchrun leaves a folder behind
         try:
             secret = take_secret(os.environ)

@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 
 from trainbox.contract.config import CHANNELS_LAST, split_metric
 from trainbox.contract.hints import tensorboard
+from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.optimizers import OPTIMIZERS
 from trainbox.contract.streams import printable
 from trainer.loop.out_of_memory import examples_at_once, has_batch_norm
@@ -21,13 +22,13 @@ from trainer.records.digest import digest_of_digests
 def header(job: Job) -> None:
     """Log what is trained, on which hardware and with which settings."""
     config, world, schedule = job.config, job.world, job.schedule
+    facts = launch_facts(os.environ)
     notes = checked_notes(job.task, job.task.notes(job.train, job.evaluation.dataset))
     rows = {
         "run": str(job.run.path),
-        "plan": os.environ.get("TRAINBOX_REASON")
-        or f"{world.world_size} process(es) on {world.device}",
+        "plan": facts.reason or f"{world.world_size} process(es) on {world.device}",
         **job.gpus.rows(),
-        **({"settings": settings} if (settings := os.environ.get("TRAINBOX_SETTINGS")) else {}),
+        **({"settings": facts.settings} if facts.settings else {}),
         "batch": batch_equation(job),
         **(
             {

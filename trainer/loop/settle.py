@@ -17,6 +17,7 @@ from trainbox.contract.config import (
     parse_config,
 )
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.launch_facts import launch_facts
 from trainbox.task import Task
 from trainer.loop.task_checks import check_task
 from trainer.parallel.strategy import Strategy
@@ -127,4 +128,4 @@ def _default_threads(config: Config) -> int:
 
 def cpu_count() -> int:
     """Return the number of CPUs that the job may use on this machine."""
-    return int(os.environ.get("TRAINBOX_CPUS") or os.cpu_count() or 1)
+    return launch_facts(os.environ).cpus or os.cpu_count() or 1

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from trainbox.contract.errors import WrongUse
+from trainbox.contract.launch_facts import launch_facts
 
 if TYPE_CHECKING:
     import torch
@@ -279,13 +279,8 @@ def launched_as() -> tuple[str, int]:
     """Return the strategy's name and the world size that the launcher has set.
 
     The ranks of torchrun use ddp if the environment has a strategy of one process.
-
-    Raises:
-        WrongUse: the environment has an unknown strategy.
     """
-    name = os.environ.get("TRAINBOX_STRATEGY", "single")
-    if name not in STRATEGIES:
-        raise WrongUse(f"TRAINBOX_STRATEGY={name} does not exist: use {', '.join(STRATEGIES)}")
+    name = launch_facts(os.environ).strategy
     if "LOCAL_RANK" in os.environ and name in ("single", "dp"):
         name = "ddp"
     return name, int(os.environ.get("WORLD_SIZE", "1"))

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainbox.contract.errors import STORE
+from trainbox.contract.internal import Internal
 from trainbox.contract.seeding import derive_seed
 from trainbox.contract.streams import message_line
 from trainer.parallel.device import choose_device
@@ -87,7 +87,7 @@ class World:
             torch.cuda.set_device(device)
         if "LOCAL_RANK" in os.environ:
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            file = os.environ.get(STORE)
+            file = os.environ.get(Internal.STORE)
             rendezvous = f"file://{file}" if file else "env://"
             if nnodes > 1:
                 refuse_foreign_objects()

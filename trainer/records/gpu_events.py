@@ -1,6 +1,6 @@
 """Read the hardware events that the entrypoint appends to a file while this process trains.
 
-Each line of the file is a JSON object. The variable TRAINBOX_HEALTH_EVENTS has its path.
+Each line of the file is a JSON object. Internal.HEALTH_EVENTS has its path.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.entries import EntryReader
+from trainbox.contract.internal import Internal
 
 EVENT = ("time_unix_s", "gpu", "uuid", "check", "result", "read", "do")
 
@@ -42,7 +43,7 @@ def hardware_events() -> HardwareEvents:
     Each call for the same file returns the same object. A worker of a sweep trains many times, and
     its next run must not record the events of the previous run again.
     """
-    return _events_in(os.environ.get("TRAINBOX_HEALTH_EVENTS", ""))
+    return _events_in(os.environ.get(Internal.HEALTH_EVENTS, ""))
 
 
 @functools.cache
@@ -52,7 +53,7 @@ def _events_in(path: str) -> HardwareEvents:
 
 def note_run(metrics: Path) -> None:
     """Write the path of metrics.jsonl next to the events file, for `record_left_over`."""
-    if path := os.environ.get("TRAINBOX_HEALTH_EVENTS"):
+    if path := os.environ.get(Internal.HEALTH_EVENTS):
         with contextlib.suppress(OSError):
             Path(f"{path}.run").write_bytes(os.fsencode(metrics.absolute()))
 

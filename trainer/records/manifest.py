@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.secret_rule import shown_variable
 from trainer.data.examples import Collate, length, read_examples
 from trainer.parallel.strategy import Strategy
@@ -69,11 +70,12 @@ def describe(
     sources: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return the manifest of a run that is about to start, as JSON values."""
+    facts = launch_facts(os.environ)
     return {
         "argv": shown_arguments(argv),
-        **_config_file(),
+        **({"config_file": facts.config_file} if facts.config_file else {}),
         "plan": {
-            "reason": os.environ.get("TRAINBOX_REASON"),
+            "reason": facts.reason or None,
             "strategy": strategy.name,
             "world_size": strategy.world.world_size,
         },
@@ -99,12 +101,6 @@ def describe(
         "sources": dict(sorted(sources.items())),
         "data": dict(data_digests),
     }
-
-
-def _config_file() -> dict[str, dict[str, str]]:
-    """Return the name and the digest of the experiment's file, if the launcher has read one."""
-    digest, _, name = os.environ.get("TRAINBOX_EXPERIMENT", "").partition(" ")
-    return {"config_file": {"name": name, "sha256": digest}} if name else {}
 
 
 class SourceRecord:

@@ -18,9 +18,9 @@ from typing import IO, Any
 
 from trainbox.contract.config import split_metric
 from trainbox.contract.errors import ExitCode, signal_of
+from trainbox.contract.internal import Internal
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.streams import open_streams, outlive_readers
-from trainbox.contract.variables import TRIAL_PORT
 from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.reports import Reports
 from trainer.sweep.slots import read_end, send_or_exit
@@ -90,7 +90,7 @@ class Attempt:
     def _start(self, messages: IO[bytes]) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             self._order["command"],
-            env=run_environment(os.environ) | {TRIAL_PORT: str(self._stores.offer())},
+            env=run_environment(os.environ) | {Internal.TRIAL_PORT: str(self._stores.offer())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=messages,

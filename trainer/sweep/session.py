@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainbox.contract.errors import Failure, NetworkFailure, WrongUse
 from trainbox.contract.hints import tensorboard
+from trainbox.contract.launch_facts import launch_facts
 from trainer.sweep import results
 from trainer.sweep.grid import Sweep
 from trainer.sweep.progress import print_above_bar
@@ -39,8 +40,8 @@ def run_sweep(
 ) -> None:
     """Do this machine's share of a sweep on the launcher's slots, and show the results.
 
-    The environment variable TRAINBOX_SLOTS lists the slots. If this machine `joins`, it waits until
-    another machine has started the sweep, and shows no results.
+    If this machine `joins`, it waits until another machine has started the sweep, and shows no
+    results.
 
     Raises:
         Failure: some trials failed; each is recorded with its error.
@@ -58,7 +59,7 @@ def run_sweep(
             study.retry_failed()
         print_above_bar(_header(study, folder, sweep))
         # Train, and show the results.
-        named = json.loads(os.environ.get("TRAINBOX_SLOTS", '[["the CPU", ""]]'))
+        named = launch_facts(os.environ).slots or [("the CPU", "")]
         on_gpu = Counter(visible for _, visible in named)
         slots = [
             Slot(slot, visible, on_gpu[visible], worker=work.worker) for slot, visible in named
@@ -163,10 +164,11 @@ def _header(study: Study, folder: Path, sweep: Sweep) -> str:
     earlier = ""
     if sweep.total < study.total:
         earlier = f" ({sweep.total} requested now, {study.total} before)"
+    facts = launch_facts(os.environ)
     rows = {
         "sweep": str(folder),
-        "plan": os.environ.get("TRAINBOX_REASON", "1 trial at a time"),
-        **({"settings": settings} if (settings := os.environ.get("TRAINBOX_SETTINGS")) else {}),
+        "plan": facts.reason or "1 trial at a time",
+        **({"settings": facts.settings} if facts.settings else {}),
         "trials": f"{study.total}, {study.unfinished()} to do{earlier}",
     }
     return "\n".join(f"{name:<10} {value}" for name, value in rows.items())

@@ -7,17 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
+from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.processes import kill_tree
 from trainbox.contract.python_path import own_environment
 from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.trials import Trial
 
-SHARING = "TRAINBOX_TRIALS_PER_GPU"
 _END_BYTES = 2**16  # of a log, for the last lines or the crash report of a process
 _EXIT_S = 5.0  # for a worker that has closed its connection to exit by itself
 
@@ -45,14 +45,13 @@ class Slot:
     def start(self) -> None:
         """Start a worker, which answers when it is ready."""
         ours, theirs = Pipe()
+        facts = replace(
+            launch_facts(os.environ), reason=f"sweep -> {self.name}", trials_per_gpu=self.sharing
+        )
         self.process = start_worker(
             self.worker,
             theirs,
-            {
-                "CUDA_VISIBLE_DEVICES": self.visible,
-                "TRAINBOX_REASON": f"sweep -> {self.name}",
-                SHARING: str(self.sharing),
-            },
+            {"CUDA_VISIBLE_DEVICES": self.visible, **facts.variable()},
         )
         theirs.close()
         self.connection, self.ready, self.trial, self.since_s = ours, False, None, time.monotonic()

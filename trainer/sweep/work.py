@@ -8,19 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.hints import command, run_command_line
+from trainbox.contract.internal import Internal
 from trainbox.contract.variables import without_launch
 from trainer.sweep.grid import Sweep
 from trainer.sweep.script import Script
 from trainer.sweep.trials import Record, Trial
 
 # Variables of this sweep, which would be wrong in a launch of its own.
-_OF_THE_SWEEP = frozenset(
-    f"TRAINBOX_{name}"
-    for name in (
-        *("CPUS", "DEVICE", "FINISHED", "HEALTH_EVENTS", "MESSAGES", "REASON", "SETTINGS"),
-        *("SLOTS", "STRATEGY", "TRIALS_PER_GPU"),
-    )
-)
+_OF_THE_SWEEP = (Internal.FINISHED, Internal.HEALTH_EVENTS, Internal.LAUNCH, Internal.MESSAGES)
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import Changed, ExitCode, Failure, Preempted, WrongUse
+from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.python_path import restore_environment
 from trainbox.contract.streams import open_streams, outlive_readers
 from trainer.records.gpu_events import hardware_events
-from trainer.sweep.slots import SHARING, send_or_exit
+from trainer.sweep.slots import send_or_exit
 from trainer.system.signals import StopRequest
 from trainer.system.storage import storage_failure
 
@@ -37,7 +38,7 @@ def main(connection: Connection) -> None:
     restore_environment()
     open_streams()
     outlive_readers()
-    device = os.environ["TRAINBOX_DEVICE"]
+    device = launch_facts(os.environ).device
     # Installed once: a signal between two trials stops the next trial, which is given back.
     stop = StopRequest.install()
     die_with_parent()
@@ -76,7 +77,7 @@ def _answer(
         metrics = _trained(order, device, stop, validated)
         if "energy_kwh" in metrics:
             # The trials that share a GPU cannot be measured apart.
-            metrics["energy_kwh"] /= int(os.environ.get(SHARING, "1"))
+            metrics["energy_kwh"] /= launch_facts(os.environ).trials_per_gpu
         return {"code": 0, "metrics": metrics, "seconds": time.monotonic() - begin}
     except Preempted as preempted:
         if not pruned:

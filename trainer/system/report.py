@@ -4,7 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-from trainbox.contract.errors import MESSAGES, Failure
+from trainbox.contract.errors import Failure
+from trainbox.contract.internal import Internal
 from trainbox.contract.streams import message_line
 
 
@@ -13,7 +14,7 @@ def report_failure(failure: Failure) -> None:
 
     The launcher reads the files, and prints the same failure of several ranks once.
     """
-    if folder := os.environ.get(MESSAGES):
+    if folder := os.environ.get(Internal.MESSAGES):
         Path(folder, os.environ["RANK"]).write_text(
             str(failure), encoding="utf-8", errors="backslashreplace"
         )

@@ -10,6 +10,7 @@ from typing import Any
 from entrypoint.health.limits import SOURCES, Limits
 from entrypoint.health.verdict import Finding, Result
 from entrypoint.system.commands import command_of, without_ranks
+from trainbox.contract.launch_facts import LaunchFacts
 
 CHECKS = ("deep", "deep-matmul", "deep-memory", "deep-all-reduce")
 _ALONE, _TOGETHER = ("matmul", "memory"), ("all-reduce",)
@@ -149,8 +150,7 @@ def env_of(probe: Probe, environment: Mapping[str, str], cpus: int) -> dict[str,
         # as in a launch plan
         "CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in probe.devices if device.uuid),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "TRAINBOX_DEVICE": "cuda" if probe.on_gpus else "cpu",
-    }
+    } | LaunchFacts(device="cuda" if probe.on_gpus else "cpu").variable()
 
 
 def ended(probe: Probe, out: str, err: str, code: int) -> ProbeOutput:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.commands import Ended
 from tests.support.forked import ForkedTrainbox
+from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.options import COMMANDS
 
 Plan = Callable[..., Any]
@@ -32,9 +33,11 @@ def test_a_plan_takes_the_launch_options_of_the_file(plan: Plan) -> None:
     shown = plan(text)
     assert (shown["nproc_per_node"], shown["strategy"]) == (3, "ddp")
     assert shown["argv"][-3:] == ["trainer", "train", "mnist"]
-    assert shown["env"]["TRAINBOX_SETTINGS"] == "from exp.toml"
+    assert shown["settings"] == "from exp.toml"
     digest = hashlib.sha256(text.encode()).hexdigest()
-    assert shown["env"]["TRAINBOX_EXPERIMENT"] == f"{digest} exp.toml"
+    facts = launch_facts(shown["env"])
+    assert facts.config_file == {"name": "exp.toml", "sha256": digest}
+    assert (facts.settings, facts.reason) == (shown["settings"], shown["reason"])
 
 
 def test_the_command_line_precedes_the_environment_and_the_file(plan: Plan) -> None:
@@ -44,7 +47,7 @@ def test_the_command_line_precedes_the_environment_and_the_file(plan: Plan) -> N
         text, "digits", "--processes", "2", "--lr", "2", PROCESSES="3", TRAINBOX_EPOCHS="5"
     )
     assert shown["nproc_per_node"] == 2
-    assert shown["env"]["TRAINBOX_SETTINGS"] == (
+    assert shown["settings"] == (
         "from exp.toml; processes, task, lr from the command line; epochs 5 (from TRAINBOX_EPOCHS)"
     )
 
@@ -68,7 +71,7 @@ def test_a_file_named_by_the_environment_is_read(forked: ForkedTrainbox) -> None
     shown = json.loads(ended.out)
     assert shown["nproc_per_node"] == 2
     settings = "from exp.toml; config exp.toml (from TRAINBOX_CONFIG)"
-    assert shown["env"]["TRAINBOX_SETTINGS"] == settings
+    assert shown["settings"] == settings
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ def test_a_training_has_no_settings_of_another_launch() -> None:
     dropped = {
         **dict.fromkeys(LAUNCH_NAMES - HEALTH_NAMES, "2"),
         "SLURM_JOB_NUM_NODES": "2",
-        "TRAINBOX_DEVICE": "cuda",
         "TRAINBOX_EPOCHS": "9",
     }
     assert environment(kept | dropped) == kept

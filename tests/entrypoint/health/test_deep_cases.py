@@ -22,6 +22,7 @@ from entrypoint.health.deep.cases import (
 from entrypoint.health.limits import Limits
 from entrypoint.health.screen import closing_line, screen
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
+from trainbox.contract.launch_facts import LaunchFacts, launch_facts
 
 _H100 = "NVIDIA H100 80GB HBM3"
 _GPUS = tuple(Device(str(number), f"GPU-{number}", _H100) for number in range(4))
@@ -121,12 +122,12 @@ def test_a_child_sees_only_its_own_gpus_and_job() -> None:
         "OMP_NUM_THREADS": "2",
         "CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "TRAINBOX_DEVICE": "cuda",
+        **LaunchFacts(device="cuda").variable(),
     }
     on_cpus = env_of(Probe(_CPUS), {"CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "6"}, cpus=2)
     assert (
         on_cpus["CUDA_VISIBLE_DEVICES"],
-        on_cpus["TRAINBOX_DEVICE"],
+        launch_facts(on_cpus).device,
         on_cpus["OMP_NUM_THREADS"],
     ) == ("", "cpu", "6")
     assert env_of(Probe(_CPUS), {}, cpus=2)["OMP_NUM_THREADS"] == "1"

@@ -212,7 +212,7 @@ def test_in_a_sweep_no_finding_ends_the_run(tmp_path: Path) -> None:
 
 
 def plan(strategy: str, processes: int) -> LaunchPlan:
-    return LaunchPlan(strategy, GPUS, 1, processes, ("python",), "because")
+    return LaunchPlan(strategy, "cuda", GPUS, 1, processes, ("python",), "because")
 
 
 def test_the_gate_of_a_sweep_and_of_a_shared_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

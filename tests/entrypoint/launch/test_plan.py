@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +21,8 @@ from entrypoint.launch.request import LaunchRequest
 from tests.entrypoint.driver import test_gpus
 from tests.entrypoint.launch import test_cluster
 from trainbox.contract.errors import Failure
+from trainbox.contract.internal import Internal
+from trainbox.contract.launch_facts import LaunchFacts, launch_facts
 
 # The hosts. A slice `0:1` has the UUID MIG-a1 and its GPU the UUID GPU-a.
 
@@ -1327,7 +1328,7 @@ def test_the_plan_of_a_script(row: tuple[Any, ...]) -> None:
         plan.reason,
     ] == expected
     assert plan.node_rank == (cluster.node_rank or 0)
-    assert "TRAINBOX_STRATEGY" not in plan.env  # it is the script's own
+    assert Internal.LAUNCH not in plan.env  # it is the script's own
 
 
 def test_a_trial_is_a_single_process_with_the_variables_of_torchrun() -> None:
@@ -1482,16 +1483,15 @@ SWEEP_REFUSALS = [
 def test_the_slots_of_a_sweep(row: tuple[Any, ...]) -> None:
     request, per_gpu, gpus, *expected = row
     plan = plan_sweep(request, gpus, per_gpu)
-    env = plan.env
+    env, facts = plan.env, launch_facts(plan.env)
     assert plan.argv == ("/venv/python", "-P", "-m", "trainer", "train", "digits")
     assert [
-        json.loads(env["TRAINBOX_SLOTS"]),
+        facts.slots,
         env["OMP_NUM_THREADS"],
-        env["TRAINBOX_DEVICE"],
+        facts.device,
         plan.reason,
     ] == expected
-    assert env["TRAINBOX_CPUS"] == env["OMP_NUM_THREADS"]
-    assert env["TRAINBOX_STRATEGY"] == "single"
+    assert (str(facts.cpus), facts.strategy) == (env["OMP_NUM_THREADS"], "single")
 
 
 @pytest.mark.parametrize("row", SWEEP_REFUSALS, ids=lambda row: row[-1])
@@ -1524,10 +1524,7 @@ def test_the_environment_of_a_plan(
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "OMP_NUM_THREADS": threads,
-        "TRAINBOX_CPUS": f"{request_.cpus}",
-        "TRAINBOX_DEVICE": device,
-        "TRAINBOX_STRATEGY": strategy,
-        "TRAINBOX_REASON": plan.reason,
+        **LaunchFacts(device, strategy, plan.reason, cpus=request_.cpus).variable(),
     }
 
 

@@ -28,6 +28,7 @@ from entrypoint.launch.supervise import (
 )
 from tests.support.commands import clean_environment, finish
 from trainbox.contract.errors import StorageFailure
+from trainbox.contract.internal import Internal
 from trainbox.contract.temporary import temporary_folder
 
 # A shell may have started the tests with some of these signals ignored, as nohup does. A Python
@@ -168,7 +169,7 @@ def test_only_verify_and_the_bench_do_not_resume(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], kind: Child
 ) -> None:
     seen: list[Child] = []
-    planned = LaunchPlan("single", (), 1, 1, (), "no GPU visible", {"TRAINBOX_DEVICE": "cpu"})
+    planned = LaunchPlan("single", "cpu", (), 1, 1, (), "no GPU visible")
     monkeypatch.setattr(planning, "make_plan", lambda *_: planned)
     monkeypatch.setattr(stored, "check_run", lambda *_: None)
     ending = Ending(75, signalled=True)
@@ -458,11 +459,11 @@ def test_a_training_that_ends_itself_with_code_0_has_not_finished(
 
     def supervise(_argv: object, env: dict[str, str], **_more: object) -> Ending:
         if finishes:
-            Path(env["TRAINBOX_FINISHED"]).touch()
+            Path(env[Internal.FINISHED]).touch()
         return Ending(code, signalled=False)
 
     monkeypatch.setattr(launching, "supervise", supervise)
-    plan = LaunchPlan("single", (), 1, 1, (), "no GPU visible")
+    plan = LaunchPlan("single", "cpu", (), 1, 1, (), "no GPU visible")
     with pytest.raises(SystemExit) as ended:
         checked = planning.Checked(health=False, health_limits=None)
         launching.supervised(planning.Launch(plan, checked, secrets={}), SCRIPT_SWEEP)

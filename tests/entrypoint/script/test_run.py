@@ -417,11 +417,11 @@ import os, subprocess, sys
 trainbox = [sys.executable, "-P", "-m", "entrypoint"]
 subprocess.run([*trainbox, "plan", "--device", "cpu"], check=True, stdout=subprocess.DEVNULL)
 subprocess.run([*trainbox, "run", "--one-process", "--run", "inner", "inner.py"], check=True)
-print("TRAINBOX_SETTINGS" in os.environ)
+print(sorted(name for name in os.environ if name.startswith("TRAINBOX_")))
 """
     ended = forked(*ONE, "--run", "outer", script(forked, outer), env={"PROCESSES": "1"})
     assert ended.code == 0, ended.err
-    assert ended.out == f"{forked.folder}/runs/inner\nFalse\n"
+    assert ended.out == f"{forked.folder}/runs/inner\n['TRAINBOX_DEVICE', 'TRAINBOX_RUN']\n"
     assert ended.err.count("TRAINBOX_RUN is a path, and so not a setting: --run NAME sets") == 1
 
 

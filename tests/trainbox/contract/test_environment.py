@@ -8,6 +8,8 @@ import pytest
 from tests.support.here import Here
 from trainbox.contract.environment import NOT_SETTINGS, check_names
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.internal import Internal
+from trainbox.contract.launch_facts import LaunchFacts
 from trainbox.contract.options import COMMANDS, PREFIX, variables
 from trainbox.contract.variables import LAUNCH_NAMES
 
@@ -41,7 +43,7 @@ def test_a_misspelt_name_is_refused_with_the_nearest(
     [
         "TRAINBOX_EPOCHS",
         "TRAINBOX_GRID",
-        "TRAINBOX_REASON",
+        "TRAINBOX_LAUNCH",
         "TRAINBOX_PORT",
         "TRAINBOX_BOARD_PORT_6006_TCP_ADDR",
         "EPOCS",
@@ -54,7 +56,7 @@ def test_the_settings_of_all_commands_and_internal_variables_are_known(name: str
 def test_each_name_that_the_sources_use_is_known() -> None:
     files = [
         path
-        for folder in ("entrypoint", "trainer", "deploy")
+        for folder in ("entrypoint", "trainbox", "trainer", "deploy")
         for path in (_ROOT / folder).rglob("*")
         if path.is_file()
     ]
@@ -63,12 +65,20 @@ def test_each_name_that_the_sources_use_is_known() -> None:
         for name in ("Dockerfile", "Makefile", "docker-compose.yml", "docker-compose.cpu.yml")
     ]
     texts = [
-        path.read_text(encoding="utf-8") for path in files if path.suffix not in (".pyc", ".png")
+        path.read_text(encoding="utf-8")
+        for path in files
+        if path.suffix not in (".pyc", ".png") and path.name != "internal.py"
     ]
     used = {name for text in texts for name in re.findall(r"\bTRAINBOX_[A-Z][A-Z_]*[A-Z]\b", text)}
-    assert {"TRAINBOX_EPOCHS", "TRAINBOX_HEARTBEAT", "TRAINBOX_SLOTS"} <= used
-    # the first stands for any name in a help text
+    assert {"TRAINBOX_EPOCHS", "TRAINBOX_HEARTBEAT"} <= used
+    # The first stands for any name in a help text. The sources use Internal for its names.
     assert used - {"TRAINBOX_NAME"} - _SETTINGS - NOT_SETTINGS == set()
+    assert used & set(Internal) == set()
+
+
+def test_there_are_at_most_eight_internal_variables() -> None:
+    assert len(Internal) <= 8
+    assert all(member == PREFIX + member.name for member in Internal)
 
 
 def test_the_names_of_the_launchers_settings_are_those_of_its_options() -> None:
@@ -102,5 +112,6 @@ def test_the_header_shows_the_settings_of_the_environment(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "settings" not in here.train("a", epochs=1)
-    monkeypatch.setenv("TRAINBOX_SETTINGS", "device cpu (from DEVICE)")
+    facts = LaunchFacts(settings="device cpu (from DEVICE)")
+    monkeypatch.setenv(*facts.variable().popitem())
     assert "\nsettings   device cpu (from DEVICE)\n" in here.train("b", epochs=1)

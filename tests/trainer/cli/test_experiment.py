@@ -10,6 +10,7 @@ from tests.support.here import Here
 from tests.support.paths import ROOT
 from tests.support.tiny import TINY
 from trainbox.contract.config import Config
+from trainbox.contract.launch_facts import LaunchFacts
 from trainbox.contract.optimizers import OPTIMIZERS
 from trainer.sweep.experiment_file import sweep_as_experiment
 from trainer.sweep.grid import Range, Sweep, from_identity
@@ -270,12 +271,14 @@ def test_a_missing_file_is_refused(here: Here) -> None:
 
 
 def test_the_manifest_records_the_file(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINBOX_EXPERIMENT", "0123abc my exp.toml")
+    config_file = {"name": "my exp.toml", "sha256": "0123abc"}
+    monkeypatch.setenv(*LaunchFacts(config_file=config_file).variable().popitem())
     here.train(max_steps=1)
     manifest = json.loads((here.path() / "manifest.json").read_text())
-    assert manifest["config_file"] == {"name": "my exp.toml", "sha256": "0123abc"}
+    assert manifest["config_file"] == config_file
     # Another file with the same settings resumes the run.
-    monkeypatch.setenv("TRAINBOX_EXPERIMENT", "4567def other.toml")
+    config_file = {"name": "other.toml", "sha256": "4567def"}
+    monkeypatch.setenv(*LaunchFacts(config_file=config_file).variable().popitem())
     assert "changed" not in here.train(max_steps=1)
 
 

@@ -23,6 +23,7 @@ from tests.support.here import Here, StopAfter, training_here
 from tests.support.ranks import Ranks
 from tests.support.tiny import TEXTS, Tiny
 from trainbox.contract.errors import Changed, Failure, Preempted, StorageFailure, WrongUse
+from trainbox.contract.launch_facts import LaunchFacts
 from trainer.loop.digests import DigestLog
 from trainer.records import manifest
 from trainer.records.checkpoint import CheckpointWriter
@@ -790,8 +791,9 @@ def test_changes_that_do_not_change_bits_are_listed_at_a_resume(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = _stopped(here)
-    monkeypatch.setenv("TRAINBOX_REASON", "the second start")
-    monkeypatch.setenv("TRAINBOX_EXPERIMENT", "abc exp.toml")
+    config_file = {"name": "exp.toml", "sha256": "abc"}
+    facts = LaunchFacts(reason="the second start", config_file=config_file)
+    monkeypatch.setenv(*facts.variable().popitem())
     packages = json.loads(path.read_text())["packages"]
     _change(
         path, python="3.0", image_digest="sha256:abc", packages=packages | {"torchvision": "0.1"}
@@ -805,7 +807,7 @@ def test_changes_that_do_not_change_bits_are_listed_at_a_resume(
     assert described["plan"]["reason"] is None
     (resumed,) = described["resumes"]
     assert resumed["plan"] == described["plan"] | {"reason": "the second start"}
-    assert resumed["config_file"] == {"name": "exp.toml", "sha256": "abc"}
+    assert resumed["config_file"] == config_file
     assert resumed["changed"]["image_digest"] == ["sha256:abc", None]
 
 

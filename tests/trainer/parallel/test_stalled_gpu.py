@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainbox.contract.errors import MESSAGES
+from trainbox.contract.internal import Internal
 from trainer.parallel import world
 from trainer.parallel.stalled_gpu import start_watch
 
@@ -39,7 +39,7 @@ def test_work_that_does_not_end_exits_with_code_7_and_a_message(tmp_path: Path) 
     """The launcher recognizes `timed out` in the message."""
     ended = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
-        env={"PATH": "", MESSAGES: str(tmp_path), "RANK": "3"},
+        env={"PATH": "", Internal.MESSAGES: str(tmp_path), "RANK": "3"},
         timeout=120,
         check=False,
     )

@@ -10,6 +10,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import TENSOR
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import Tiny
 from trainbox.contract.errors import Preempted
+from trainbox.contract.internal import Internal
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.records import gpu_events as hardware
 from trainer.records import run_log
@@ -43,7 +44,7 @@ def _line(*arguments: Any, **other: Any) -> str:
 @pytest.fixture
 def events(here: Here, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the file of events, which the training reads after each step."""
-    monkeypatch.setenv("TRAINBOX_HEALTH_EVENTS", str(here.folder / "events.jsonl"))
+    monkeypatch.setenv(Internal.HEALTH_EVENTS, str(here.folder / "events.jsonl"))
     monkeypatch.setattr(run_log, "_EVENTS_EVERY_S", 0.0)
     return here.folder / "events.jsonl"
 

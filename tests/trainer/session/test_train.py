@@ -21,6 +21,7 @@ from tests.support.here import Here, StopAfter, close_files, open_files
 from tests.support.tiny import TINY, Tiny
 from trainbox.contract.config import Config
 from trainbox.contract.errors import DeviceMissing, Preempted, WrongUse
+from trainbox.contract.launch_facts import LaunchFacts
 from trainer.data.schedule import micro_batches
 from trainer.loop.report import batch_equation
 from trainer.loop.settle import settle
@@ -251,15 +252,12 @@ def test_a_task_sees_its_data_before_its_model_is_built_and_can_log(here: Here) 
 
 
 def test_the_reason_of_the_plan_is_repeated(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(
-        "TRAINBOX_REASON", "3 of 4 visible GPUs requested -> torchrun DDP, 3 processes"
-    )
-    assert "plan       3 of 4 visible GPUs requested -> torchrun DDP, 3 processes\n" in here.train(
-        max_steps=1
-    )
+    reason = "3 of 4 visible GPUs requested -> torchrun DDP, 3 processes"
+    monkeypatch.setenv(*LaunchFacts(reason=reason).variable().popitem())
+    assert f"plan       {reason}\n" in here.train(max_steps=1)
     manifest = json.loads((here.path() / "manifest.json").read_text())
     assert manifest["plan"] == {
-        "reason": os.environ["TRAINBOX_REASON"],
+        "reason": reason,
         "strategy": "single",
         "world_size": 1,
     }

@@ -13,6 +13,7 @@ from tests.support.here import Here
 from tests.support.tiny import TINY
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.internal import Internal
 from trainer.session.train import train_task
 from trainer.sweep import slots, work, worker
 from trainer.sweep.grid import Sweep
@@ -252,6 +253,6 @@ def test_trials_that_share_a_gpu_share_its_energy(monkeypatch: pytest.MonkeyPatc
     slot.start()
     assert slot.connection is not None
     slot.connection.close()
-    monkeypatch.setenv(slots.SHARING, found[slots.SHARING])
+    monkeypatch.setenv(Internal.LAUNCH, found[Internal.LAUNCH])
     answer = worker._answer(None, {"pruned": False}, "cpu", StopRequest())  # type: ignore[arg-type]
     assert answer["metrics"] == {"loss": 1.0, "energy_kwh": 0.25}

@@ -219,7 +219,7 @@ def test_a_trial_has_no_settings_of_the_sweep_and_of_the_scheduler() -> None:
         "PROCESSES": "4",
         "DEVICE": "cpu",
         "NNODES": "2",
-        "TRAINBOX_SLOTS": "[]",
+        "TRAINBOX_LAUNCH": "{}",
         "TRAINBOX_FINISHED": "f",
         "SLURM_PROCID": "1",
     }

@@ -28,6 +28,7 @@ from tests.support.ranks import Ranks, StartedRanks
 from tests.trainer.sweep.tasks import HELD_STEP
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.launch_facts import LaunchFacts
 from trainer.records.compare import read_entries
 from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.grid import Sweep
@@ -61,6 +62,11 @@ def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+def _slots(device: str, slots: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable with the slots of a sweep: their names, each with its GPU."""
+    return LaunchFacts(device, slots=tuple(slots.items())).variable()
+
+
 @dataclass
 class Sweeps:
     """A function that runs the sweep "s" of a task in forks."""
@@ -81,7 +87,7 @@ class Sweeps:
         """Start a sweep on slots by name with their GPU, or on so many CPU slots."""
         if isinstance(slots, int):
             slots = {f"CPU slot {number}": "" for number in range(slots)}
-        variables = {"TRAINBOX_SLOTS": json.dumps(list(slots.items())), **(env or {})}
+        variables = {**_slots("cpu", slots), **(env or {})}
         return self.ranks.start(1, "sweep", task, "--name", "s", *arguments, env=variables)
 
     def __call__(
@@ -643,7 +649,7 @@ def test_each_worker_sees_the_gpu_of_its_slot(sweeps: Sweeps) -> None:
 
 def test_an_unusable_gpu_gets_no_trial(sweeps: Sweeps) -> None:
     slots = {"GPU 0": "GPU-a", "GPU 1": "GPU-b"}  # no machine has them
-    ended = sweeps(slots=slots, env={"TRAINBOX_DEVICE": "cuda"})
+    ended = sweeps(env=_slots("cuda", slots))
     assert ended.code == 3
     assert ended.out.count("is not used any more, since its worker cannot start: ") == 2
     assert ended.err.startswith("trainbox: no usable device is left (GPU ")
