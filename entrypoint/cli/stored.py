@@ -12,7 +12,7 @@ from entrypoint.cli.planning import prepare
 from entrypoint.cli.verb import Verb, refuse_unused, verb
 from entrypoint.launch.supervise import EVALUATION, PREDICTION, UNSAVED_TRAINING
 from entrypoint.script.folder import refuse_script
-from trainbox.contract.given import check_files, check_run
+from trainbox.contract.given import check_files, check_folder, check_run
 
 
 @verb("verify", Verb)
@@ -34,9 +34,12 @@ def verify(**values: Any) -> None:
         refuse_script(folder)
     if other is not None:
         refuse_unused(f"verify {run} {other}", {"run", "other"})
+        check_folder("verify", run)
+        check_folder("verify", other)
         become_trainer("verify", {"run": run, "other": other})
     if values["print_docker"]:
         refuse_unused(f"verify {run} --print-docker", {"run", "print_docker", "data_dir"})
+        check_folder("verify", run)
         from entrypoint.replay import docker_command, read_run
 
         user = f"{os.getuid()}:{os.getgid()}"
@@ -114,6 +117,7 @@ def config(**values: Any) -> None:
       trainbox config runs/digits-7d2c1a90
       trainbox config runs/digits-7d2c1a90 --toml > exp.toml
     """
+    check_folder("config", values["run"])
     become_trainer("config", values)
 
 

@@ -21,8 +21,9 @@ def choose_gpus(
     wanted, instead = _wanted(request)
     if request.device in ("cpu", "mps"):
         if wanted:
+            remedy = instead.removeprefix("or ")
             raise WrongUse(
-                f"{wanted} and --device {request.device} contradict each other: drop one of them"
+                f"{wanted} and --device {request.device} contradict each other: {remedy}"
             )
         return (), "visible"
     if wanted and count == 0:

@@ -7,16 +7,24 @@ from pathlib import Path
 from trainbox.contract.errors import WrongUse
 
 
+def check_folder(command: str, run: Path) -> None:
+    """Raise WrongUse if the folder `run` does not exist, with the name of the nearest one."""
+    if not run.is_dir():
+        raise WrongUse(f"{command} {run}: {_missing(run)}")
+
+
 def check_run(command: str, run: Path, *others: str) -> None:
     """Raise WrongUse if `run` is not the folder of a run, or lacks one of the files `others`."""
+    check_folder(command, run)
     for name in ("config.json", "manifest.json", *others):
         if not (run / name).is_file():
-            raise WrongUse(f"{command} {run}: {_problem(run, name)}")
+            raise WrongUse(
+                f"{command} {run}: {name} is missing: give the folder of a run, such as "
+                "runs/digits-7d2c1a90"
+            )
 
 
-def _problem(run: Path, name: str) -> str:
-    if run.is_dir():
-        return f"{name} is missing: give the folder of a run, such as runs/digits-7d2c1a90"
+def _missing(run: Path) -> str:
     try:
         folders = sorted(path.name for path in run.parent.iterdir() if path.is_dir())
     except OSError:

@@ -226,6 +226,7 @@ def narrow(
         sys.exit(0)
 
     monkeypatch.setattr(entrypoint.cli.stored, "become_trainer", become)
+    monkeypatch.setattr(entrypoint.cli.stored, "check_folder", lambda *_: None)
     monkeypatch.setattr(entrypoint.cli.health, "_list_gpus", lambda _json: print("health --list"))
     return lambda arguments, env: in_this_process(
         entrypoint.cli.commands.main, arguments.split(), env
@@ -541,7 +542,8 @@ def test_wrong_launch_options_are_refused(plan: Command, arguments: list[str], t
 
 
 def test_launch_options_that_contradict_each_other_are_refused(trainbox: Trainbox) -> None:
-    text = "--gpus 1 and --device cpu contradict each other: drop one of them"
+    remedy = "leave out --gpus, or use --processes 1 for CPU processes"
+    text = f"--gpus 1 and --device cpu contradict each other: {remedy}"
     assert refused(trainbox("plan", "--gpus", "1", "--device", "cpu")) == text
 
 

@@ -935,21 +935,22 @@ REFUSALS = [
         ONE,
         LOCAL,
         2,
-        "--gpus 1 and --device cpu contradict each other: drop one of them",
+        "--gpus 1 and --device cpu contradict each other: leave out --gpus, or use --processes 1 "
+        "for CPU processes",
     ),
     (
         ask(gpus="all", device="mps"),
         NONE,
         LOCAL,
         2,
-        "--gpus all and --device mps contradict each other: drop one of them",
+        "--gpus all and --device mps contradict each other: leave out --gpus",
     ),
     (
         ask(gpu_ids="0,1", gpus=2, device="cpu"),
         TWO,
         LOCAL,
         2,
-        "--gpu-ids 0,1 and --device cpu contradict each other: drop one of them",
+        "--gpu-ids 0,1 and --device cpu contradict each other: leave out --gpu-ids",
     ),
     (
         ask(gpus=0, device="cuda"),
