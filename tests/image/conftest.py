@@ -23,6 +23,7 @@ NAMES += [
     "deploy/image",
     "entrypoint",
     "trainbox",
+    "trainbox_start.py",
     "trainer",
 ]
 
