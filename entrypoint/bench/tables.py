@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainbox.contract.errors import WrongUse
+from trainbox.contract.errors import DeviceMissing, WrongUse
 from trainbox.contract.hints import command
 
 # A larger value pays if the median of its speed-up is at least this, and each round is faster.
@@ -138,6 +138,41 @@ def describe(case: BenchCase, unit: str) -> str:
 def doubling(most: int) -> tuple[int, ...]:
     """Return the powers of two below `most`, and `most`."""
     return tuple(sorted({*(1 << power for power in range(most.bit_length())), most}))
+
+
+def choose_counts(
+    counts: tuple[int, ...] | None,
+    processes: tuple[int, ...] | None,
+    device: str | None,
+    gpus: int,
+    cpus: int,
+) -> tuple[bool, tuple[int, ...]]:
+    """Return whether the bench runs on the CPU, and the numbers of GPUs or processes.
+
+    `gpus` are visible on this machine.
+
+    Raises:
+        WrongUse: the options contradict each other.
+        DeviceMissing: GPUs are requested, and none is visible.
+    """
+    if counts and (processes or device == "cpu"):
+        raise WrongUse(
+            "--gpus and the CPU (--processes, --device cpu) contradict each other: drop one of them"
+        )
+    if processes and device == "cuda":
+        raise WrongUse(
+            "--processes is for CPU runs, and --device cuda is requested: drop one of them"
+        )
+    if counts:
+        return False, counts
+    if device == "cuda" and not gpus:
+        raise DeviceMissing(
+            "--device cuda requested, no GPU found: run on a GPU host with its driver, or "
+            "use --device cpu"
+        )
+    if processes or device == "cpu" or not gpus:
+        return True, processes or doubling(min(4, cpus))
+    return False, doubling(gpus)
 
 
 def lines(

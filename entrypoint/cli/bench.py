@@ -7,10 +7,14 @@ from pathlib import Path
 
 import click
 
+from entrypoint.bench import report, tables
+from entrypoint.bench.runs import Bench, prepare_folder, write_files
+from entrypoint.bench.suggest import further, suggestions
 from entrypoint.cli.verb import verb
 from entrypoint.driver.process import count_visible
 from entrypoint.system.cpus import usable_cpus
-from trainbox.contract.errors import DeviceMissing, ExitCode, Failure, WrongUse
+from trainbox.contract.errors import ExitCode, Failure
+from trainbox.contract.secret_rule import shown_variable
 from trainbox.contract.streams import message
 
 
@@ -43,19 +47,15 @@ def bench(
       trainbox bench mnist --gpus 1,2 --set in_memory=false --workers 0,4,8 --suggest
       trainbox bench digits --processes 1,2 --device cpu --out tables
     """
-    from entrypoint.bench import report, tables
-    from entrypoint.bench.runs import Bench, prepare_folder, write_files
-    from entrypoint.bench.suggest import further, suggestions
-    from trainbox.contract.secret_rule import shown_variable
-
     tables.check_arguments(arguments)
-    cpu, numbers = _bench_counts(counts, processes, device)
+    cpus = usable_cpus()
+    gpus = 0 if counts or processes or device == "cpu" else count_visible()
+    cpu, numbers = tables.choose_counts(counts, processes, device, gpus, cpus)
     named = tables.check_strategies(strategies, cpu)
     table = tables.lines(numbers, named, batch_sizes or (None,), workers or (None,))
     if out is not None:
         prepare_folder(out)
     unit = "process" if cpu else "GPU"
-    cpus = usable_cpus()
     shared = tables.with_defaults(arguments, os.environ, cpu, max(1, cpus // max(numbers)))
     runs = Bench(
         tables.cases(table),
@@ -86,30 +86,3 @@ def bench(
         raise Failure(
             f"bench: no case was measured: {failed[0].failure}", exit_code=failed[0].exit_code
         )
-
-
-def _bench_counts(
-    counts: tuple[int, ...] | None, processes: tuple[int, ...] | None, device: str | None
-) -> tuple[bool, tuple[int, ...]]:
-    """Return whether the bench runs on the CPU, and the numbers of GPUs or processes."""
-    from entrypoint.bench.tables import doubling
-
-    if counts and (processes or device == "cpu"):
-        raise WrongUse(
-            "--gpus and the CPU (--processes, --device cpu) contradict each other: drop one of them"
-        )
-    if processes and device == "cuda":
-        raise WrongUse(
-            "--processes is for CPU runs, and --device cuda is requested: drop one of them"
-        )
-    if counts:
-        return False, counts
-    found = 0
-    if not processes and device != "cpu":
-        found = count_visible()
-        if device == "cuda" and not found:
-            raise DeviceMissing(
-                "--device cuda requested, no GPU found: run on a GPU host with its driver, or "
-                "use --device cpu"
-            )
-    return found == 0, processes or doubling(found or min(4, usable_cpus()))

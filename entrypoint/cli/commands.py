@@ -40,12 +40,6 @@ VERBS = {
 }
 # The modules of the verbs with a second part, such as `plan run SCRIPT`.
 _FORMS = {"drill run": "drill", "plan run": "run", "sweep run": "training", "sweep show": "stored"}
-# Verbs that were renamed, and the verb and arguments that replace them.
-_RENAMED = {
-    "diff": ("verify", "RUN_A RUN_B"),
-    "gpus": ("health", "--list"),
-    "replay": ("verify", "RUN --print-docker"),
-}
 # Verbs with the option --run.
 _TRAINING_VERBS = ("plan", "train")
 
@@ -65,10 +59,6 @@ class Verbs(click.Group):
         form = " ".join(args[:2])
         if module := _FORMS.get(form):
             return form, _imported(module, form.replace(" ", "_")), args[2:]
-        if args[0] in _RENAMED:
-            raise WrongUse(
-                f"the verb {args[0]} was renamed: use `{hints.command(*_RENAMED[args[0]])}`"
-            )
         # A completion by the shell only parses, and must not run a program.
         if args[0] not in VERBS and not ctx.resilient_parsing:
             _run_verbatim(args)
@@ -119,11 +109,7 @@ def _run_verbatim(argv: list[str]) -> NoReturn:
     try:
         os.execvpe(argv[0], argv, user_environment(os.environ))
     except (OSError, ValueError) as error:  # ValueError: an empty argument
-        import difflib
-
-        verbs = list(VERBS)
-        close = difflib.get_close_matches(argv[0], verbs, n=1)
-        hint = f"did you mean `{close[0]}`?" if close else f"the verbs are {', '.join(verbs)}"
+        hint = hints.nearest(argv[0], VERBS, f"the verbs are {', '.join(VERBS)}")
         raise WrongUse(
             f"'{argv[0]}' is neither a verb nor a program that can be run "
             f"({getattr(error, 'strerror', error)}): {hint}"

@@ -1,22 +1,20 @@
 """`trainbox health` and `trainbox doctor`."""
 
-import contextlib
 import dataclasses
+import functools
 import json
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from entrypoint.cli.verb import refuse_unused, verb
-from trainbox.contract.errors import WrongUse
-
-if TYPE_CHECKING:
-    from entrypoint.driver.process import Driver
-    from entrypoint.health.check import Question
-    from entrypoint.health.verdict import Mode, Verdict
+from entrypoint.driver.process import Driver, detect, lock_of_probes, visible_to_cuda
+from entrypoint.health.check import Question, ask, broken_driver, examine, required_checks
+from entrypoint.health.limits import read_limits
+from entrypoint.health.screen import screen
+from entrypoint.health.verdict import Finding, Mode, Result, Verdict
+from trainbox.contract.errors import DeviceMissing, WrongUse
 
 _CPU_PROCESSES = 2  # for --deep without a GPU: the fewest that can communicate
 # The parameters that each mode uses. The others are refused on the command line.
@@ -60,12 +58,6 @@ def health(
       trainbox health --deep --processes 2     without a GPU: on two CPU processes
       trainbox health --health-limits limits.toml --require ecc-uncorrected
     """
-    from entrypoint.driver.process import Driver
-    from entrypoint.health.check import Question, broken_driver
-    from entrypoint.health.limits import read_limits
-    from entrypoint.health.verdict import Finding, Mode, Result, Verdict
-    from trainbox.contract.errors import DeviceMissing
-
     chosen = [mode for mode, wished in modes.items() if wished]
     flags = [f"--{mode}" for mode in chosen]
     if len(flags) > 1:
@@ -79,13 +71,13 @@ def health(
     if not wanted and "wanted" in _USED[name]:
         _show(Verdict(kind, (Finding("driver", Result.INFO, "not checked: HEALTH=0"),)), as_json)
         return
-    required = _required(require, kind)
+    required = required_checks(require, kind)
     limits, overridden = read_limits(health_limits if "health_limits" in _USED[name] else None)
     question = Question(
         kind, limits=limits, overridden=overridden, required=required, runs_dir=runs_dir
     )
     try:
-        driver = Driver(_lock_of_probes() if kind is Mode.LIVE else None)
+        driver = Driver(lock_of_probes() if kind is Mode.LIVE else None)
     except DeviceMissing as error:
         _show(verdict := broken_driver(question, str(error)), as_json)
         sys.exit(verdict.exit_code)
@@ -93,7 +85,15 @@ def health(
         from entrypoint.health.monitor import monitor
 
         sys.exit(monitor(driver, question, gpus, gpu_ids, processes, listen, interval_s))
-    verdict = _verdict(driver, question, gpus, gpu_ids, processes, as_json)
+
+    def examined() -> Verdict:
+        decided = ask(driver, question, gpus, gpu_ids, processes)
+        if isinstance(decided, Verdict):
+            return decided
+        gpus_shown = 0 if as_json else len(decided.selection.gpus)
+        return examine(driver, decided, functools.partial(_show_progress, gpus_shown))
+
+    verdict = examined()
     if kind is Mode.DEEP:
         from entrypoint.health.deep.run import deepened
 
@@ -103,44 +103,19 @@ def health(
             processes or _CPU_PROCESSES,
             deadline_s,
             lambda line: click.echo(line, err=True),
-            lambda: _verdict(driver, question, gpus, gpu_ids, processes, as_json),
+            examined,
         )
     _show(verdict, as_json)
     sys.exit(verdict.exit_code)
 
 
-def _required(require: str, mode: "Mode") -> tuple[str, ...]:
-    """Return the checks that --require names.
-
-    Raises:
-        WrongUse: The mode does not have one of the checks.
-    """
-    from entrypoint.health.check import check_names
-
-    required = tuple(filter(None, require.split(",")))
-    known = check_names(mode)
-    if unknown := [name for name in required if name not in known]:
-        raise WrongUse(
-            f"--require {require}: no such check {unknown[0]!r}: use some of {', '.join(known)}"
-        )
-    return required
-
-
-def _lock_of_probes() -> Path | None:
-    """Return the lock of this user's liveness probes, or None without a temporary folder.
-
-    Without the lock, probes of a driver that hangs may pile up.
-    """
-    import tempfile
-
-    with contextlib.suppress(OSError):
-        return Path(tempfile.gettempdir()) / f"trainbox-live-{os.getuid()}.lock"
-    return None
+def _show_progress(gpus: int, done: int, samples: int) -> None:
+    if gpus and samples > 1 and sys.stderr.isatty():
+        text = f"\rsampling {gpus} GPU(s): {done} of {samples}"
+        click.echo(text, err=True, nl=done == samples)
 
 
 def _list_gpus(as_json: bool) -> None:
-    from entrypoint.driver.process import Driver, detect, visible_to_cuda
-
     found = detect(Driver())
     visible = visible_to_cuda(found)
     if as_json:
@@ -169,9 +144,6 @@ def doctor(
       docker compose run --rm train doctor
     """
     from entrypoint.doctor.examine import examination_report
-    from entrypoint.health.check import Question
-    from entrypoint.health.limits import read_limits
-    from entrypoint.health.verdict import Mode
 
     def report_wait() -> None:
         if sys.stderr.isatty():
@@ -182,47 +154,8 @@ def doctor(
     click.echo(examination_report(question, gpus, gpu_ids, on_wait=report_wait))
 
 
-def _verdict(
-    driver: "Driver",
-    question: "Question",
-    gpus: int | str | None,
-    gpu_ids: str | None,
-    processes: int | None,
-    as_json: bool,
-) -> "Verdict":
-    from entrypoint.health.check import about, broken_driver, examine, without_driver
-    from entrypoint.health.verdict import Verdict
-    from trainbox.contract.errors import DeviceMissing
-
-    if gpus == 0:
-        return without_driver(
-            dataclasses.replace(question, processes=processes or 1), "not queried: --gpus 0"
-        )
-    try:
-        found = driver.detect()
-    except DeviceMissing as error:
-        return broken_driver(question, str(error))
-    decided = about(
-        found, question, os.environ.get("CUDA_VISIBLE_DEVICES"), gpus, gpu_ids, processes
-    )
-    if isinstance(decided, Verdict):
-        return decided
-
-    def progress(done: int, samples: int) -> None:
-        if samples > 1 and not as_json and sys.stderr.isatty():
-            click.echo(
-                f"\rsampling {len(decided.selection.gpus)} GPU(s): {done} of {samples}",
-                err=True,
-                nl=done == samples,
-            )
-
-    return examine(driver, decided, progress)
-
-
 def _show(verdict: "Verdict", as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(verdict.to_json(), indent=2, ensure_ascii=False))
         return
-    from entrypoint.health.screen import screen
-
     click.echo(screen(verdict))

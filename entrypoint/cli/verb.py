@@ -52,15 +52,14 @@ class Sectioned(Verb):
 
     def __init__(self, *arguments: Any, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
-        self.params = [
-            *(
-                _reading(param) if param.name == CONFIG[0].parameter else param
-                for param in self.params
-            ),
+        for param in self.params:
+            if param.name == CONFIG.parameter:  # the file is read before the other options
+                param.is_eager, param.expose_value, param.callback = True, False, _read_file
+        self.params.append(
             click.Option(
                 ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all
-            ),
-        ]
+            )
+        )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
@@ -105,13 +104,6 @@ def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         ctx.meta["whole"] = True
         click.echo(ctx.get_help())
         ctx.exit()
-
-
-def _reading(param: click.Parameter) -> click.Parameter:
-    """Return `param`. That of --config reads the file before the other options."""
-    if param.name == CONFIG[0].parameter:
-        param.is_eager, param.expose_value, param.callback = True, False, _read_file
-    return param
 
 
 def _read_file(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
@@ -227,6 +219,6 @@ def origin() -> str:
     given = [
         param.opts[0].lstrip("-")
         for param in click.get_current_context().command.params
-        if param.name and param.name != CONFIG[0].parameter and on_command_line(param.name)
+        if param.name and param.name != CONFIG.parameter and on_command_line(param.name)
     ]
     return f"from {found.path}" + (f"; {', '.join(given)} from the command line" if given else "")

@@ -293,6 +293,18 @@ def _close_all_but(*kept: int) -> None:
             os.close(end)
 
 
+def lock_of_probes() -> Path | None:
+    """Return the lock of this user's liveness probes, or None without a temporary folder.
+
+    Without the lock, probes of a driver that hangs may pile up.
+    """
+    import tempfile
+
+    with contextlib.suppress(OSError):
+        return Path(tempfile.gettempdir()) / f"trainbox-live-{os.getuid()}.lock"
+    return None
+
+
 def _acquire(lock: Path, within_s: float) -> int:
     """Return a file descriptor that holds the lock.
 

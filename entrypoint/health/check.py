@@ -1,6 +1,7 @@
 """Examine the hardware once, from the question to the verdict."""
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from entrypoint.health.rules.machine import (
 )
 from entrypoint.health.rules.table import names_to_read, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
-from trainbox.contract.errors import DeviceMissing
+from trainbox.contract.errors import DeviceMissing, WrongUse
 
 NO_ANSWER = 10  # NVML's TIMEOUT, for a driver that does not answer
 _DESCRIBING = (
@@ -94,6 +95,21 @@ def check_names(mode: Mode = Mode.CHECK) -> list[str]:
     return [*others, *rules]
 
 
+def required_checks(require: str, mode: Mode) -> tuple[str, ...]:
+    """Return the checks that --require names.
+
+    Raises:
+        WrongUse: The mode does not have one of the checks.
+    """
+    required = tuple(filter(None, require.split(",")))
+    known = check_names(mode)
+    if unknown := [name for name in required if name not in known]:
+        raise WrongUse(
+            f"--require {require}: no such check {unknown[0]!r}: use some of {', '.join(known)}"
+        )
+    return required
+
+
 def choose(
     found: Sequence[Gpu],
     cuda_visible_devices: str | None,
@@ -116,6 +132,31 @@ def choose(
         return Selection((), missing=1), wanted
     count = len(visible) if gpus in (None, "all") else int(gpus or 0)
     return Selection(visible[:count], missing=max(0, count - len(visible))), wanted
+
+
+def ask(
+    driver: Driver,
+    question: Question,
+    gpus: int | str | None,
+    gpu_ids: str | None,
+    processes: int | None,
+) -> Question | Verdict:
+    """Return the question about the GPUs that these options name, as the driver lists them.
+
+    Without a working driver, or for --gpus 0, return the verdict instead.
+
+    Raises:
+        WrongUse: An option is malformed.
+    """
+    if gpus == 0:
+        question = dataclasses.replace(question, processes=processes or 1)
+        return without_driver(question, "not queried: --gpus 0")
+    try:
+        found = driver.detect()
+    except DeviceMissing as error:
+        return broken_driver(question, str(error))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return about(found, question, visible, gpus, gpu_ids, processes)
 
 
 def about(

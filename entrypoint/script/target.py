@@ -9,6 +9,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.hints import nearest
 
 
 @dataclass(frozen=True)
@@ -130,14 +131,11 @@ def _check_syntax(name: str, file: Path) -> None:
 
 def _nearest(file: Path) -> str:
     """Return a hint with the Python files beside a missing one."""
-    import difflib
-
     try:
         # A link to a missing file is listed, too.
-        names = sorted(other.name for other in file.parent.glob("*.py") if other.is_file())
+        beside = sorted(other.name for other in file.parent.glob("*.py") if other.is_file())
     except OSError:
-        names = []
-    close = difflib.get_close_matches(file.name, names, n=1)
-    if close:
-        return f"did you mean {file.parent / close[0]}?"
-    return "give the path of a Python file or a program"
+        beside = []
+    folder = str(file).removesuffix(file.name)
+    example = "give the path of a Python file or a program"
+    return nearest(file.name, beside, example, prefix=folder)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterable
 
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.hints import command
+from trainbox.contract.hints import command, nearest
 from trainbox.contract.internal import Internal
 from trainbox.contract.options import PREFIX
 from trainbox.contract.variables import LAUNCH_NAMES
@@ -45,13 +45,7 @@ def unknown_names(names: Iterable[str], settings: Collection[str]) -> list[str]:
 def _remedy(name: str, settings: Collection[str]) -> str:
     if name.removeprefix(PREFIX) in LAUNCH_NAMES:
         return f"use {name.removeprefix(PREFIX)}"
-    import difflib
-
     # Compare without the prefix, which would make all names similar.
-    known = {setting.removeprefix(PREFIX): setting for setting in settings}
-    near = difflib.get_close_matches(name.removeprefix(PREFIX).upper(), sorted(known), n=1)
-    return (
-        f"did you mean {known[near[0]]}?"
-        if near
-        else f"unset it; `{command('train', '--help')}` lists the settings"
-    )
+    known = sorted(setting.removeprefix(PREFIX) for setting in settings)
+    unset = f"unset it; `{command('train', '--help')}` lists the settings"
+    return nearest(name.removeprefix(PREFIX).upper(), known, unset, prefix=PREFIX)

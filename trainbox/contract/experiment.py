@@ -5,7 +5,7 @@ The values become texts as on the command line, which the options parse.
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from trainbox.contract import options
 from trainbox.contract.config import load_config_file
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import read_text
+from trainbox.contract.hints import nearest
 from trainbox.contract.options import Option
 
 SUFFIX = ".toml"  # of the file of an experiment
@@ -112,7 +113,7 @@ def _read_experiment(path: Path) -> tuple[dict[str, dict[str, Any]], str]:
             )
         if name not in TABLES:
             known = [f"[{table}]" for table in TABLES]
-            raise ValueError(f"{path}: [{name}] is unknown: {nearest(f'[{name}]', known)}")
+            raise ValueError(f"{path}: [{name}] is unknown: {nearest(f'[{name.lower()}]', known)}")
     found = {name: tables.get(name, {}) for name in TABLES}
     for name in TABLES[1:]:
         found[name] = _with_dashes(f"{path}: [{name}]", found[name])
@@ -177,7 +178,7 @@ def _option_texts(
             is_launch = not table.endswith("[launch]") and any(
                 key == row.key for row in options.LAUNCH
             )
-            fix = "it belongs to [launch]" if is_launch else nearest(key, rows)
+            fix = "it belongs to [launch]" if is_launch else nearest(key.lower(), rows)
             if key in ("set", "task"):
                 fix = "write the task and its fields below [task]"
             raise ValueError(f"{table} {key} is unknown: {fix}")
@@ -260,11 +261,3 @@ def text_of(where: str, value: object) -> str:
     if not text.isprintable():
         raise ValueError(f"{where} = {text!r} has a character that cannot be printed: remove it")
     return text
-
-
-def nearest(name: str, known: Collection[str]) -> str:
-    """Return a question with the known name that is nearest to `name`, or the list of names."""
-    import difflib
-
-    found = difflib.get_close_matches(name.lower(), list(known), n=1)
-    return f"did you mean {found[0]}?" if found else f"use some of {', '.join(known)}"

@@ -1,10 +1,10 @@
 """The folder of a run and the files that a command is given."""
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.hints import nearest
 
 
 def check_folder(command: str, run: Path) -> None:
@@ -29,12 +29,12 @@ def _missing(run: Path) -> str:
         folders = sorted(path.name for path in run.parent.iterdir() if path.is_dir())
     except OSError:
         folders = []
-    near = [folder for folder in folders if folder.startswith(run.name)]
-    near = near or difflib.get_close_matches(run.name, folders, n=1)
-    if not near:
-        return "the folder does not exist: give the folder of a run, such as runs/digits-7d2c1a90"
-    names = " or ".join(str(run.parent / folder) for folder in near[:3])
-    return f"the folder does not exist: did you mean {names}?"
+    begun = [folder for folder in folders if folder.startswith(run.name)]
+    example = "give the folder of a run, such as runs/digits-7d2c1a90"
+    prefix = str(run).removesuffix(run.name)
+    names = " or ".join(prefix + folder for folder in begun[:3])
+    fix = f"did you mean {names}?" if begun else nearest(run.name, folders, example, prefix=prefix)
+    return f"the folder does not exist: {fix}"
 
 
 def check_files(given: Sequence[Path]) -> None:

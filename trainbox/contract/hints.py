@@ -6,8 +6,23 @@ docker-compose.yml and deploy/apptainer/trainbox.sh set TRAINBOX_COMMAND, which 
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+
+
+def nearest(
+    name: str, known: Collection[str], otherwise: str = "", most: int = 1, prefix: str = ""
+) -> str:
+    """Return a question with the `most` known names that are nearest to `name`, after `prefix`.
+
+    Without a near one, return `otherwise`, which by default lists the known names.
+    """
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=most)
+    if near:
+        return f"did you mean {' or '.join(prefix + known for known in near)}?"
+    return otherwise or f"use some of {', '.join(known)}"
 
 
 def command(verb: str, arguments: str = "") -> str:

@@ -53,8 +53,10 @@ class Whole(click.ParamType[int]):
             number = int(str(value))
         except ValueError:
             self.fail(f"{value!r} is not a whole number", param, ctx)
-        if not self.low <= number <= self.high:
-            self.fail(f"{value} is not a whole number from {self.low} to {self.high}", param, ctx)
+        if number < self.low:
+            self.fail(f"{value} is less than {self.low}", param, ctx)
+        if number > self.high:
+            self.fail(f"{value} is more than {self.high}", param, ctx)
         return number
 
 
@@ -108,18 +110,6 @@ class Numbers(click.ParamType[tuple[int, ...]]):
         if len(set(map(int, texts))) < len(texts):
             self.fail(f"{value!r} repeats a number: give each number once", param, ctx)
         return tuple(sorted(map(int, texts)))
-
-
-class StrategyChoice(click.Choice[str]):
-    """A launch strategy, with a hint for the removed value `single`."""
-
-    def __init__(self) -> None:
-        super().__init__(["ddp", "fsdp", "dp"])
-
-    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        if value == "single":
-            return "'single' was removed: use --gpus 1, or --processes 1 on the CPU"
-        return super().get_invalid_choice_message(value, ctx)
 
 
 class NamedPath(click.Path):

@@ -6,6 +6,7 @@ same table. A new option of the training needs a line here and its use.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,23 +21,23 @@ from trainbox.contract.option_types import (
     NamedPath,
     Number,
     Numbers,
-    StrategyChoice,
     Whole,
 )
 
 PREFIX = "TRAINBOX_"
 MOST_PROCESSES = 4096  # of a machine
 RDZV_TIMEOUT_S = 600
+_LAUNCHER_SECTIONS = ("Launch", "Health", "Cluster")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Option:
     """An option of a command.
 
     Attributes:
         flags: the names, such as `-m --module`, or `--health/--no-health` for a switch.
         type: the type of click; None is a text, and bool is a switch.
-        help: the text of the help page, with the default.
+        help: the text of the help page, which adds the default unless the text names one.
         default: the value if no source has one.
         name: the parameter with the value; by default that of the first long flag.
         metavar: the name of the value in the help, if it is not that of the type.
@@ -86,7 +87,15 @@ class Option:
     @property
     def of_trainer(self) -> bool:
         """Return whether the trainer gets the value. The file of --config is already read."""
-        return not self.of_launcher and self not in CONFIG
+        return not self.of_launcher and self is not CONFIG
+
+    @property
+    def help_with_default(self) -> str:
+        """Return the help with the default, unless it names one itself."""
+        if self.type is bool or self.default in (None, "", []) or "efault" in self.help:
+            return self.help
+        shown = f"{self.default:g}" if isinstance(self.default, float) else self.default
+        return f"{self.help} Default: {shown}."
 
     def click(self, with_variables: bool = True) -> click.Option:
         """Return the option of click, which reads the environment if `with_variables`."""
@@ -98,7 +107,7 @@ class Option:
             [*self.flags.split(), self.parameter],
             type=None if self.type is bool else self.type,
             **given,
-            help=self.help,
+            help=self.help_with_default,
             metavar=self.metavar,
             multiple=self.repeats,
             hidden=self.hidden,
@@ -120,7 +129,7 @@ class Option:
         return [text for one in values for text in (flag.split()[-1], str(one))]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Argument:
     """A positional argument of a command, which the trainer gets as well."""
 
@@ -146,88 +155,75 @@ class Argument:
 
 
 Row = Option | Argument
+Everyday = functools.partial(Option, everyday=True)
 
 
-def _section(title: str, prefix: str, *rows: Option) -> tuple[Option, ...]:
-    """Return the rows in a section of the help; `prefix` and the key are the variable's name."""
-    return tuple(
-        dataclasses.replace(
-            row,
-            section=title,
-            variables=(*row.variables, prefix + row.key.replace("-", "_").upper()),
-        )
-        for row in rows
-    )
+def _section(title: str, *rows: Option) -> tuple[Option, ...]:
+    """Put the rows in a section of the help, and name their variables by their keys."""
+    prefix = "" if title in _LAUNCHER_SECTIONS else PREFIX
+    for row in rows:
+        row.section = title
+        row.variables += (prefix + row.key.replace("-", "_").upper(),)
+    return rows
 
 
 # A table: one or two lines for each option.
 # fmt: off
 _COUNT = Whole(1)
 _FOLDER, _FILE, _RUN = NamedPath("folder", readable=False), NamedPath("file"), NamedPath("run")
-_LAUNCHER_SECTIONS = ("Launch", "Health", "Cluster")
 
-_DEVICE: tuple[Option, ...] = _section("Launch", "",
-    Option("--gpus", GpuCount(), "Number of GPUs; 0 is the CPU. Default: all visible.",
-        everyday=True),
-    Option("--gpu-ids", None, "The GPUs to use: 0,2 or UUIDs, or 0:1 for a MIG slice.",
-        metavar="IDS", everyday=True, shown=True),
-    Option("--processes", click.IntRange(1, MOST_PROCESSES),
-        "Number of CPU processes: torchrun DDP over gloo, or a sweep's trials at a time.",
-        metavar="N", everyday=True),
+_DEVICE: tuple[Option, ...] = _section("Launch",
+    Everyday("--gpus", GpuCount(), "Number of GPUs; 0 is the CPU. Default: all visible."),
+    Everyday("--gpu-ids", None, "The GPUs to use: 0,2 or UUIDs, or 0:1 for a MIG slice.",
+        metavar="IDS", shown=True),
+    Everyday("--processes", Whole(1, MOST_PROCESSES),
+        "Number of CPU processes: torchrun DDP over gloo, or a sweep's trials at a time."),
 )
 DEVICE = Option("--device", click.Choice(["auto", "cuda", "mps", "cpu"]),
     "Device to train on. Default: auto, which is cuda if there are GPUs.", section="Launch",
     variables=("DEVICE", "TRAINBOX_DEVICE"))
-HEALTH = _section("Health", "",
+HEALTH = _section("Health",
     Option("--health/--no-health", bool, "Check the GPUs before the training, watch them during "
         "it, and exit with code 3 if they fail. Default: yes.", True),
     Option("--health-limits", _FILE, "TOML file that overrides limits: docs/guides/health.md."),
 )
-_STRATEGY = _section("Launch", "",
-    Option("--strategy", StrategyChoice(), "ddp: torchrun, one process per GPU. fsdp: the same, "
-        "each with a share of a model that is too large for one GPU. dp: DataParallel. Default: "
-        "ddp on 2 GPUs or more.", everyday=True),
+_STRATEGY = _section("Launch",
+    Everyday("--strategy", click.Choice(["ddp", "fsdp", "dp"]), "ddp: torchrun, one process per "
+        "GPU. fsdp: the same, each with a share of a model that is too large for one GPU. dp: "
+        "DataParallel. Default: ddp on 2 GPUs or more."),
 )
 # RDZV_SECRET and RDZV_SECRET_FILE have no option: every user of a machine can read the arguments
 # of a process. trainer.launch.secret reads them.
-_CLUSTER = _section("Cluster", "",
-    Option("--nnodes", click.IntRange(1), "Number of machines. Default: the scheduler's value.",
-        metavar="N"),
-    Option("--node-rank", click.IntRange(0), "This machine's number, from 0.", metavar="N"),
-    Option("--rdzv-endpoint", None, "Address of the rendezvous, on node 0.",
-        metavar="HOST:PORT", shown=True),
+_CLUSTER = _section("Cluster",
+    Option("--nnodes", _COUNT, "Number of machines. Default: the scheduler's value."),
+    Option("--node-rank", Whole(0), "This machine's number, from 0."),
+    Option("--rdzv-endpoint", None, "Address of the rendezvous, on node 0.", metavar="HOST:PORT",
+        shown=True),
     Option("--rdzv-id", None, "Name of the job at the rendezvous, the same on all machines.",
         metavar="TEXT"),
-    Option("--rdzv-timeout-s", click.IntRange(1),
-        f"Seconds to wait for the other machines. Default: {RDZV_TIMEOUT_S}.", RDZV_TIMEOUT_S,
+    Option("--rdzv-timeout-s", _COUNT, "Seconds to wait for the other machines.", RDZV_TIMEOUT_S,
         metavar="SECONDS"),
 )
-_PER_GPU = (
-    Option("--per-gpu", click.IntRange(1), "Trials that share a GPU. Default: 1.", 1, metavar="K",
-        section="Launch"),
-)
-_SWEPT: tuple[Option, ...] = _section("Sweep", PREFIX,
-    Option("--seeds", _COUNT, "Trials of each combination, with seeds from --seed on. Default: 1.",
-        1, everyday=True),
-    Option("--grid", None, "Values of a field or an option; repeatable.", name="grids",
-        metavar="NAME=A,B,C", repeats=True, everyday=True),
-    Option("--range", None, "Range that a sampler draws from; repeatable.", name="ranges",
-        metavar="NAME=LOW:HIGH[:log]", repeats=True, everyday=True),
-    Option("--sampler", click.Choice(["grid", "random", "tpe"]),
-        "Default: grid, which trains all combinations.", "grid", everyday=True),
-    Option("--trials", _COUNT, "Number of trials that a sampler draws.", everyday=True),
-    Option("--metric", None, "Metric that ranks the trials: accuracy, min:loss.", metavar="METRIC",
-        everyday=True, shown=True),
-    Option("--pruner", click.Choice(["none", "median"]),
-        "median: stop trials that are worse than the median. Default: none.", "none",
-        everyday=True),
-    Option("--retries", Whole(0), "Retries of a failed trial, on another GPU. Default: 1.", 1),
+_PER_GPU = Option("--per-gpu", _COUNT, "Trials that share a GPU.", 1, metavar="K", section="Launch")
+_SWEPT: tuple[Option, ...] = _section("Sweep",
+    Everyday("--seeds", _COUNT, "Trials of each combination, with seeds from --seed on.", 1),
+    Everyday("--grid", None, "Values of a field or an option; repeatable.", name="grids",
+        metavar="NAME=A,B,C", repeats=True),
+    Everyday("--range", None, "Range that a sampler draws from; repeatable.", name="ranges",
+        metavar="NAME=LOW:HIGH[:log]", repeats=True),
+    Everyday("--sampler", click.Choice(["grid", "random", "tpe"]),
+        "Default: grid, which trains all combinations.", "grid"),
+    Everyday("--trials", _COUNT, "Number of trials that a sampler draws."),
+    Everyday("--metric", None, "Metric that ranks the trials: accuracy, min:loss.",
+        metavar="METRIC", shown=True),
+    Everyday("--pruner", click.Choice(["none", "median"]),
+        "median: stop trials that are worse than the median.", "none"),
+    Option("--retries", Whole(0), "Retries of a failed trial, on another GPU.", 1),
     Option("--retry-failed", bool, "Train trials again that failed after all retries."),
-    Option("--trial-minutes", Number(0),
-        "Stop a trial that takes longer, as failed. Default: no limit.", metavar="N",
-        everyday=True),
-    Option("--name", None, "The sweep's folder in --runs-dir. Default: the task and a digest.",
-        metavar="NAME", everyday=True),
+    Everyday("--trial-minutes", Number(0),
+        "Stop a trial that takes longer, as failed. Default: no limit.", metavar="N"),
+    Everyday("--name", None, "The sweep's folder in --runs-dir. Default: the task and a digest.",
+        metavar="NAME"),
     Option("--storage", None, "Database of the study. Default: a journal in the sweep's folder.",
         metavar="URL", secret=True),
     Option("--worker", bool, "Join the sweep of another machine: wait for it, and print no table."),
@@ -237,146 +233,138 @@ _OF_SCRIPT = {
     "grid": "Values of {NAME} in ARGS; repeatable.",
     "name": "The sweep's folder in --runs-dir. Default: the script and a digest.",
 }
-_DATA_DIR = _section("Storage", PREFIX,
-    Option("--data-dir", _FOLDER, "Folder of the datasets. Default: data.", Path("data")),
+_FOLDERS = _DATA_DIR, _RUNS_DIR = _section("Storage",
+    Option("--data-dir", _FOLDER, "Folder of the datasets.", Path("data")),
+    Option("--runs-dir", _FOLDER, "Folder of the runs.", Path("runs")),
 )
-_RUNS_DIR = _section("Storage", PREFIX,
-    Option("--runs-dir", _FOLDER, "Folder of the runs. Default: runs.", Path("runs")),
+_OWN_DATA_DIR, _OWN_RUNS_DIR = (dataclasses.replace(row, section="") for row in _FOLDERS)
+CONFIG, _FIELDS = _section("Training",
+    Everyday("--config", _FILE,
+        "File of settings: exp.toml, or a run's config.json; other options override it."),
+    Everyday("--set", None, "A field of the task; repeatable.", name="pairs", metavar="NAME=VALUE",
+        repeats=True, variables=("SET",)),
 )
-_SEED = _section("Same bits", PREFIX,
-    Option("--seed", Whole(0, 2**63 - 1), "Seed of all random numbers. Default: 0.", 0,
-        everyday=True),
-)
-CONFIG = _section("Training", PREFIX,
-    Option("--config", _FILE,
-        "File of settings: exp.toml, or a run's config.json; other options override it.",
-        everyday=True),
-)
-_FIELDS = _section("Training", PREFIX,
-    Option("--set", None, "A field of the task; repeatable.", name="pairs", metavar="NAME=VALUE",
-        repeats=True, everyday=True, variables=("SET",)),
+_SAME_BITS = _, _, _, _SEED, _ = _section("Same bits",
+    Option("--shards", _COUNT, "Shards of a batch: the same bits on 1 to V processes. Default: "
+        "the number of processes of the run's first start.", metavar="V"),
+    Option("--threads", Whole(1, 1024), "CPU threads per process; they change bits, so a run "
+        "keeps them. Default: its share of the CPUs."),
+    Option("--digest-steps", _COUNT, "Steps between entries in digests.jsonl. Default: one "
+        "epoch, or more if that takes long."),
+    Everyday("--seed", Whole(0, 2**63 - 1), "Seed of all random numbers."),
+    Option("--deterministic/--fast", bool,
+        "The same bits each time (default), or the fastest kernels."),
 )
 # The settings of Config, by their names.
 _SETTINGS = (
-    *_section("Training", PREFIX,
+    *_section("Training",
         Option("--init", None,
             "Start from the best weights of another run, or from a .safetensors or .pt file.",
             metavar="RUN|FILE", shown=True),
         Option("--freeze", None,
             "Weights that do not train, such as 'backbone' or '*.bias'; repeatable.",
             metavar="PATTERN", repeats=True),
-        Option("--epochs", _COUNT, "Passes over the training set. Default: the task's.",
-            everyday=True),
+        Everyday("--epochs", _COUNT, "Passes over the training set. Default: the task's."),
         Option("--max-steps", _COUNT, "Optimizer steps, instead of --epochs."),
-        Option("--lr", Number(0), "Peak learning rate. Default: the task's.", name="learning_rate",
-            everyday=True),
+        Everyday("--lr", Number(0), "Peak learning rate. Default: the task's.",
+            name="learning_rate"),
         Option("--warmup-epochs", Number(0, open_low=False, high=1e9),
-            "Epochs of linear warm-up. Default: 0.", 0.0),
+            "Epochs of linear warm-up."),
         Option("--optimizer", click.Choice(list(OPTIMIZERS)),
-            "Optimizer, unless the task builds its own. Default: adamw.", "adamw"),
+            "Optimizer, unless the task builds its own."),
         Option("--weight-decay", Number(0, open_low=False),
             "Factor of the decay of weights. Default: the optimizer's."),
         Option("--clip-norm", Number(0), "Largest gradient norm. Default: no limit."),
         Option("--skip-nonfinite", Whole(0), "Skip up to N steps in a row whose gradient is not "
-            "finite. Default: 0, which stops the training at the first.", 0),
-        Option("--precision", click.Choice(["fp32", "tf32", "bf16", "fp16"]),
-            "Number format of the computations. Default: bf16 on Ampere or newer, fp16 on "
-            "older GPUs, fp32 elsewhere.", everyday=True),
+            "finite. Default: 0, which stops the training at the first."),
+        Everyday("--precision", click.Choice(["fp32", "tf32", "bf16", "fp16"]), "Number format of "
+            "the computations. Default: bf16 on Ampere or newer, fp16 on older GPUs, fp32 "
+            "elsewhere."),
         Option("--workers", Whole(0, 1024),
             "Loader workers per process, for data that is not in memory."),
         Option("--compile/--no-compile", bool,
             "torch.compile the model; needs a C compiler, and triton on a GPU."),
-        Option("--memory-format", click.Choice([CONTIGUOUS, CHANNELS_LAST]),
-            "Order of the weights of 2D convolutions; a run keeps it. Default: channels_last "
-            "in bf16 on CPUs if the task works with it, else contiguous."),
+        Option("--memory-format", click.Choice([CONTIGUOUS, CHANNELS_LAST]), "Order of the weights "
+            "of 2D convolutions; a run keeps it. Default: channels_last in bf16 on CPUs if the "
+            "task works with it, else contiguous."),
     ),
-    *_section("Batch", PREFIX,
-        Option("--batch-size", _COUNT,
-            "Examples per optimizer step, over all GPUs. Default: the task's.", everyday=True),
+    *_section("Batch",
+        Everyday("--batch-size", _COUNT,
+            "Examples per optimizer step, over all GPUs. Default: the task's."),
         Option("--batch-size-per-gpu", _COUNT, "The same, for each process."),
-        Option("--accumulation", _COUNT, "Micro-batches per step for each shard. Default: 1, "
-            "and more if the first steps do not fit."),
+        Option("--accumulation", _COUNT, "Micro-batches per step for each shard. Default: 1, and "
+            "more if the first steps do not fit."),
         Option("--lr-scaling", click.Choice(["none", "linear", "sqrt"]),
-            "Scale --lr with the batch size. Default: none.", "none"),
-        Option("--base-batch-size", _COUNT, "Batch size that --lr is for. Default: 256.", 256),
+            "Scale --lr with the batch size."),
+        Option("--base-batch-size", _COUNT, "Batch size that --lr is for."),
     ),
-    *_section("Same bits", PREFIX,
-        Option("--shards", _COUNT, "Shards of a batch: the same bits on 1 to V processes. "
-            "Default: the number of processes of the run's first start.", metavar="V"),
-        Option("--threads", Whole(1, 1024), "CPU threads per process; they change bits, so a "
-            "run keeps them. Default: its share of the CPUs."),
-        Option("--digest-steps", _COUNT, "Steps between entries in digests.jsonl. Default: one "
-            "epoch, or more if that takes long."),
-    ),
-    *_SEED,
-    *_section("Same bits", PREFIX,
-        Option("--deterministic/--fast", bool,
-            "The same bits each time (default), or the fastest kernels.", True),
-    ),
-    *_section("Validation", PREFIX,
-        Option("--eval-every", _COUNT, "Epochs between validations. Default: 1.", 1),
+    *_SAME_BITS,
+    *_section("Validation",
+        Option("--eval-every", _COUNT, "Epochs between validations."),
         Option("--best-by", None,
             "Metric of the best checkpoint: accuracy, min:loss. Default: the task's.",
             metavar="METRIC", shown=True),
         Option("--early-stopping", None, "Stop when this metric no longer improves.",
             metavar="METRIC", shown=True),
-        Option("--patience", _COUNT, "Validations to wait for an improvement. Default: 5.", 5),
+        Option("--patience", _COUNT, "Validations to wait for an improvement."),
     ),
-    *_section("Storage", PREFIX,
+    *_section("Storage",
         Option("--checkpoint-steps", _COUNT,
             "Steps between checkpoints, in addition to --checkpoint-minutes."),
-        Option("--checkpoint-minutes", Number(0), "Minutes between checkpoints. Default: 5.", 5.0),
-        Option("--keep", _COUNT, "Newest checkpoints to keep, in addition to the best. Default: 3.",
-            3),
+        Option("--checkpoint-minutes", Number(0), "Minutes between checkpoints."),
+        Option("--keep", _COUNT, "Newest checkpoints to keep, in addition to the best."),
         Option("--log-steps", _COUNT,
             "Steps between entries in metrics.jsonl. Default: 50, or more if that takes long."),
     ),
 )
-_ONE_RUN = _section("Storage", PREFIX,
-    Option("--run", None,
+for setting in _SETTINGS:
+    setting.default = getattr(Config, setting.parameter, None)
+_ONE_RUN = _section("Storage",
+    Everyday("--run", None,
         "The run's folder in --runs-dir. Default: the task and a digest of the settings.",
-        metavar="NAME", everyday=True),
-    Option("--resume", click.Choice(["auto", "never", "anyway"]), "auto: resume from the run's "
-        "newest checkpoint. never: refuse a run that has one. anyway: resume even if the "
-        "software, the hardware, the data or the task changed.", "auto", everyday=True),
+        metavar="NAME"),
+    Everyday("--resume", click.Choice(["auto", "never", "anyway"]), "auto: resume from the run's "
+        "newest checkpoint. never: refuse a run that has one. anyway: resume even if the software, "
+        "the hardware, the data or the task changed.", "auto"),
     Option("--profile", _COUNT,
         "Profile N steps: write profile.json, and print the ten longest operators."),
     Option("--mirror", None, "Object storage for copies of the checkpoints, such as "
         "s3://bucket/prefix; a run whose folder is lost resumes from there.", metavar="URL"),
 )
-_MEASURE = (Option("--measure-seconds", Number(0), "For `trainbox bench`.", hidden=True),)
+_MEASURE = Option("--measure-seconds", Number(0), "For `trainbox bench`.", hidden=True)
 _TASK = Argument("task", None, "digits", metavar="[TASK]", variables=("TASK",))
 _STORED_RUN: tuple[Option, ...] = (
     Option("--checkpoint", click.Choice(["best", "last"]),
         "The weights of the best validation (default), or of the newest checkpoint.", "best"),
-    dataclasses.replace(_DATA_DIR[0], section=""),
+    _OWN_DATA_DIR,
     Option("--anyway", bool, "Accept changed source files of the task."),
 )
 _JSON = Option("--json", bool, "One JSON object instead of lines.", name="as_json")
 _SCRIPT_FOLDER = (
-    Option("--run", None, "The run's folder in --runs-dir. Default: the script's name and a "
-        "digest of its arguments, so that the same command has the same folder.", name="run_name",
+    Option("--run", None, "The run's folder in --runs-dir. Default: the script's name and a digest "
+        "of its arguments, so that the same command has the same folder.", name="run_name",
         metavar="NAME"),
-    dataclasses.replace(_RUNS_DIR[0], section=""),
+    _OWN_RUNS_DIR,
 )
 _MODULE = Option("-m --module", None,
     "Run a module, found from the current folder, instead of a file.", metavar="MODULE")
 _REST = Argument("arguments", click.UNPROCESSED, count=-1, required=False)
 
 LAUNCH: tuple[Option, ...] = (*_DEVICE, DEVICE, *HEALTH, *_STRATEGY, *_CLUSTER)
-_TRAINING = (*CONFIG, *_FIELDS, *_SETTINGS, *_RUNS_DIR)
+_TRAINING = (CONFIG, _FIELDS, *_SETTINGS, _RUNS_DIR)
 # The keys of an experiment's file in the tables [train] and [sweep].
-KEYS_OF_TRAIN = (*_SETTINGS, *_RUNS_DIR, *_DATA_DIR, *_ONE_RUN)
-KEYS_OF_SWEEP = (*_SWEPT, *_PER_GPU)
+KEYS_OF_TRAIN = (*_SETTINGS, _RUNS_DIR, _DATA_DIR, *_ONE_RUN)
+KEYS_OF_SWEEP = (*_SWEPT, _PER_GPU)
 _TRAIN: tuple[Row, ...] = (
-    *LAUNCH, _TASK, *_TRAINING, *_ONE_RUN[:1], *_DATA_DIR, *_ONE_RUN[1:], *_MEASURE,
+    *LAUNCH, _TASK, *_TRAINING, *_ONE_RUN[:1], _DATA_DIR, *_ONE_RUN[1:], _MEASURE,
 )
 _SCRIPT: tuple[Row, ...] = (
     *_DEVICE, DEVICE, *HEALTH, *_CLUSTER, _MODULE, *_SCRIPT_FOLDER,
-    Option("--one-process", bool, "Start one process without torchrun, which sees all chosen "
-        "GPUs: for a script that uses DataParallel or that starts its own processes."),
-    Option("--restarts", click.IntRange(0), "Start the script again up to N times after code "
-        "75, 3 or 7, or if a process was killed. Default: 0.", 0, metavar="N"),
+    Option("--one-process", bool, "Start one process without torchrun, which sees all chosen GPUs: "
+        "for a script that uses DataParallel or that starts its own processes."),
+    Option("--restarts", Whole(0),
+        "Start the script again up to N times after code 75, 3 or 7, or if a process was killed.",
+        0),
     Option("--prefix", bool, "Put the process's number in front of each line of output."),
     Option("--trial", bool, "For `trainbox sweep run`.", hidden=True),
     dataclasses.replace(_REST, metavar="SCRIPT [--] [ARGS]"),
@@ -387,7 +375,7 @@ _JUDGED = (
     Option("--gpu-ids", None, "Required GPUs; only these are judged.", metavar="IDS",
         variables=("GPU_IDS",), shown=True),
     dataclasses.replace(HEALTH[1], section=""),
-    dataclasses.replace(_RUNS_DIR[0], section=""),
+    _OWN_RUNS_DIR,
 )
 _HEALTH = (
     *_JUDGED[:2],
@@ -406,19 +394,16 @@ _HEALTH = (
     # For HEALTH=0, with which the two modes that decide about a training pass without a check.
     Option("--health/--no-health", bool, "", True, name="wanted", hidden=True,
         variables=("HEALTH",)),
-    Option("--processes", click.IntRange(1), "Processes to start here. Default: one per GPU.",
-        metavar="N", variables=("PROCESSES",)),
+    Option("--processes", _COUNT, "Processes to start here. Default: one per GPU.",
+        variables=("PROCESSES",)),
     _JUDGED[3],
-    Option("--deadline-s", click.FloatRange(1),
-        "--deep: seconds for each of its programs. Default: 120.", 120.0, metavar="S"),
-    Option("--listen", None, "--monitor: address to listen on. Default: 127.0.0.1:9400.",
-        "127.0.0.1:9400", metavar="HOST:PORT"),
-    Option("--interval-s", click.FloatRange(0.1),
-        "--monitor: seconds between two samples. Default: 5.", 5.0),
+    Option("--deadline-s", click.FloatRange(1), "--deep: seconds for each of its programs.", 120.0,
+        metavar="S"),
+    Option("--listen", None, "--monitor: address to listen on.", "127.0.0.1:9400",
+        metavar="HOST:PORT"),
+    Option("--interval-s", click.FloatRange(0.1), "--monitor: seconds between two samples.", 5.0),
 )
-_DRILL_SEED = Option(
-    "--seed", click.IntRange(0), "Seed of the random kills. Default: random.", metavar="N"
-)
+_DRILL_SEED = Option("--seed", Whole(0), "Seed of the random kills. Default: random.")
 _CPU = Option("--cpu", bool, "Train on CPU processes even if there are GPUs.")
 _BENCH: tuple[Row, ...] = (
     Option("--gpus", Numbers(1), "Numbers of GPUs. Default: 1, 2, 4 ... and all visible.",
@@ -428,17 +413,17 @@ _BENCH: tuple[Row, ...] = (
         variables=("PROCESSES",)),
     Option("--device", click.Choice(["auto", "cuda", "cpu"]), "Device to measure. Default: auto.",
         variables=DEVICE.variables),
-    Option("--strategies", None, "Strategies on several GPUs. Default: ddp.", "ddp",
-        metavar="ddp,dp", variables=("STRATEGY",), shown=True),
+    Option("--strategies", None, "Strategies on several GPUs.", "ddp", metavar="ddp,dp",
+        variables=("STRATEGY",), shown=True),
     Option("--batch-size", Numbers(1), "Examples per step (strong scaling) and per GPU (weak "
         "scaling). Default: the task's, without weak scaling.", name="batch_sizes",
         variables=("TRAINBOX_BATCH_SIZE",)),
     Option("--workers", Numbers(0),
         "Loader workers of each process. Default: the same as for train.",
         variables=("TRAINBOX_WORKERS",)),
-    Option("--rounds", click.IntRange(1), "Measurements of each case. Default: 3.", 3, metavar="N"),
+    Option("--rounds", _COUNT, "Measurements of each case.", 3),
     Option("--seconds", click.FloatRange(0.1, 3600),
-        "Measured seconds of each case, after a warm-up. Default: 10.", 10.0, metavar="S"),
+        "Measured seconds of each case, after a warm-up.", 10.0, metavar="S"),
     Option("--suggest", bool,
         "Try larger batches and more workers while the speed rises, and recommend settings."),
     Option("--out", _FOLDER, "Also write bench.md, bench.json and bench.svg to this folder."),
@@ -456,9 +441,8 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
     ),
     "doctor": _JUDGED,
     "drill": (
-        Option("--shards", click.IntRange(1), "Shards of a batch. Default: 4.", 4, metavar="V"),
-        Option("--steps", click.IntRange(10), "Length of each training. Default: 60.", 60,
-            metavar="N"),
+        Option("--shards", _COUNT, "Shards of a batch.", 4, metavar="V"),
+        Option("--steps", Whole(10), "Length of each training.", 60),
         _DRILL_SEED, _CPU,
         Argument("tasks", count=-1, required=False, variables=("TASK",)),
     ),
@@ -469,8 +453,8 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
         Option("--processes", Numbers(1),
             "Numbers of GPUs or CPU processes. Default: all visible GPUs, or 1 process.",
             name="counts"),
-        Option("--kills", click.IntRange(1, 100),
-            "Kills of each training, by SIGKILL and SIGTERM in turn. Default: 2.", 2, metavar="N"),
+        Option("--kills", Whole(1, 100), "Kills of each training, by SIGKILL and SIGTERM in turn.",
+            2),
         Option("--tolerance", click.FloatRange(0, 1),
             "Accept floats with |a - b| <= T * max(1, |a|). Default: 0, the same bits.", 0.0,
             metavar="T"),
@@ -513,20 +497,20 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
     ),
     "run": _SCRIPT,
     "sweep": (
-        *_DEVICE, DEVICE, *HEALTH, *_PER_GPU, _TASK, *_SWEPT, *_TRAINING, *_DATA_DIR,
+        *_DEVICE, DEVICE, *HEALTH, _PER_GPU, _TASK, *_SWEPT, *_TRAINING, _DATA_DIR,
         # Refused with a remedy.
         *(dataclasses.replace(row, hidden=True) for row in _ONE_RUN[:2]),
     ),
     "sweep run": (
-        *_DEVICE, DEVICE, *HEALTH, *_PER_GPU,
+        *_DEVICE, DEVICE, *HEALTH, _PER_GPU,
         *tuple(dataclasses.replace(row, help=_OF_SCRIPT.get(row.key, row.help)) for row in _SWEPT),
-        dataclasses.replace(_SEED[0], section="Sweep", help="The first {seed}. Default: 0."),
-        *_RUNS_DIR,
+        dataclasses.replace(_SEED, section="Sweep", help="The first {seed}. Default: 0."),
+        _RUNS_DIR,
         dataclasses.replace(_MODULE, section="Sweep"),
         Argument("script", required=False, metavar="SCRIPT -- ARGS"),
     ),
     "sweep show": (
-        dataclasses.replace(_RUNS_DIR[0], section=""),
+        _OWN_RUNS_DIR,
         Option("--storage", None, "The study's database, if it has one.", metavar="URL",
             secret=True, variables=("TRAINBOX_STORAGE",)),
         Option("--metric", None,

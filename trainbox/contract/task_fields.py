@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.hints import nearest
 from trainbox.contract.task_spec import TASKS_FOLDER, locate
 
 FIELD_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
@@ -47,10 +48,7 @@ def parse_fields(
     shown = {name: f"--set {name}={value}" for name, value in given.items()} | dict(written or {})
     for name in given:
         if name not in known:
-            import difflib
-
-            close = difflib.get_close_matches(name, known, n=1)
-            fix = f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}"
+            fix = nearest(name, known, f"it has {', '.join(known) or 'none'}")
             raise WrongUse(f"{shown[name]}: task {task} has no field {name}: {fix}")
     missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in given]
     if missing:

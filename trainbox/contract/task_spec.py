@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.hints import nearest
 from trainbox.contract.streams import message
 from trainbox.contract.task_modules import check_name, overruled
 
@@ -32,10 +33,7 @@ def locate(spec: str) -> tuple[Path | str, str]:
             )
         if spec.endswith(".py"):
             raise WrongUse(f"task {spec} does not name the class: write {spec}:CLASS")
-        import difflib
-
-        close = difflib.get_close_matches(spec, built_in_tasks(), n=1)
-        names = f"did you mean {close[0]}?" if close else f"use {', '.join(built_in_tasks())}"
+        names = nearest(spec, built_in_tasks(), f"use {', '.join(built_in_tasks())}")
         raise WrongUse(
             f"no task {spec!r}: {names} (a task of your own is file.py:Class or module:Class)"
         )

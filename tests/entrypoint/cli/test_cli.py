@@ -159,8 +159,8 @@ def test_a_current_folder_that_was_removed(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["trian"], "(No such file or directory): did you mean `train`?"),
-        (["helth"], "(No such file or directory): did you mean `health`?"),
+        (["trian"], "(No such file or directory): did you mean train?"),
+        (["helth"], "(No such file or directory): did you mean health?"),
         (["nosuch", "--gpus", "1"], f"(No such file or directory): {VERBS}"),
         (["./folder"], f"(Permission denied): {VERBS}"),
         (["./file"], f"(Permission denied): {VERBS}"),
@@ -176,21 +176,6 @@ def test_neither_a_verb_nor_a_program(
     assert (
         refused(ended) == f"'{arguments[0]}' is neither a verb nor a program that can be run {text}"
     )
-
-
-@pytest.mark.parametrize(
-    ("verb", "replacement"),
-    [
-        ("diff", "trainbox verify RUN_A RUN_B"),
-        ("gpus", "trainbox health --list"),
-        ("replay", "trainbox verify RUN --print-docker"),
-    ],
-)
-def test_a_renamed_verb_is_refused_with_its_replacement(
-    in_this_process: Callable[..., Ended], verb: str, replacement: str
-) -> None:
-    ended = in_this_process(entrypoint.cli.commands.main, [verb, "a", "b"], {})
-    assert refused(ended) == f"the verb {verb} was renamed: use `{replacement}`"
 
 
 # Invocations that use few of their verb's options, and the parameters that each of them uses.
@@ -288,13 +273,8 @@ def test_a_mode_of_health_may_be_repeated(narrow: Callable[..., Ended]) -> None:
     assert narrow("health --list --list", {}) == Ended(0, "health --list\n", "")
 
 
-def test_the_removed_strategy_is_refused_with_its_replacement(plan: Command) -> None:
-    line = (
-        "Invalid value for '--strategy': 'single' was removed: use --gpus 1, or --processes 1 on "
-        "the CPU"
-    )
-    assert refused(plan("--strategy", "single")) == line
-    assert refused(plan(STRATEGY="single")) == line
+def test_an_unknown_strategy_is_refused(plan: Command) -> None:
+    assert "is not one of 'ddp', 'fsdp', 'dp'" in refused(plan(STRATEGY="ring"))
     assert "is not one of 'ddp', 'fsdp', 'dp'" in refused(plan("--strategy", "ring"))
 
 
@@ -527,14 +507,20 @@ _NEITHER = "is neither a number of GPUs nor `all`: to name GPUs use --gpu-ids"
         ),
         (
             ["--processes", "0"],
-            "Invalid value for '--processes': 0 is not in the range 1<=x<=4096.",
+            "Invalid value for '--processes': 0 is less than 1",
         ),
         (
             ["--processes", "100000"],
-            "Invalid value for '--processes': 100000 is not in the range 1<=x<=4096.",
+            "Invalid value for '--processes': 100000 is more than 4096",
         ),
-        (["--nnodes=-2"], "Invalid value for '--nnodes': -2 is not in the range x>=1."),
-        (["--node-rank=-1"], "Invalid value for '--node-rank': -1 is not in the range x>=0."),
+        (
+            ["--nnodes=-2"],
+            "Invalid value for '--nnodes': -2 is less than 1",
+        ),
+        (
+            ["--node-rank=-1"],
+            "Invalid value for '--node-rank': -1 is less than 0",
+        ),
     ],
 )
 def test_wrong_launch_options_are_refused(plan: Command, arguments: list[str], text: str) -> None:
@@ -749,7 +735,7 @@ def test_a_missing_task_file_is_reported_with_its_folder(check: Command, tmp_pat
 
 def test_arguments_override_training_options_of_the_environment(check: Command) -> None:
     assert refused(check(TRAINBOX_EPOCHS="0")).startswith(
-        "Invalid value for '--epochs': 0 is not a whole number from 1 "
+        "Invalid value for '--epochs': 0 is less than 1"
     )
     assert accepted(check("--epochs", "1", TRAINBOX_EPOCHS="0")) == ""
     assert accepted(check(SET="width=64 dropout=0.1")) == "set (from SET)"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import entrypoint.cli.commands
 from entrypoint.bench.tables import check_arguments
 from trainbox.contract.environment import check_names
 from trainbox.contract.errors import WrongUse
@@ -99,16 +98,15 @@ def test_each_recommended_verb_is_a_target_of_make() -> None:
     }
     assert verbs["entrypoint"] >= {"bench", "health", "run", "verify"}
     assert verbs["trainer"] >= {"doctor", "sweep", "train"}
-    renamed = {verb for verb, _ in entrypoint.cli.commands._RENAMED.values()}
     targets = re.findall(r"^([a-z-]+):", (_ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert verbs["entrypoint"] | verbs["trainer"] | renamed <= set(targets)
+    assert verbs["entrypoint"] | verbs["trainer"] <= set(targets)
 
 
 def _recommended(path: Path) -> list[str]:
     """Return the verb of each call of `command` or `hints.command` in the file.
 
-    Left out are the call that reads its verb from `_RENAMED`, and the call of a help page, which
-    recommends the verb that runs: train, sweep or sweep run.
+    Left out is the call of a help page, which recommends the verb that runs: train, sweep or sweep
+    run.
     """
     calls = [
         node.args[0]
@@ -116,5 +114,4 @@ def _recommended(path: Path) -> list[str]:
         if isinstance(node, ast.Call) and node.args
         if ast.unparse(node.func) in ("command", "hints.command")
     ]
-    dynamic = ("*_RENAMED[", "str(self.name)")
-    return [ast.literal_eval(verb) for verb in calls if not ast.unparse(verb).startswith(dynamic)]
+    return [ast.literal_eval(verb) for verb in calls if ast.unparse(verb) != "str(self.name)"]

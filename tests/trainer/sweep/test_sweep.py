@@ -692,7 +692,7 @@ def test_an_unusable_gpu_gets_no_trial(sweeps: Sweeps) -> None:
             "--precision fp16 needs an NVIDIA GPU (the device is cpu",
         ),
         (["--range", "nosuch=1:2"], "has no field nosuch"),
-        (["--range", "batch-size=-3:2"], "-3 is not a whole number from 1"),
+        (["--range", "batch-size=-3:2"], "-3 is less than 1"),
         (["--name", "a/b"], "--name 'a/b' must be a folder name"),
         (
             ["--run", "r"],
