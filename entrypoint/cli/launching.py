@@ -26,7 +26,7 @@ def supervised(launch: Launch, kind: Child) -> NoReturn:
         finished = stack.enter_context(temporary_folder("run-")) / "finished"
         env[Internal.FINISHED] = str(finished)
         watch = None
-        if opened := launch.checked.watch(launch.plan):
+        if opened := launch.watch():
             watch = stack.enter_context(opened())
             env[Internal.HEALTH_EVENTS] = str(watch.events)
         code = supervise(launch.plan.argv, env, watch=watch, kind=kind).code

@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from entrypoint.cli.verb import environment_names, file_settings, origin
 from entrypoint.driver.gpus import Gpu
@@ -27,67 +27,57 @@ if TYPE_CHECKING:
     from entrypoint.health.watch import Watch
 
 
-@dataclasses.dataclass
-class Checked:
-    """The health options of a launch, and the driver process that the plan was made with."""
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A launch that was planned and checked.
 
+    Attributes:
+        plan: what is started.
+        driver: the process that has read the GPUs, if there was a need.
+        health: whether the GPUs are checked and watched.
+        health_limits: the file of the limits.
+        secrets: variables of the trainer, which the plan does not show.
+    """
+
+    plan: LaunchPlan
+    driver: Driver | None
     health: bool
     health_limits: Path | None
-    driver: Driver | None = None
+    secrets: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    @classmethod
-    def take_from(cls, options: dict[str, Any]) -> Self:
-        """Remove the health options from `options`, and return them.
-
-        Raises:
-            Failure: the file of the limits is wrong. It is read before the GPUs are examined.
-        """
-        checked = cls(options.pop("health"), options.pop("health_limits"))
-        if checked.health_limits:
-            from entrypoint.health.limits import read_limits
-
-            read_limits(checked.health_limits)
-        return checked
-
-    def watch(self, plan: LaunchPlan) -> "Callable[..., AbstractContextManager[Watch]] | None":
-        """Return what opens the watch over the GPUs of `plan`.
+    def watch(self) -> "Callable[..., AbstractContextManager[Watch]] | None":
+        """Return what opens the watch over the GPUs of the plan.
 
         If they are not watched, close the driver process and return None.
         """
-        if self.driver is not None and self.health and plan.gpus:
+        if self.driver is not None and self.health and self.plan.gpus:
             from entrypoint.health.gate import watched
 
-            return functools.partial(watched, plan, self.driver, self.health_limits)
+            return functools.partial(watched, self.plan, self.driver, self.health_limits)
         if self.driver is not None:
             self.driver.close()
         return None
 
 
-@dataclasses.dataclass(frozen=True)
-class Launch:
-    """A launch of the trainer that was planned and checked.
-
-    `secrets` has variables of the trainer, which the plan does not show.
-    """
-
-    plan: LaunchPlan
-    checked: Checked
-    secrets: dict[str, str]
-
-
-def make_plan(
+def make_launch(
     argv: tuple[str, ...],
-    given: dict[str, Any],
+    values: dict[str, Any],
     decide: Callable[[LaunchRequest, tuple[Gpu, ...]], LaunchPlan],
-    checked: Checked,
-) -> LaunchPlan:
-    """Return the plan that `decide` makes of the launch options and of the GPUs found here.
+) -> Launch:
+    """Return the launch that `decide` plans of the launch options and of the GPUs found here.
 
-    `argv` is what each process runs. `checked` gets the driver process, if the driver was queried.
+    `argv` is what each process runs, and `values` has the values of the parameters.
 
     Raises:
-        Failure: the driver does not answer, or `decide` refuses the request.
+        Failure: the file of the limits is wrong, the driver does not answer, or `decide` refuses
+            the request.
     """
+    given = {row.parameter: values[row.parameter] for row in LAUNCH if row.parameter in values}
+    health, limits = given.pop("health"), given.pop("health_limits")
+    if limits:
+        from entrypoint.health.limits import read_limits
+
+        read_limits(limits)  # before the GPUs are examined
     given["device"] = _device(given["device"], given["processes"])
     threads = os.environ.get("OMP_NUM_THREADS", "")
     request = LaunchRequest(
@@ -105,16 +95,16 @@ def make_plan(
     )
     # A CPU run does not query the driver, so it works with a broken driver.
     if request.device in ("cpu", "mps") or request.gpus == 0:
-        return decide(request, ())
-    checked.driver = Driver()
-    gpus = visible_to_cuda(detect(checked.driver))
+        return Launch(decide(request, ()), None, health, limits)
+    driver = Driver()
+    gpus = visible_to_cuda(detect(driver))
     if gpus:
         request = dataclasses.replace(
             request,
             architectures=torch_architectures(),
             network=read_infiniband(os.environ).network,
         )
-    return decide(request, gpus)
+    return Launch(decide(request, gpus), driver, health, limits)
 
 
 def plan_training(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
@@ -143,15 +133,13 @@ def prepare(
     """
     if config is not None:
         check(config)
-    own = {row.parameter: values[row.parameter] for row in LAUNCH if row.parameter in values}
-    checked = Checked.take_from(own)
     verb = "train" if command == "plan" else command
     argv = ("trainer", *arguments(verb, values), *extra)
-    plan = make_plan(argv, own, decide, checked)
+    launch = make_launch(argv, values, decide)
     if config is not None:
-        check(config, plan.device)
-        check_strategy(config, plan.strategy)
-    return Launch(plan, checked, secrets(verb, values))
+        check(config, launch.plan.device)
+        check_strategy(config, launch.plan.strategy)
+    return dataclasses.replace(launch, secrets=secrets(verb, values))
 
 
 def _device(requested: str | None, processes: int | None) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from entrypoint.cli.planning import Checked, make_plan
+from entrypoint.cli.planning import Launch, make_launch
 from entrypoint.cli.verb import ScriptCommand, verb
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.cluster import detect_cluster
@@ -49,10 +49,11 @@ def run(**options: Any) -> None:
     from entrypoint.script.session import Start
     from entrypoint.script.session import run as run_script
 
-    plan, target, checked, path = _planned(options)
+    launch, target, path = _planned(options)
     of_the_run = {name: options[name] for name in ("restarts", "prefix", "trial")}
+    plan = launch.plan
     with contextlib.closing(ScriptFolder(path, target, writes=plan.node_rank == 0)) as folder:
-        sys.exit(run_script(Start(plan, target, folder, watched=checked.watch(plan), **of_the_run)))
+        sys.exit(run_script(Start(plan, target, folder, watched=launch.watch(), **of_the_run)))
 
 
 @verb("plan run", ScriptCommand, example=_EXAMPLE, context_settings=_SCRIPT_LAST)
@@ -63,32 +64,27 @@ def plan_run(**options: Any) -> None:
     Example:
       trainbox plan run --gpus 3 train.py -- --epochs 3
     """
-    plan, _, _, _ = _planned(options)
-    click.echo(json.dumps(dataclasses.asdict(plan), indent=2))
+    launch, _, _ = _planned(options)
+    click.echo(json.dumps(dataclasses.asdict(launch.plan), indent=2))
 
 
-def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path]:
-    """Return the plan, what it runs, the driver process and the run folder.
+def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:
+    """Return the launch, what it runs, and the run folder.
 
     Raises:
         Failure: the script does not exist, or the request cannot be launched.
     """
-    launch = dict(options)
-    checked = Checked.take_from(launch)
-    target = find_target(launch.pop("module"), list(launch.pop("arguments")))
-    name = launch.pop("run_name")
+    target = find_target(options["module"], list(options["arguments"]))
+    name, restarts = options["run_name"], options["restarts"]
     check_run_name(name)
-    path = (launch.pop("runs_dir") / (name or target.run_name())).absolute()
-    one_process = launch.pop("one_process")
-    is_trial, restarts = launch.pop("trial"), launch.pop("restarts")
-    del launch["prefix"]
+    path = (options["runs_dir"] / (name or target.run_name())).absolute()
     command = (*command_of("entrypoint.script.rank"), *target.command(path))
 
     def decide(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
         cluster = detect_cluster(os.environ)
-        if is_trial:
+        if options["trial"]:
             return plan_trial(request, gpus, cluster, os.environ.get(Internal.TRIAL_PORT, "0"))
-        plan = plan_script(request, gpus, cluster, one_process)
+        plan = plan_script(request, gpus, cluster, options["one_process"])
         if restarts and plan.nnodes > 1:
             raise WrongUse(
                 f"--restarts {restarts} and {plan.nnodes} nodes: a node cannot know whether the "
@@ -96,9 +92,10 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
             )
         return plan
 
-    plan = make_plan(command, launch, decide, checked)
-    env = {**plan.env, "TRAINBOX_RUN": str(path)}
-    return dataclasses.replace(plan, env=env), target, checked, path
+    launch = make_launch(command, options, decide)
+    env = {**launch.plan.env, "TRAINBOX_RUN": str(path)}
+    plan = dataclasses.replace(launch.plan, env=env)
+    return dataclasses.replace(launch, plan=plan), target, path
 
 
 def find_target(module: str | None, arguments: list[str]) -> Target:
