@@ -14,10 +14,10 @@ import click
 
 from entrypoint.system.commands import is_folder_of_script, without_ranks
 from trainbox.contract import hints
-from trainbox.contract.errors import ExitCode, Failure, WrongUse
+from trainbox.contract.errors import Failure, WrongUse
 from trainbox.contract.python_path import user_environment
 from trainbox.contract.streams import message, open_streams
-from trainbox.contract.usage import PAGE, usage_message
+from trainbox.contract.usage import PAGE, failure_of
 
 # The module and the help line of each verb. Only the module of the verb that runs is imported, so
 # that a plan takes little longer than Python and click.
@@ -137,11 +137,8 @@ def main() -> NoReturn:
         # Without arguments, click would exit with code 2.
         arguments = sys.argv[1:] or ["--help"]
         sys.exit(cli.main(arguments, prog_name="trainbox", standalone_mode=False) or 0)
-    except click.ClickException as error:
-        message(usage_message(error))
-        sys.exit(ExitCode.WRONG_USE)
-    except Failure as error:
-        message(str(error))
-        sys.exit(error.exit_code)
+    except (click.ClickException, Failure) as error:
+        message(str(failure := failure_of(error)))
+        sys.exit(failure.exit_code)
     except click.Abort:
         sys.exit(128 + signal.SIGINT)

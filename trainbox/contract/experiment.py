@@ -149,50 +149,37 @@ def _option_defaults(
         ValueError: a key is unknown, or a value is not valid for its option.
     """
     known = {row.key: row for row in rows}
-    texts = _option_texts(table, values, known)
-    for key, text in texts.items():
-        try:
-            known[key].click().type_cast_value(ctx, text)
-        except click.BadParameter as error:
-            raise ValueError(f"{table} {key} = {text}: {error.message.rstrip('.')}") from error
-    return {known[key].parameter: text for key, text in texts.items()}
-
-
-def _option_texts(
-    table: str, values: Mapping[str, Any], rows: Mapping[str, Option]
-) -> dict[str, str | list[str]]:
-    """Return the values of a table as on the command line, by their keys."""
-    opposites = {
-        row.flags.partition("/")[2].lstrip("-"): key
-        for key, row in rows.items()
-        if "/" in row.flags
-    }
     texts: dict[str, str | list[str]] = {}
     for key, value in values.items():
-        if key in opposites:
-            raise ValueError(
-                f"{table} {key} is the opposite of {opposites[key]}: write {opposites[key]} = "
-                "true or false"
-            )
-        if key not in rows:
-            is_launch = not table.endswith("[launch]") and any(
-                key == row.key for row in options.LAUNCH
-            )
-            fix = "it belongs to [launch]" if is_launch else nearest(key.lower(), rows)
-            if key in ("set", "task"):
-                fix = "write the task and its fields below [task]"
-            raise ValueError(f"{table} {key} is unknown: {fix}")
-        row = rows[key]
-        if row.repeats:
-            each = value if isinstance(value, list) else [value]
-            texts[key] = [text_of(f"{table} {key}", one) for one in each]
-            continue
-        texts[key] = text_of(f"{table} {key}", value)
-        if (row.type is bool) != isinstance(value, bool):
+        where = f"{table} {key}"
+        if key not in known:
+            raise ValueError(f"{where} {_unknown(key, known)}")
+        row = known[key]
+        each = value if row.repeats and isinstance(value, list) else [value]
+        given = [text_of(where, one) for one in each]
+        text = given if row.repeats else given[0]
+        if not row.repeats and (row.type is bool) != isinstance(value, bool):
             fix = "true or false, without quotes" if row.type is bool else "a value"
             shown = json.dumps(value, ensure_ascii=False)
-            raise ValueError(f"{table} {key} = {shown}: write {fix}")
+            raise ValueError(f"{where} = {shown}: write {fix}")
+        try:
+            row.click().type_cast_value(ctx, text)
+        except click.BadParameter as error:
+            raise ValueError(f"{where} = {text}: {error.message.rstrip('.')}") from error
+        texts[row.parameter] = text
     return texts
+
+
+def _unknown(key: str, rows: Mapping[str, Option]) -> str:
+    """Return what is wrong with a key that the table does not have, and the remedy."""
+    for row in rows.values():
+        if key == row.flags.partition("/")[2].lstrip("-"):
+            return f"is the opposite of {row.key}: write {row.key} = true or false"
+    if key in ("set", "task"):
+        return "is unknown: write the task and its fields below [task]"
+    if any(key == row.key for row in options.LAUNCH):
+        return "is unknown: it belongs to [launch]"
+    return f"is unknown: {nearest(key.lower(), rows)}"
 
 
 def _task(

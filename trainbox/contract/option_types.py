@@ -40,13 +40,10 @@ class Number(click.ParamType[float]):
 class Whole(click.ParamType[int]):
     """A whole number from `low` to `high`, by default the largest that a float counts exactly."""
 
-    name = "whole number"
+    name = "N"
 
     def __init__(self, low: int, high: int = 2**53) -> None:
         self.low, self.high = low, high
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return "N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
@@ -90,9 +87,6 @@ class Numbers(click.ParamType[tuple[int, ...]]):
 
     def __init__(self, low: int) -> None:
         self.low = low
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return self.name
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

@@ -2,6 +2,8 @@
 
 import click
 
+from trainbox.contract.errors import Failure, WrongUse
+
 PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 TEMPLATE = "template"  # the key of a script's arguments in the context
 
@@ -15,8 +17,10 @@ class Templated(click.Command):
         return super().parse_args(ctx, args[:end])
 
 
-def usage_message(error: click.ClickException) -> str:
-    """Return the message of click, which then does not propose hidden options."""
+def failure_of(error: click.ClickException | Failure) -> Failure:
+    """Return an error of click as a failure, whose message does not propose hidden options."""
+    if isinstance(error, Failure):
+        return error
     if isinstance(error, click.NoSuchOption) and error.possibilities and error.ctx:
         hidden = {
             name
@@ -25,4 +29,4 @@ def usage_message(error: click.ClickException) -> str:
             for name in (*param.opts, *param.secondary_opts)
         }
         error.possibilities[:] = [name for name in error.possibilities if name not in hidden]
-    return error.format_message()
+    return WrongUse(error.format_message())

@@ -8,8 +8,7 @@ from typing import NoReturn
 import click
 
 from trainbox.contract.errors import ExitCode, Failure, called_exit
-from trainbox.contract.streams import message_line
-from trainbox.contract.usage import PAGE, usage_message
+from trainbox.contract.usage import PAGE, failure_of
 from trainer.cli import verbs
 from trainer.system.report import report_failure
 
@@ -34,12 +33,9 @@ def _run(on_long: Callable[[], None]) -> int:
     """Run the command, report its error, and return the exit code."""
     try:
         return int(cli.main(prog_name="trainbox", standalone_mode=False, obj=on_long) or 0)
-    except click.ClickException as error:
-        click.echo(message_line(usage_message(error)), err=True)
-        return ExitCode.WRONG_USE
-    except Failure as error:
-        report_failure(error)
-        return error.exit_code
+    except (click.ClickException, Failure) as error:
+        report_failure(failure := failure_of(error))
+        return failure.exit_code
     except SystemExit as end:
         import traceback
 

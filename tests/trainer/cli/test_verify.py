@@ -726,7 +726,7 @@ def test_a_folder_that_is_not_a_run_is_refused(here: Here, arguments: list[str])
     code, _, err = here.command(*arguments)
     assert code == 2
     assert err.startswith("trainbox: verify runs/none: ")
-    assert "is missing" in err or "does not exist" in err
+    assert "the folder does not exist: " in err
 
 
 def test_a_comparison_names_the_settings(here: Here) -> None:
