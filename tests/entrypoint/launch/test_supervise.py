@@ -169,8 +169,9 @@ def test_only_verify_and_the_bench_do_not_resume(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], kind: Child
 ) -> None:
     seen: list[Child] = []
-    planned = LaunchPlan("single", "cpu", (), 1, 1, (), "no GPU visible")
-    monkeypatch.setattr(planning, "make_plan", lambda *_: planned)
+    plan = LaunchPlan("single", "cpu", (), 1, 1, (), "no GPU visible")
+    launch = planning.Launch(plan, None, health=True, health_limits=None)
+    monkeypatch.setattr(planning, "make_launch", lambda *_: launch)
     monkeypatch.setattr(stored, "check_run", lambda *_: None)
     ending = Ending(75, signalled=True)
     monkeypatch.setattr(launching, "supervise", lambda *_, kind, **__: seen.append(kind) or ending)
@@ -465,8 +466,8 @@ def test_a_training_that_ends_itself_with_code_0_has_not_finished(
     monkeypatch.setattr(launching, "supervise", supervise)
     plan = LaunchPlan("single", "cpu", (), 1, 1, (), "no GPU visible")
     with pytest.raises(SystemExit) as ended:
-        checked = planning.Checked(health=False, health_limits=None)
-        launching.supervised(planning.Launch(plan, checked, secrets={}), SCRIPT_SWEEP)
+        launch = planning.Launch(plan, None, health=False, health_limits=None)
+        launching.supervised(launch, SCRIPT_SWEEP)
     assert ended.value.code == expected
     text = "the sweep exited with code 0 before it was finished: does the user's code call os._exit"
     assert (text in capfd.readouterr().err) is (finishes is False and code == 0)
