@@ -93,15 +93,3 @@ def test_a_profile_counts_each_kernel_once(check: Check) -> None:
     check.needs_training()
     profiled(check, "digits", {}, "--batch-size", "16")
     check.needs_gpu()
-
-
-@pytest.mark.gpu(
-    step=1, seconds=6, settles="the bits and the time of an update without torch's step"
-)
-def test_an_update_has_the_bits_of_torch(check: Check) -> None:
-    sizes, turns = {"6 parameters": 6, "160 parameters": 160}, 15 if check.on_gpu else 2
-    found = check.program("update", sizes=sizes, turns=turns)
-    assert not errors(found)
-    for name, figures in found.items():
-        check.saw(f"{name}: {figures['ours']:.0f} µs, torch {figures['torch']:.0f} µs")
-        assert figures["same_bits"], name

@@ -16,7 +16,6 @@ from trainer.loop.log import not_finite
 from trainer.loop.out_of_memory import FIRST_STEPS, all_fit
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_factor
-from trainer.loop.weight_update import weight_update
 
 # Shape suffix: B examples of a micro-batch.
 
@@ -37,7 +36,6 @@ class EagerStep:
         config, schedule = job.config, job.schedule
         self._first_step = job.state.progress.step
         self._seeds = _seeds(job)
-        self._update_weights = weight_update(job.state.optimizer, job.state.scaler)
         self._on_gpu = job.world.device.type == "cuda"
         self._warmup_steps = round(config.warmup_epochs * schedule.steps_per_epoch)
         # The loss of a step is the sum over its examples divided by the global batch size, so the
@@ -99,7 +97,8 @@ class EagerStep:
         uses_norm = needs_norm or config.clip_norm or config.skip_nonfinite
         norm = _clipped_norm(job) if uses_norm else None
         if _may_update(job, norm):
-            self._update_weights()
+            state.scaler.step(state.optimizer)
+            state.scaler.update()
             progress.skipped_in_a_row = 0
         else:
             _skip(job, old_statistics)
