@@ -1,13 +1,17 @@
 """The switches of torch that change bits agree with each other, and are set early enough."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.commands import clean_environment
 from tests.support.here import Here
+from tests.support.paths import ROOT
 from trainbox.contract.config import Settings
 from trainer.loop.arithmetic import set_arithmetic, set_tf32
 from trainer.sweep import worker
@@ -85,3 +89,16 @@ def test_a_worker_of_a_sweep_computes_first_with_the_workspace_of_its_trials(
 
     monkeypatch.setattr(torch, "ones", first_use)
     assert worker._unusable("cuda") == ":4096:8"
+
+
+@pytest.mark.slow
+def test_kernels_of_the_compiler_are_deterministic_as_well() -> None:
+    program = """
+import dataclasses, torch
+from tests.trainer.loop.test_arithmetic import _settings
+from trainer.loop.arithmetic import set_arithmetic
+for deterministic in (True, False):
+    set_arithmetic(dataclasses.replace(_settings(deterministic=deterministic), compile=True))
+    assert torch._inductor.config.deterministic == deterministic
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, env=clean_environment())
