@@ -1,6 +1,6 @@
 """Choose the memory format of a model's pictures, which a run keeps because it changes bits.
 
-The reasons are in docs/decisions/0022-the-memory-format-follows-a-rule.md.
+The reasons are in docs/decisions/0013-speed.md.
 """
 
 import copy

@@ -13,7 +13,7 @@ def keep_freed_memory() -> None:
 
     By default, glibc may return the gradients of a small model to the kernel in each step. The
     kernel then clears hundreds of pages for the next step. The figures are in
-    docs/decisions/0029-freed-memory-stays-in-the-process.md.
+    docs/decisions/0013-speed.md.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
