@@ -13,6 +13,7 @@ from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.script.revision import revision
 from entrypoint.script.target import Target
+from trainbox.contract.energy import earlier_joules
 from trainbox.contract.python_path import user_folders
 from trainbox.contract.secret_rule import arguments_without_secrets, shown_variable
 
@@ -61,14 +62,11 @@ def describe_start(
 
 def is_manifest(value: Mapping[str, Any]) -> bool:
     """Return whether `value` has the form of a manifest of a script, to which a start is added."""
-    energy = value.get("energy", {"gpus": []})
-    return (
-        isinstance(value.get("sources"), dict)
-        and isinstance(value.get("starts"), list)
-        and isinstance(energy, dict)
-        and isinstance(energy.get("gpus"), list)
-        and all(isinstance(gpu, dict) and {"uuid", "kwh"} <= gpu.keys() for gpu in energy["gpus"])
-    )
+    try:
+        earlier_joules(value)
+    except ValueError:
+        return False
+    return isinstance(value.get("sources"), dict) and isinstance(value.get("starts"), list)
 
 
 def changed_sources(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

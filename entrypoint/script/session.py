@@ -26,6 +26,7 @@ from entrypoint.script.rank import WORLD_SIZE
 from entrypoint.script.sources import source_digests
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import NAMES, GpuRecord
+from trainbox.contract.energy import shown_kwh
 from trainbox.contract.errors import ExitCode, Failure, StorageFailure, signal_of
 from trainbox.contract.internal import Internal
 from trainbox.contract.processes import adopt_orphans, kill_tree
@@ -85,8 +86,7 @@ def run(start: Start) -> int:
     folder, target, plan = start.folder, start.target, start.plan
     begin_s = time.monotonic()
     manifest = _manifest(start)
-    gpus = GpuRecord(folder, plan.gpus)
-    earlier_energy = manifest.get("energy", {})
+    gpus = GpuRecord(folder, plan.gpus, manifest)
     message(f"{target.name} in {_shown(folder.path)}: {plan.reason}")
     if plan.settings:
         message(plan.settings)
@@ -113,7 +113,7 @@ def run(start: Start) -> int:
             entry["processes"] = processes
         manifest["starts"] = [*manifest.get("starts", []), entry]
         if plan.gpus:
-            manifest["energy"] = gpus.energy(earlier_energy)
+            manifest["energy"] = gpus.energy()
         lost = _write_records(folder, manifest)
         code = lost.exit_code if lost and ending.code == 0 else ending.code
         if lost or starts > start.restarts or not starts_again(ending):
@@ -157,8 +157,7 @@ def closing(
     if type(samples) in (int, float):
         rows["samples"] = f"{samples:,}"
     if energy is not None:
-        kwh = energy.get("kwh")
-        rows["energy"] = "not measured" if kwh is None else f"{kwh:.4g} kWh"
+        rows["energy"] = shown_kwh(energy["kwh"])
     return [f"{name:<10} {value}" for name, value in rows.items()]
 
 

@@ -6,18 +6,18 @@ import math
 import platform
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from trainbox.contract.energy import Energy, earlier_joules, shown_kwh
 from trainbox.contract.errors import Preempted, StorageFailure
 from trainer.parallel.strategy import Strategy
 from trainer.records.gpu_reader import READINGS, GpuReader
 from trainer.records.run_folder import RunFolder
 
-_JOULES_PER_KWH = 3.6e6
 _WRITTEN_EVERY_S = 60.0
 _MANIFEST = "manifest.json"
 
@@ -47,9 +47,6 @@ class RunGpus:
         self._strategy, self._folder = strategy, folder
         own = strategy.own_gpus()
         self._reader = GpuReader([uuid for uuid, _ in own])
-        self._begin: list[float] | None = None  # each GPU's energy counter in joules, or NaN
-        self._newest: list[float] = []  # the last known value of each counter, or NaN
-        self._used: list[float] = []  # joules of each GPU since `_begin`, or NaN
         self._written_s = time.monotonic()
         self.all: list[RunGpu] = []
         if own:
@@ -59,12 +56,14 @@ class RunGpus:
             ]
             each = strategy.world.from_each(rows)
             self.all = [RunGpu(*gpu) for rank in each for gpu in rank]
-        before = _earlier_joules(folder) if own else {}
-        self._is_edited = before is None
-        # What the GPUs used before is then not known.
-        self._before = dict.fromkeys((gpu.uuid for gpu in self.all), math.nan)
-        if before is not None:
-            self._before = before
+        self._is_edited = False
+        earlier_j: dict[str, float] = {}
+        try:
+            earlier_j = earlier_joules(folder.read_json(_MANIFEST) or {}) if own else {}
+        except ValueError:  # then it is not known what the GPUs used before
+            self._is_edited = True
+            earlier_j = dict.fromkeys((gpu.uuid for gpu in self.all), math.nan)
+        self._energy = Energy(earlier_j)
 
     def close(self) -> None:
         self._reader.close()
@@ -120,12 +119,12 @@ class RunGpus:
         if not self.all:
             return None
         self._read()
-        total = sum(self._used)
+        total = sum(self._energy.used_j.values())
         return None if math.isnan(total) else total
 
     def kwh(self) -> float | None:
         """Return the energy of the run up to the last reading, or None if it was not measured."""
-        kwh: float | None = self._energy()["kwh"]
+        kwh: float | None = self._energy.recorded()["kwh"]
         return kwh
 
     def rows(self) -> dict[str, str]:
@@ -140,9 +139,9 @@ class RunGpus:
         """Return the row for the end of a training."""
         if not self.all:
             return {}
-        energy = self._energy()
-        each = ", ".join(f"{gpu['uuid'][:12]} {_shown(gpu['kwh'])}" for gpu in energy["gpus"])
-        total = _shown(energy["kwh"])
+        energy = self._energy.recorded()
+        each = ", ".join(f"{gpu['uuid'][:12]} {shown_kwh(gpu['kwh'])}" for gpu in energy["gpus"])
+        total = shown_kwh(energy["kwh"])
         return {"energy": f"{total} ({each})" if len(energy["gpus"]) > 1 else total}
 
     def _read(self) -> tuple[list[float | None], ...]:
@@ -153,74 +152,15 @@ class RunGpus:
         row = torch.tensor(own, dtype=torch.float64).flatten()[None]
         rows = world.gather_rows(row, [1] * world.world_size).reshape(-1, len(names))
         columns = rows.T.tolist()
-        energy_j = columns[-1]
-        if self._begin is None:
-            self._begin = self._newest = energy_j
-        # A counter that falls was reset, and what the GPU used before is not known.
-        self._begin = [
-            math.nan if now < before else first
-            for now, before, first in zip(energy_j, self._newest, self._begin, strict=True)
-        ]
-        self._newest = [
-            before if math.isnan(now) else now
-            for now, before in zip(energy_j, self._newest, strict=True)
-        ]
-        self._used = [now - first for now, first in zip(energy_j, self._begin, strict=True)]
+        counters_j = dict(zip((gpu.uuid for gpu in self.all), columns[-1], strict=True))
+        self._energy.read(counters_j)
         return tuple([None if math.isnan(x) else x for x in column] for column in columns)
-
-    def _energy(self) -> dict[str, Any]:
-        """Return the energy for the manifest; None for what was not measured in every start."""
-        joules = dict(self._before)
-        for gpu, used_j in zip(self.all, self._used, strict=False):
-            joules[gpu.uuid] = joules.get(gpu.uuid, 0.0) + used_j
-        each = {uuid: _kwh(value) for uuid, value in joules.items()}
-        return {
-            "kwh": _kwh(sum(joules.values())) if joules else None,
-            "gpus": [{"uuid": uuid, "kwh": kwh} for uuid, kwh in each.items()],
-        }
 
     def _write(self) -> None:
         """Write the energy into the manifest, if this rank writes the run's files."""
         self._written_s = time.monotonic()
         if self._folder.writes and (manifest := self._folder.read_json(_MANIFEST)) is not None:
-            manifest["energy"] = self._energy()
+            manifest["energy"] = self._energy.recorded()
             # An error of the training matters more.
             with contextlib.suppress(StorageFailure):
                 self._folder.write_json(_MANIFEST, json.dumps(manifest, indent=2) + "\n")
-
-
-def _earlier_joules(folder: RunFolder) -> dict[str, float] | None:
-    """Return the energy of the run's earlier starts by UUID, with NaN for what is not known.
-
-    Return None if the manifest has an energy that is not valid, as after an edit by hand.
-    """
-    manifest: Mapping[str, Any] = folder.read_json(_MANIFEST) or {}
-    if "energy" not in manifest:
-        return {}
-    try:
-        gpus: Sequence[Mapping[str, Any]] = manifest["energy"]["gpus"]
-        return {str(gpu["uuid"]): _joules(gpu["kwh"]) for gpu in gpus}
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-
-
-def _joules(kwh: Any) -> float:
-    """Return the energy that the manifest has, or NaN for null.
-
-    Raises:
-        ValueError: It is not an energy.
-        OverflowError: It is an integer that is too large.
-    """
-    if kwh is None:
-        return math.nan
-    if type(kwh) not in (int, float) or not 0 <= (joules := kwh * _JOULES_PER_KWH) < math.inf:
-        raise ValueError
-    return float(joules)
-
-
-def _kwh(joules: float) -> float | None:
-    return None if math.isnan(joules) else joules / _JOULES_PER_KWH
-
-
-def _shown(kwh: float | None) -> str:
-    return "not measured" if kwh is None else f"{kwh:.4g} kWh"

@@ -50,15 +50,15 @@ def sample(*energy_mj: int | None) -> Sample:
 
 
 def used(folder: ScriptFolder, *samples: Sample, before: dict[str, Any] | None = None) -> Any:
-    record = GpuRecord(folder, _GPUS)
+    record = GpuRecord(folder, _GPUS, {"energy": before} if before else {})
     for one in samples:
         record.take(one)
-    energy = record.energy(before or {})
+    energy = record.energy()
     return energy["kwh"], [gpu["kwh"] for gpu in energy["gpus"]]
 
 
 def test_the_energy_is_what_the_counters_advance(folder: ScriptFolder) -> None:
-    samples = [sample(100, 5), sample(100 + _MJ, 5), sample(100 + 2 * _MJ, 5 + _MJ)]
+    samples = [sample(100, 0), sample(100 + _MJ, None), sample(100 + 2 * _MJ, _MJ)]
     assert used(folder, *samples) == (0.003, [0.002, 0.001])
     before = {"gpus": [{"uuid": "GPU-a", "kwh": 0.5}, {"uuid": "GPU-c", "kwh": 1.0}]}
     assert used(folder, *samples, before=before) == (1.503, [0.502, 1.0, 0.001])
@@ -67,11 +67,11 @@ def test_the_energy_is_what_the_counters_advance(folder: ScriptFolder) -> None:
 @pytest.mark.parametrize(
     "samples",
     [
-        [sample(0, 0), sample(_MJ, None), sample(2 * _MJ, _MJ)],
+        [sample(0, 0), sample(_MJ, _MJ), sample(2 * _MJ, None)],
         [sample(0, 9), sample(2 * _MJ, 3)],
         [sample(0, None), sample(2 * _MJ, None)],
     ],
-    ids=["not readable once", "counter reset", "never readable"],
+    ids=["not readable at the end", "counter reset", "never readable"],
 )
 def test_energy_that_is_not_known_in_whole_is_not_summed(
     folder: ScriptFolder, samples: list[Sample]
@@ -81,7 +81,7 @@ def test_energy_that_is_not_known_in_whole_is_not_summed(
 
 
 def test_an_entry_has_the_newest_step_and_is_written_every_10_s(folder: ScriptFolder) -> None:
-    record = GpuRecord(folder, _GPUS)
+    record = GpuRecord(folder, _GPUS, {})
     folder.append({"kind": "train", "step": 40})
     record.take(sample(0, 0))
     record.take(sample(_MJ, _MJ))
