@@ -1,6 +1,5 @@
 """Measure the speed, the waits and the memory of a training for `trainbox bench`."""
 
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -117,4 +116,4 @@ class Meter:
             "precision": config.precision,
             "examples": schedule.examples,
         }
-        self._job.run.folder.write_json("measured.json", json.dumps(measured, indent=2) + "\n")
+        self._job.run.folder.write_json("measured.json", measured)

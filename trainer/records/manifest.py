@@ -158,7 +158,7 @@ class SourceRecord:
             self._run.report(f"changed since the run's start: {listed_changes(changed)}")
             for start in stored.get("resumes", [])[-1:]:  # empty before the first checkpoint
                 start["changed"] = {**start.get("changed", {}), **changed}
-        self._run.folder.write_json("manifest.json", json.dumps(stored, indent=2) + "\n")
+        self._run.folder.write_json("manifest.json", stored)
 
 
 def sampled_examples(

@@ -13,7 +13,7 @@ from trainer.records.checkpoint_files import FIRST_CHECKPOINT
 from trainer.records.compare import read_entries
 from trainer.system.storage import storage_failure
 
-METRICS, DIGESTS = "metrics.jsonl", "digests.jsonl"
+MANIFEST, METRICS, DIGESTS = "manifest.json", "metrics.jsonl", "digests.jsonl"
 _WEIGHTS, _LOCK, _SETTINGS = "model.safetensors", "lock", "config.json"
 
 
@@ -80,7 +80,11 @@ class RunFolder:
         except (OSError, ValueError):
             return None
 
-    def write_json(self, name: str, text: str) -> None:
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Replace the file `name` by an object, as `write_text` does."""
+        self.write_text(name, json.dumps(value, indent=2) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
         """Replace the file `name` atomically.
 
         Raises:
@@ -125,7 +129,7 @@ class RunFolder:
             ]
             if step == 0 and name == DIGESTS:
                 kept = []  # the digests of the start are written again
-            self.write_json(name, "".join(json.dumps(entry) + "\n" for entry in kept))
+            self.write_text(name, "".join(json.dumps(entry) + "\n" for entry in kept))
         return lost
 
     def _should_have_entries(self, name: str) -> bool:
@@ -201,7 +205,7 @@ def _refuse_files_of_others(path: Path) -> None:
     Each run has a lock. If a copy of a run lacks its lock, the settings or the manifest show that
     it is a run.
     """
-    of_a_run = (_LOCK, _SETTINGS, "manifest.json", FIRST_CHECKPOINT)
+    of_a_run = (_LOCK, _SETTINGS, MANIFEST, FIRST_CHECKPOINT)
     if any((path / name).exists() for name in of_a_run):
         return
     if found := [name for name in (METRICS, DIGESTS, _WEIGHTS) if (path / name).is_file()]:

@@ -1,7 +1,6 @@
 """The GPUs of a run on all ranks: their names, their load, and the energy that they use."""
 
 import contextlib
-import json
 import math
 import platform
 import statistics
@@ -16,10 +15,9 @@ from trainbox.contract.energy import Energy, earlier_joules, shown_kwh
 from trainbox.contract.errors import Preempted, StorageFailure
 from trainer.parallel.strategy import Strategy
 from trainer.records.gpu_reader import READINGS, GpuReader
-from trainer.records.run_folder import RunFolder
+from trainer.records.run_folder import MANIFEST, RunFolder
 
 _WRITTEN_EVERY_S = 60.0
-_MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class RunGpus:
         self._is_edited = False
         earlier_j: dict[str, float] = {}
         try:
-            earlier_j = earlier_joules(folder.read_json(_MANIFEST) or {}) if own else {}
+            earlier_j = earlier_joules(folder.read_json(MANIFEST) or {}) if own else {}
         except ValueError:  # then it is not known what the GPUs used before
             self._is_edited = True
             earlier_j = dict.fromkeys((gpu.uuid for gpu in self.all), math.nan)
@@ -131,7 +129,7 @@ class RunGpus:
         """Return the rows for the header of a training."""
         rows = {"gpus": f"\n{'':<11}".join(map(str, self.all))} if self.all else {}
         if self._is_edited:
-            path = self._folder.path / _MANIFEST
+            path = self._folder.path / MANIFEST
             rows["energy"] = f"not measured, because 'energy' in {path} is not valid: restore it"
         return rows
 
@@ -159,8 +157,8 @@ class RunGpus:
     def _write(self) -> None:
         """Write the energy into the manifest, if this rank writes the run's files."""
         self._written_s = time.monotonic()
-        if self._folder.writes and (manifest := self._folder.read_json(_MANIFEST)) is not None:
+        if self._folder.writes and (manifest := self._folder.read_json(MANIFEST)) is not None:
             manifest["energy"] = self._energy.recorded()
             # An error of the training matters more.
             with contextlib.suppress(StorageFailure):
-                self._folder.write_json(_MANIFEST, json.dumps(manifest, indent=2) + "\n")
+                self._folder.write_json(MANIFEST, manifest)

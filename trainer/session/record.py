@@ -1,7 +1,6 @@
 """Record what a run is trained with, and compare it when the run resumes."""
 
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -113,7 +112,7 @@ def record_start(
     if job.run.writes:
         sources = _write_manifest(job, data, anyway, did_not_fit, complete)
     job.sources = manifest.SourceRecord(job.run, job.world.from_first(sources), anyway)
-    job.run.folder.write_json("config.json", _stored(job).to_json())
+    job.run.folder.write_text("config.json", _stored(job).to_json())
 
 
 def _stored(job: Job) -> Config:
@@ -157,7 +156,8 @@ def _write_manifest(
         )
         return data.sources
     if stored is None or step == 0:
-        _write(run, {"run_id": job.checkpoints.files.run_id} | found | attempts)
+        content = {"run_id": job.checkpoints.files.run_id} | found | attempts
+        run.folder.write_json("manifest.json", content)
         return data.sources
     # Compare with the manifest. A module that is imported later is compared now, before anything is
     # computed.
@@ -180,9 +180,6 @@ def _write_manifest(
         start = {"step": step, "argv": found["argv"], "plan": found["plan"], "changed": changed}
         start |= {name: found[name] for name in ("config_file",) if name in found}
         resumes = [*stored.get("resumes", []), start | attempts]
-        _write(run, stored | {"sources": found["sources"] | known, "resumes": resumes})
+        content = stored | {"sources": found["sources"] | known, "resumes": resumes}
+        run.folder.write_json("manifest.json", content)
     return {**known, **found["sources"]}
-
-
-def _write(run: RunLog, content: dict[str, Any]) -> None:
-    run.folder.write_json("manifest.json", json.dumps(content, indent=2) + "\n")

@@ -1040,7 +1040,7 @@ def test_a_source_file_that_changes_before_the_first_checkpoint_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = RunLog(tmp_path / "r", 0)
-    run.folder.write_json("manifest.json", json.dumps({"sources": {"mine": "a"}}))
+    run.folder.write_json("manifest.json", {"sources": {"mine": "a"}})
     manifest.SourceRecord(run, {"mine": "a"}, anyway=True).compare_and_add([{"mine": "b"}])
     run.close()
     assert "changed since the run's start: sources.mine: a -> b" in capsys.readouterr().out
