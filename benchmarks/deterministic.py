@@ -12,7 +12,7 @@ import torch
 from benchmarks.loop import RandomMnist
 from trainbox.contract.config import Config
 from trainbox.task import Task
-from trainer.loop.build import build
+from trainer.loop.build import build, build_data
 from trainer.loop.fit import fit
 from trainer.loop.settle import settle
 from trainer.parallel.strategy import join
@@ -52,7 +52,8 @@ def _seconds(task: Task, steps: int, deterministic: bool) -> float:
         run = RunLog(Path(folder) / "r", 0)
         settings = Config(max_steps=steps, eval_every=steps, workers=0, deterministic=deterministic)
         config = settle(settings, task, strategy, run)
-        job = build(config, task, strategy, run, RunGpus(strategy, run.folder), Path(folder))
+        data = build_data(config, task, strategy.world, Path(folder))
+        job = build(config, data, strategy, run, RunGpus(strategy, run.folder))
         run.begin(0, 0, job.schedule)
         fit(job, StopRequest())
         run.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.loop import RandomMnist
 from trainbox.contract.config import Config
 from trainbox.task import Task
-from trainer.loop.build import build
+from trainer.loop.build import build, build_data
 from trainer.loop.digests import DigestLog
 from trainer.loop.fit import fit
 from trainer.loop.settle import settle
@@ -49,7 +49,8 @@ def _trained(task: Task, epochs: int) -> tuple[float, float]:
         strategy = join("cpu")
         run = RunLog(Path(folder) / "r", 0)
         config = settle(Config(epochs=epochs), task, strategy, run)
-        job = build(config, task, strategy, run, RunGpus(strategy, run.folder), Path(folder))
+        data = build_data(config, task, strategy.world, Path(folder))
+        job = build(config, data, strategy, run, RunGpus(strategy, run.folder))
         run.begin(0, 0, job.schedule)
         DigestLog.record = timed  # type: ignore[method-assign,assignment]
         try:

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainbox.contract.config import Config
-from trainer.loop.build import build
+from trainer.loop.build import build, build_data
 from trainer.loop.fit import fit
 from trainer.loop.settle import settle
 from trainer.parallel.strategy import join
@@ -138,7 +138,8 @@ def _in_turns(
             precision=precision,
         )
         config = settle(settings, task, strategy, run)
-        job = build(config, task, strategy, run, RunGpus(strategy, run.folder), Path(folder))
+        data = build_data(config, task, strategy.world, Path(folder))
+        job = build(config, data, strategy, run, RunGpus(strategy, run.folder))
         run.begin(0, 0, job.schedule)
         run.resume_ours()
         fit(job, StopRequest())

@@ -33,8 +33,8 @@ ORDER = {
         "checkpoints pictures task classification initial_weights"
     ),
     "trainer": (
-        "system outputs launch task_errors load_task task_list data parallel records track checks "
-        "loop session sweep cli __main__"
+        "system outputs launch task_errors load_task task_list data parallel records track loop "
+        "checks session sweep cli __main__"
     ),
 }
 

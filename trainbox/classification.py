@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,15 +35,15 @@ class Classification(Task):
     best_by: ClassVar[str] = "max:accuracy"
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        inputs, labels_B = batch
+        inputs, labels_B = self._pair(batch)
         logits_BK = model(inputs)
-        losses = {"cross_entropy": F.cross_entropy(logits_BK, labels_B, reduction="none")}
+        losses = {"cross_entropy": self._cross_entropy(logits_BK, labels_B, "none")}
         if "accuracy" in self.train_metrics:
             losses["accuracy"] = logits_BK.argmax(1) == labels_B
         return losses
 
     def statistics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        inputs, labels_B = batch
+        inputs, labels_B = self._pair(batch)
         logits_BK = model(inputs).float()
         if logits_BK.ndim != 2 or logits_BK.shape[1] != len(self.class_names):
             raise WrongUse(
@@ -55,11 +56,54 @@ class Classification(Task):
     def sums(self, logits_BK: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
         """Return the `statistics` of a batch with these logits. Extend this for other metrics."""
         return {
-            "loss": F.cross_entropy(logits_BK, labels_B, reduction="sum"),
+            "loss": self._cross_entropy(logits_BK, labels_B, "sum"),
             "confusion": TaskMetrics.confusion_matrix(
                 labels_B, logits_BK.argmax(1), len(self.class_names)
             ),
         }
+
+    def _pair(self, batch: Any) -> tuple[Any, Tensor]:
+        """Return the inputs and the labels (B,) of a batch.
+
+        Raises:
+            WrongUse: The batch is not (inputs, labels), or the labels are not int64 of shape (B,).
+        """
+        name = type(self).__name__
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise WrongUse(
+                f"task {name}: a batch is {_form(batch)} instead of (inputs, labels): return "
+                "pairs from the dataset, or return a pair from prepare()"
+            )
+        inputs, labels_B = batch
+        if not isinstance(labels_B, Tensor):
+            raise WrongUse(
+                f"task {name}: the labels are {_form(labels_B)} instead of numbers: use the index "
+                "of each class in class_names, from 0"
+            )
+        if labels_B.dtype != torch.int64 or labels_B.ndim != 1:
+            raise WrongUse(
+                f"task {name}: the labels are {str(labels_B.dtype).removeprefix('torch.')} of "
+                f"shape {tuple(labels_B.shape)} instead of int64 of shape (B,): convert them with "
+                ".long(), or one-hot labels with .argmax(1)"
+            )
+        return inputs, labels_B
+
+    def _cross_entropy(self, logits_BK: Tensor, labels_B: Tensor, reduction: str) -> Tensor:
+        """Return the cross-entropy. On a GPU, a label out of range ends all work there instead.
+
+        Raises:
+            WrongUse: A label is not the index of a class.
+        """
+        try:
+            return F.cross_entropy(logits_BK, labels_B, reduction=reduction)
+        except IndexError as error:
+            if int(labels_B.min()) >= 0 and int(labels_B.max()) < len(self.class_names):
+                raise  # the model has fewer outputs
+            raise WrongUse(
+                f"task {type(self).__name__}: the labels are from {int(labels_B.min())} to "
+                f"{int(labels_B.max())}, but class_names has {len(self.class_names)} names: number "
+                f"the classes from 0 to {len(self.class_names) - 1}, or add the missing names"
+            ) from error
 
     def predictions(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the `truth`, the `prediction` and the `probability` (B, K) of each class."""
@@ -99,6 +143,16 @@ class Classification(Task):
                 self.class_names,
             )
         return figures
+
+
+def _form(value: Any) -> str:
+    """Return a description such as `a tuple of 3`, `a dict of image, label` or `text ('cat')`."""
+    if isinstance(value, dict):
+        return f"a dict of {', '.join(map(str, value))}"
+    if isinstance(value, tuple | list):
+        is_text = bool(value) and isinstance(value[0], str)
+        return f"text ({value[0]!r})" if is_text else f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"
 
 
 def most_mistaken(confusion_NKK: Tensor) -> list[int]:

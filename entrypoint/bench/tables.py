@@ -300,6 +300,7 @@ def training_arguments(
     ]
     ends = [*never, "--measure-seconds", f"{seconds:g}"]
     folder = ["--runs-dir", runs_dir, "--run", "case", "--mirror=", "--nnodes", "1"]
+    folder += ["--no-rehearsal"]
     strategy = ["--strategy", case.strategy] if case.count > 1 else []
     return [*arguments, *device, *batch, *loading, *ends, *folder, *strategy]
 

@@ -159,7 +159,7 @@ def training_arguments(
 ) -> list[str]:
     """Return the arguments of `trainbox train` for one case of the drill."""
     arguments = [task, "--shards", str(shards), "--max-steps", str(steps), "--log-steps", "1"]
-    arguments += ["--nnodes", "1", "--checkpoint-steps", str(_CHECKPOINT_STEPS)]
+    arguments += ["--no-rehearsal", "--nnodes", "1", "--checkpoint-steps", str(_CHECKPOINT_STEPS)]
     arguments += ["--runs-dir", str(folder), "--run", "run", "--mirror="]
     return [*arguments, *device]
 

@@ -150,12 +150,8 @@ def _load() -> None:
         "trainer.session.verify",
     ):
         importlib.import_module(name)
-    from trainer.loop import preflight
     from trainer.system.sources import loaded_sources
 
-    # To read examples twice for half a second takes longer than most trainings of tests. The tests
-    # of the preflight set this time, and real starts read for all of it.
-    preflight._READING_S = 0.0
     loaded_sources()  # looks at each module's file, and remembers the libraries'
     gc.freeze()  # a collection in a fork would look at all of these modules, and copy them
 

@@ -66,6 +66,7 @@ class Here:
     """Trains in the working folder, which is `folder`."""
 
     folder: Path
+    rehearses: bool = False  # tests of other promises count forwards and calls
     # The saves that were still under way when the last training ended.
     saving: list[threading.Thread] = field(default_factory=list)
 
@@ -77,6 +78,7 @@ class Here:
         resume: str = "auto",
         stop: StopRequest | None = None,
         mirror: str | None = None,
+        rehearses: bool | None = None,
         **settings: Any,
     ) -> str:
         """Train to the end with the settings of a `Config`, and return what was printed."""
@@ -84,7 +86,17 @@ class Here:
         config = Config(task=task, **settings)
         counting = stop.counting() if isinstance(stop, StopAfter) else contextlib.nullcontext()
         with self._as_a_process_of_its_own() as (out, _), counting:
-            train_task(config, stop, "cpu", Path("runs"), run, Path("data"), resume, mirror=mirror)
+            train_task(
+                config,
+                stop,
+                "cpu",
+                Path("runs"),
+                run,
+                Path("data"),
+                resume,
+                mirror=mirror,
+                rehearses=self.rehearses if rehearses is None else rehearses,
+            )
         return out.getvalue()
 
     def command(self, *words: str) -> tuple[int, str, str]:
@@ -262,8 +274,6 @@ def training_here(folder: Path) -> Iterator[Here]:
                 patch.delenv(name)
         for name, value in HIDDEN_GPUS.items():
             patch.setenv(name, value)
-        # See `fork_server`: only the first and the last example are read twice.
-        patch.setattr("trainer.loop.preflight._READING_S", 0.0)
         yield Here(folder)
     for number, handler in handlers.items():
         signal.signal(number, handler)

@@ -255,6 +255,10 @@ _SAME_BITS = _, _, _, _SEED, _ = _section("Same bits",
     Option("--deterministic/--fast", bool,
         "The same bits each time (default), or the fastest kernels."),
 )
+_REHEARSAL, = _section("Same bits",
+    Option("--rehearsal/--no-rehearsal", bool, "Before its first step, a run shows that its own "
+        "resume gives the same bits. Default: yes.", True),
+)
 # The settings of Config, by their names.
 _SETTINGS = (
     *_section("Training",
@@ -351,9 +355,9 @@ _MODULE = Option("-m --module", None,
 _REST = Argument("arguments", click.UNPROCESSED, count=-1, required=False)
 
 LAUNCH: tuple[Option, ...] = (*_DEVICE, DEVICE, *HEALTH, *_STRATEGY, *_CLUSTER)
-_TRAINING = (CONFIG, _FIELDS, *_SETTINGS, _RUNS_DIR)
+_TRAINING = (CONFIG, _FIELDS, *_SETTINGS, _REHEARSAL, _RUNS_DIR)
 # The keys of an experiment's file in the tables [train] and [sweep].
-KEYS_OF_TRAIN = (*_SETTINGS, _RUNS_DIR, _DATA_DIR, *_ONE_RUN)
+KEYS_OF_TRAIN = (*_SETTINGS, _REHEARSAL, _RUNS_DIR, _DATA_DIR, *_ONE_RUN)
 KEYS_OF_SWEEP = (*_SWEPT, _PER_GPU)
 _TRAIN: tuple[Row, ...] = (
     *LAUNCH, _TASK, *_TRAINING, *_ONE_RUN[:1], _DATA_DIR, *_ONE_RUN[1:], _MEASURE,

@@ -53,6 +53,7 @@ def train(
     profile: int | None,
     mirror: str | None,
     measure_seconds: float | None,
+    rehearsal: bool,
     **settings: Any,
 ) -> None:
     """Train TASK: a built-in name, file.py:Class or module:Class."""
@@ -74,6 +75,7 @@ def train(
         measure_s=measure_seconds,
         profile_steps=profile,
         mirror=mirror or None,  # an empty URL overrides that of the environment
+        rehearses=rehearsal,
     )
 
 
@@ -164,7 +166,7 @@ def sweep(task: str, pairs: tuple[str, ...], data_dir: Path, device: str, **valu
     base = config_of({"task": task, **values}, fields)
     requested = of_task(base, device, values)
     stop = StopRequest.install()
-    run_requested(requested, task_work(requested, data_dir), values, stop)
+    run_requested(requested, task_work(requested, data_dir, values["rehearsal"]), values, stop)
 
 
 @_command("sweep run", Templated)

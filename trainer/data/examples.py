@@ -2,7 +2,6 @@
 
 import functools
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -148,48 +147,3 @@ def read_examples(
     positions = [[(0, index)] for index in indices] + [[_SOURCES]]
     *examples, sources = read_once(dataset, seed, positions, workers, collate)
     return examples, sources
-
-
-def read_twice(
-    dataset: Dataset[Any],
-    seed: int,
-    workers: int,
-    seconds: float,
-    collate: Collate = default_collate,
-) -> Iterator[tuple[int, Any]]:
-    """Yield (index, example as a batch of one) twice for examples spread over the dataset.
-
-    The second pass is in reverse order. `seconds` limits the time of both passes. The first and the
-    last example are always read.
-    """
-    order: list[int] = []
-
-    def positions() -> Iterator[list[tuple[int, int]]]:
-        end = 0.0
-        for index in spread(length(dataset)):
-            if len(order) == 2:  # a worker has started by now
-                end = time.monotonic() + seconds / 2
-            if len(order) >= 2 and time.monotonic() >= end:
-                break
-            order.append(index)
-            yield [(0, index)]
-        order.extend(reversed(order))
-        for index in order[len(order) // 2 :]:
-            yield [(0, index)]
-
-    for number, batch in enumerate(read_once(dataset, seed, positions(), workers, collate)):
-        yield order[number], batch
-
-
-def spread(count: int) -> Iterator[int]:
-    """Yield the numbers below `count` in an order whose every prefix is spread evenly.
-
-    The first and the last number come first. The others follow the van der Corput sequence.
-    """
-    yield from dict.fromkeys((0, count - 1))
-    bits = (count - 1).bit_length()
-    for k in range(1, 1 << bits):
-        # The reversed bits of 1, 2, 3, ... give the halves, then the quarters, and so on.
-        index = int(f"{k:0{bits}b}"[::-1], 2)
-        if index < count - 1:
-            yield index

@@ -2,9 +2,10 @@
 
 import dataclasses
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,7 +25,6 @@ from trainer.data.files import FileExamples
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.loop import compiler
 from trainer.loop.arithmetic import set_arithmetic
-from trainer.loop.attributes import Attributes
 from trainer.loop.freeze import freeze
 from trainer.loop.losses import LossModule
 from trainer.loop.memory_format import memory_format, put_channels_last
@@ -52,10 +52,17 @@ from trainer.system.allocator import keep_freed_memory
 _MOST_LOADER_WORKERS = 16
 
 
-def build(
-    config: Settings, task: Task, strategy: Strategy, run: RunLog, gpus: RunGpus, data_dir: Path
-) -> Job:
-    """Build the data, the model, the optimizer and the rest of the job.
+class Data(NamedTuple):
+    """A task with what it has learned from its data, its two datasets, and how long this took."""
+
+    task: Task
+    train: Dataset[Any]
+    evaluated: Dataset[Any]
+    seconds: float
+
+
+def build(config: Settings, data: Data, strategy: Strategy, run: RunLog, gpus: RunGpus) -> Job:
+    """Build the model, the optimizer and the rest of the job.
 
     Raises:
         WrongUse: Two sizes do not match, or a method of the task returns something invalid.
@@ -63,22 +70,17 @@ def build(
     world = strategy.world
     keep_freed_memory()
     set_arithmetic(config)
-    task, train, validation = _build_data(config, task, world, data_dir)
+    task, train = data.task, data.train
     schedule = _schedule(config, world, length(train))
     ranks = range(world.world_size)
     # Build the model and the optimizer.
-    parts = _inference(config, task, strategy, train, validation)
+    parts = _inference(config, data, strategy)
     model, workers = parts.model, parts.workers
     peak = scaled_learning_rate(
         config.learning_rate, config.lr_scaling, config.batch_size, config.base_batch_size
     )
     optimizer = _build_optimizer(task, config, model, peak)
-    # Loader workers have their own copies of the datasets, so this process cannot compare them.
-    read_here = {} if workers else {"train_dataset": train, "validation_dataset": validation}
-    attributes = Attributes(task, model, optimizer, read_here)
-    # Choose the memory format. A resume has no trial, so the trial must leave no trace.
-    with attributes.preserved():
-        chosen = memory_format(config, task, model, strategy, train, schedule, workers)
+    chosen = memory_format(config, task, model, strategy, train, schedule, workers)
     config = dataclasses.replace(config, memory_format=chosen)
     if chosen == CHANNELS_LAST:
         put_channels_last(model)
@@ -102,7 +104,6 @@ def build(
         reduction=Reduction(
             world, config.shards, config.accumulation, model, strategy.summed_parameters(model)
         ),
-        attributes=attributes,
     )
 
 
@@ -117,8 +118,7 @@ def build_inference(
         WrongUse: A method of the task is missing or returns something invalid.
     """
     set_arithmetic(config)
-    task, train, evaluated = _build_data(config, task, strategy.world, data_dir, test)
-    return _inference(config, task, strategy, train, evaluated)
+    return _inference(config, build_data(config, task, strategy.world, data_dir, test), strategy)
 
 
 def build_prediction(
@@ -141,19 +141,14 @@ def build_prediction(
         dataset = place_tensors(dataset, strategy.world.device)
     if length(dataset) == 0:
         raise WrongUse(f"none of the {len(files)} file(s) has an example: name other files")
-    return _inference(config, task, strategy, dataset, dataset)
+    return _inference(config, Data(task, dataset, dataset, 0.0), strategy)
 
 
-def _inference(
-    config: Settings,
-    task: Task,
-    strategy: Strategy,
-    train: Dataset[Any],
-    evaluated: Dataset[Any],
-) -> Inference:
+def _inference(config: Settings, data: Data, strategy: Strategy) -> Inference:
     """Build the model, and the batches of the dataset `evaluated`."""
     # A validation batch has the size of a training micro-batch, which fits in memory. The size is
     # the same on all ranks, because it decides which rank computes which examples.
+    task, train, evaluated, _ = data
     world, size = strategy.world, examples_at_once(config)
     own = strategy.validation_batches(evaluation_batch_count(length(evaluated), size))
     workers = _workers(config, train)
@@ -179,15 +174,16 @@ def _inference(
     )
 
 
-def _build_data(
+def build_data(
     config: Settings, task: Task, world: World, data_dir: Path, test: bool = False
-) -> tuple[Task, Dataset[Any], Dataset[Any]]:
+) -> Data:
     """Return the task with what it learns from the data, and two datasets.
 
     They are those for training and validation, or those for training and `test`. The methods are
     called in the same order in both cases, because they may draw random numbers. Rank 0 goes first,
     because it may download files.
     """
+    begin = time.monotonic()
     world.seed(config.seed, "data")
     with world.first_goes_first():
         task = _with_data(task, data_dir)
@@ -206,7 +202,7 @@ def _build_data(
             f"task {config.task}: the {name} set is empty: check --data-dir and the task's "
             f"{name}_dataset()"
         )
-    return task, train, evaluated
+    return Data(task, train, evaluated, time.monotonic() - begin)
 
 
 def _with_data(task: Task, data_dir: Path) -> Task:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from trainbox.contract.errors import WrongUse
 from trainer.data.schedule import epoch_order
-from trainer.loop.guard import check_unchanged
 from trainer.loop.out_of_memory import failed_allocations, failed_allocations_change_bits
 from trainer.loop.state import Job
 from trainer.records.digest import digest_of_digests, tensor_digest, tensor_digests
@@ -30,13 +29,10 @@ class DigestLog:
             WrongUse: The digests differ between ranks.
         """
         job, state = self._job, self._job.state
-        check_unchanged(job)
+        job.check_unchanged()
         self._count_failed_allocations()
-        names = {parameter: name for name, parameter in state.model.named_parameters()}
-        model, optimizer = (
-            job.digests(tensors)
-            for tensors in (state.model.state_dict(), _named(names, state.optimizer.state))
-        )
+        model = job.digests(state.model.state_dict())
+        optimizer = job.digests(optimizer_tensors(job))
         short = [digest[:16] for digest in (*model.values(), *optimizer.values())]
         if (index := job.world.first_difference(short)) is not None:
             raise WrongUse(
@@ -105,6 +101,12 @@ class DigestLog:
         self._job.run.folder.append_digests(
             {"kind": kind, "step": step, **whole, **failed, "tensors": tensors}
         )
+
+
+def optimizer_tensors(job: Job) -> dict[str, Tensor]:
+    """Return the tensors of the optimizer's state, in the order of the parameters."""
+    names = {parameter: name for name, parameter in job.state.model.named_parameters()}
+    return _named(names, job.state.optimizer.state)
 
 
 def _named(

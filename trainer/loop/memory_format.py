@@ -77,7 +77,7 @@ def _few_examples(
 def _trains(task: Task, model: nn.Module, batches: Iterator[Any]) -> bool:
     """Return whether a copy of `model` computes a forward and a backward of the first batch.
 
-    A model with parametrized weights may have no copy. The preflight check reports a mistake of the
+    A model with parametrized weights may have no copy. The rehearsal reports a mistake of the
     task, which fails in both formats.
     """
     try:

@@ -53,7 +53,9 @@ def header(job: Job) -> None:
         f"{'channels last, ' if config.memory_format == CHANNELS_LAST else ''}"
         f"{torch.get_num_threads()} CPU thread(s) a process",
     }
-    if job.state.progress.step:
+    if not job.state.progress.step:
+        rows["rehearsal"] = job.rehearsal["result"]
+    else:
         rows["resume"] = (
             f"from step {job.state.progress.step}, epoch "
             f"{job.state.progress.step // schedule.steps_per_epoch + 1}"

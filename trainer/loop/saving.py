@@ -7,7 +7,6 @@ from typing import NoReturn
 
 from trainbox.contract.errors import Preempted
 from trainer.loop.digests import DigestLog
-from trainer.loop.guard import check_unchanged
 from trainer.loop.log import not_finite
 from trainer.loop.pace import Pace
 from trainer.loop.state import Job
@@ -28,7 +27,6 @@ class Saving:
         By then every module that a step needs is loaded, and the optimizer has its state.
         """
         job = self._job
-        check_unchanged(job)
         if job.strategy.gathers_states:  # whole tensors would be gathered and dropped
             job.strategy.check_optimizer(job.state.optimizer)
         else:
@@ -41,7 +39,7 @@ class Saving:
             Failure: A loss since the last log entry is infinite or NaN.
         """
         job = self._job
-        check_unchanged(job)
+        job.check_unchanged()
         state = job.state.capture(job.strategy)
         for name, sums in state["running"].items():
             if name not in job.task.train_metrics and not all(map(math.isfinite, sums)):

@@ -17,7 +17,6 @@ from trainbox.contract.errors import WrongUse
 from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches
 from trainer.data.schedule import Schedule
-from trainer.loop.attributes import Attributes
 from trainer.parallel.exchange import Reduction
 from trainer.parallel.loss_sums import RunningLosses
 from trainer.parallel.strategy import Strategy
@@ -116,10 +115,7 @@ class TrainState:
             WrongUse: The saved state is of another model or optimizer.
         """
         # Compare the model and the optimizer with those of the checkpoint.
-        found, here = _shapes(saved["model"]), _shapes(self.model.state_dict())
-        found["optimizer"] = saved["optimizer_class"]
-        here["optimizer"] = type(self.optimizer).__name__
-        if changed := _first_change(found, here):
+        if changed := self.other_shape(saved):
             raise WrongUse(
                 f"the checkpoint in {path} is of another model or optimizer ({changed}): undo the "
                 "change of the task, or start a new run with --run NAME"
@@ -131,6 +127,13 @@ class TrainState:
         self.progress = Progress(**saved["progress"])
         self.watch = Stopwatch(self.progress.train_seconds)
         self.running.restore(saved["running"], saved["running_steps"])
+
+    def other_shape(self, saved: Mapping[str, Any]) -> str | None:
+        """Return the first part of `saved` of another shape, as `name: old -> new`, or None."""
+        found, here = _shapes(saved["model"]), _shapes(self.model.state_dict())
+        found["optimizer"] = saved["optimizer_class"]
+        here["optimizer"] = type(self.optimizer).__name__
+        return _first_change(found, here)
 
     def _restore_optimizer(self, state: Mapping[str, Any], strategy: Strategy) -> None:
         parameters = [
@@ -191,6 +194,8 @@ class Job(Inference):
         sources: Set when the run's manifest is written.
         end_step: The step after which this training ends.
         around_batches: Wraps the iterator of batches.
+        rehearsal: The entry of the manifest about the rehearsal of this start.
+        check_hidden_state: Raises WrongUse if state outside checkpoints has changed.
     """
 
     run: RunLog
@@ -200,14 +205,30 @@ class Job(Inference):
     train: Dataset[Any]
     schedule: Schedule
     reduction: Reduction
-    attributes: Attributes
     initial: dict[str, str] | None = None
     sources: SourceRecord | None = None
     around_batches: Callable[[Iterator[Any]], Iterator[Any]] | None = None
+    rehearsal: dict[str, Any] = field(default_factory=dict)
+    check_hidden_state: Callable[[], None] = lambda: None
     end_step: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.end_step = self.schedule.total_steps
+
+    def check_unchanged(self) -> None:
+        """Compare the hidden state and the loaded source files with those of the start.
+
+        All ranks must call this, and all raise the same error.
+
+        Raises:
+            Changed: A source file differs from the file with which the run was started.
+            WrongUse: State outside checkpoints has changed, or the ranks have loaded different
+                files.
+        """
+        self.check_hidden_state()
+        if self.sources is not None:
+            loaded = self.world.from_each(self.sources.newly_loaded())
+            self.sources.compare_and_add(loaded)
 
     def digests(self, tensors: Mapping[str, Any]) -> dict[str, str]:
         """Return the SHA-256 of each whole tensor; all ranks must call this."""

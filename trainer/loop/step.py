@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.seeding import derive_seed
 from trainer.loop.log import not_finite
+from trainer.loop.losses import check_losses
 from trainer.loop.out_of_memory import FIRST_STEPS, all_fit
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_factor
@@ -80,6 +81,8 @@ class EagerStep:
                 # `reduction` adds the shard's gradients to those of this rank's earlier shards.
                 with job.reduction.of(micro, overlaps):
                     losses_B = job.loss_module(batch)
+                    if not overlaps:
+                        check_losses(job.task, losses_B, micro.size)
                     trained_B = [loss_B for loss_B in losses_B.values() if loss_B.requires_grad]
                     torch.autograd.backward(
                         trained_B, [state.scaler.scale(weight_B)] * len(trained_B)

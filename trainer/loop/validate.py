@@ -13,7 +13,6 @@ from trainbox.contract.config import split_metric
 from trainbox.contract.errors import WrongUse
 from trainer.data.nested import joined, take, tensors_in
 from trainer.loop.evaluate import Evaluation, evaluate
-from trainer.loop.guard import check_unchanged
 from trainer.loop.log import TrainingLog
 from trainer.loop.losses import autocast
 from trainer.loop.saving import Saving
@@ -41,15 +40,12 @@ def validate(
 ) -> bool:
     """Validate, and call `validated` with the step and the metrics; return False if stopped.
 
-    The training time does not include the validation. Plain attributes of the task and the model
-    are restored, because no training may depend on what a validation leaves in them.
+    The training time does not include the validation.
     """
     with job.state.watch.paused():
-        check_unchanged(job)
-        with job.attributes.preserved():
-            metrics = _validate(job, saving, log)
-            if metrics is not None and validated is not None:
-                validated(job.state.progress.step, metrics)
+        metrics = _validate(job, saving, log)
+        if metrics is not None and validated is not None:
+            validated(job.state.progress.step, metrics)
     return metrics is not None
 
 

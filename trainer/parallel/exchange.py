@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trainbox.contract.errors import WrongUse
 from trainer.data.schedule import MicroBatch
-from trainer.parallel.buffers import Slot, buffer_slots
+from trainer.parallel.buffers import Slot, buffer_slots, frozen_slots
 from trainer.parallel.shard_sums import Exchange
 from trainer.parallel.world import World
 from trainer.system.elapsed import Elapsed
@@ -71,8 +71,11 @@ class Reduction:
         self._buckets = [
             _Bucket(world, shards, group) for group in ([] if is_single else _grouped(parameters))
         ]
-        self._buffer_slots = [] if is_single else buffer_slots(module)
-        self._moved = _MovedBuffers(world, shards, self._buffer_slots)
+        # A forward may change frozen parameters, such as those of a mean teacher. The first one
+        # shows which.
+        self._frozen = [] if is_single else frozen_slots(module)
+        slots = [] if is_single else [*buffer_slots(module), *self._frozen]
+        self._moved = _MovedBuffers(world, shards, slots)
         # The buckets that this step has not sent yet, and those that it has not added yet. All
         # ranks send and add them in this order.
         self._unsent, self._unadded = deque(self._buckets), deque(self._buckets)
@@ -83,11 +86,6 @@ class Reduction:
             for bucket in self._buckets:
                 for parameter in bucket.parameters:
                     parameter.register_post_accumulate_grad_hook(self._hook(bucket))
-
-    def also_average(self, slots: Sequence[Slot]) -> None:
-        """Treat the frozen parameters in `slots`, which a forward changes, as buffers."""
-        if self._shards > 1:
-            self._moved = _MovedBuffers(self._world, self._shards, [*self._buffer_slots, *slots])
 
     def of(
         self, micro: MicroBatch, overlaps: bool = True
@@ -106,11 +104,15 @@ class Reduction:
         ends_shard = micro.part == self._accumulation - 1
         if micro.part == 0:
             self._moved.begin(micro.shard)
+        versions = [_buffer(slot)._version for slot in self._frozen]
 
         # Only the last backward of a rank completes its sums, so only then may buckets be sent.
         ends_step = ends_shard and micro.shard == self._last_shard
         self._phase = _Phase.OVERLAP if overlaps and ends_step else _Phase.COLLECT
         yield
+        if self._frozen:
+            self._moved.leave_out_unchanged(self._frozen, versions)
+            self._frozen = []
         if not ends_shard:
             return
 
@@ -227,8 +229,31 @@ class _MovedBuffers:
             *_by_type([slot for slot in filled if not _has_a_mean(_buffer(slot))]),
         ]
         self._before: list[list[Tensor]] = []  # the values of each group before the step
-        likes = [_buffer(slot) for group in self._moving for slot in group]
-        self._exchange = Exchange(world, shards, likes) if likes else None
+        self._world = world
+        self._exchange: Exchange | None = None
+
+    @torch.no_grad()
+    def leave_out_unchanged(self, slots: Sequence[Slot], versions: Sequence[int]) -> None:
+        """Leave out those of `slots` that are as at the last `begin`, with these `versions`.
+
+        A version counts the writes, which may have left the values equal.
+        """
+        written = {
+            (id(home), name): home[name]._version != version
+            for (home, name), version in zip(slots, versions, strict=True)
+        }
+        moving = len(self._moving)
+        for group, before in zip(self._groups, self._before, strict=True):
+            kept = [
+                (slot, old)
+                for slot, old in zip(group, before, strict=True)
+                if written.get((id(slot[0]), slot[1]), True) or not torch.equal(_buffer(slot), old)
+            ]
+            group[:], before[:] = [slot for slot, _ in kept], [old for _, old in kept]
+        filled = [bool(group) for group in self._groups]
+        self._before = list(itertools.compress(self._before, filled))
+        self._groups = list(itertools.compress(self._groups, filled))
+        self._moving = self._groups[: sum(filled[:moving])]
 
     @torch.no_grad()
     def begin(self, shard: int) -> None:
@@ -241,8 +266,11 @@ class _MovedBuffers:
 
     @torch.no_grad()
     def end(self, shard: int) -> None:
-        if self._exchange is None:
+        if not self._moving:
             return
+        if self._exchange is None:
+            likes = [_buffer(slot) for group in self._moving for slot in group]
+            self._exchange = Exchange(self._world, self._shards, likes)
         moves = [
             torch._foreach_sub(list(map(_buffer, group)), before)
             for group, before in zip(self._moving, self._before, strict=False)

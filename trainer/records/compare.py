@@ -63,6 +63,7 @@ _OF_THE_START = (
     "did_not_fit",
     "init.",
     "energy.",
+    "rehearsal.",
     "resumes",
     "run_id",
 )

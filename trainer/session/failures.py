@@ -4,6 +4,7 @@ import contextlib
 import errno
 import logging
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,17 +12,18 @@ from trainbox.contract.errors import (
     Failure,
     NetworkFailure,
     OutOfMemory,
+    StorageFailure,
     WrongUse,
     called_exit,
     raised_interrupt,
 )
 from trainer.loop.out_of_memory import NO_ENGINE, memory_used_up
-from trainer.loop.shared_memory import shared_memory_full
 from trainer.parallel.exchange_failures import exchange_failure
 from trainer.parallel.gpu_failures import gpu_failure
 from trainer.system.storage import storage_failure
 from trainer.task_errors import mistake_of, raised_by_task
 
+_SHM = "/dev/shm"  # noqa: S108 - the system's name of it
 # A loader worker could not allocate shared memory, or had a bus error.
 _LOADER_SHARED_MEMORY = re.compile(
     r"shared memory ?\(shm\)[^\n]*No space left|workers are out of shared memory"
@@ -111,8 +113,19 @@ def _torch_failure(error: MemoryError | RuntimeError) -> Failure | None:
     if found := memory_used_up(error):
         return _out_of_memory(found)
     if _LOADER_SHARED_MEMORY.search(text):
-        return shared_memory_full()
+        return _shared_memory_full()
     return _unsupported(text)
+
+
+def _shared_memory_full() -> StorageFailure:
+    """Return the failure for a loader worker that has found shared memory full."""
+    total = shutil.disk_usage(_SHM).total
+    gib = -(-2 * total // 2**30)
+    return StorageFailure(
+        f"{_SHM} ({total // 2**20} MiB) is too small for the batches of the loader workers: start "
+        f"the container with --shm-size={gib}g (Compose: SHM_SIZE={gib}gb) or --ipc=host, or add "
+        "--workers 0"
+    )
 
 
 def _unsupported(text: str) -> WrongUse | None:

@@ -9,8 +9,6 @@ from typing import Any
 from trainbox.classification import Classification
 from trainbox.contract.config import FREE_AT_RESUME, Config
 from trainbox.contract.errors import Changed, WrongUse
-from trainer.data.nested import tensors_in
-from trainer.loop.preflight_labels import check_labels
 from trainer.loop.state import Job
 from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy
@@ -62,31 +60,28 @@ def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool
 
 @dataclass(frozen=True)
 class DataRecord:
-    """Digests of both datasets, digests of source files, and the bytes of one example of each.
+    """Digests of both datasets and of source files.
 
     The source files are those that are loaded after both datasets were read.
     """
 
     digests: dict[str, str]
     sources: dict[str, str]
-    example_bytes: tuple[int, int]
 
 
 def look_at_data(job: Job) -> DataRecord:
-    """Read some examples of both datasets, check their labels, and compare them between ranks.
+    """Read some examples of both datasets, and compare them between ranks.
 
     Raises:
-        WrongUse: The data differ between ranks, or a label is not valid.
+        WrongUse: The data differ between ranks.
     """
-    digests, example_bytes, sources = {}, [], dict[str, str]()
+    digests, sources = {}, dict[str, str]()
     for name, dataset in (("train", job.train), ("validation", job.evaluation.dataset)):
         examples, sources_of_reader = manifest.sampled_examples(
             dataset, job.workers, collate_of(job.task)
         )
         sources |= sources_of_reader
-        check_labels(job, {"train": "training"}.get(name, name), dataset, examples)
         digests[name] = manifest.dataset_digest(dataset, examples)
-        example_bytes.append(sum(tensor.nbytes for tensor in tensors_in(examples[:1])))
     index = job.world.first_difference([digest[:16] for digest in digests.values()])
     if index is not None:
         raise WrongUse(
@@ -94,7 +89,7 @@ def look_at_data(job: Job) -> DataRecord:
             "processes: make them depend only on files and on the generators of torch, NumPy and "
             "Python, which are seeded before train_dataset"
         )
-    return DataRecord(digests, sources | loaded_sources(), (example_bytes[0], example_bytes[1]))
+    return DataRecord(digests, sources | loaded_sources())
 
 
 def record_start(
@@ -113,6 +108,13 @@ def record_start(
         sources = _write_manifest(job, data, anyway, did_not_fit, complete)
     job.sources = manifest.SourceRecord(job.run, job.world.from_first(sources), anyway)
     job.run.folder.write_text("config.json", _stored(job).to_json())
+
+
+def changing_state(job: Job) -> list[str] | None:
+    """Return the names of the hidden state that may change, or None without a rehearsal."""
+    rehearsal = (job.world.from_first(read_manifest(job.run)) or {}).get("rehearsal")
+    changing = rehearsal.get("changing") if isinstance(rehearsal, dict) else None
+    return changing if isinstance(changing, list) else None
 
 
 def _stored(job: Job) -> Config:
@@ -146,6 +148,8 @@ def _write_manifest(
         found["init"] = job.initial
     if isinstance(job.task, Classification):
         found["classes"] = list(job.task.class_names)
+    if step == 0:
+        found["rehearsal"] = job.rehearsal
     attempts = {"did_not_fit": list(did_not_fit)} if did_not_fit else {}
     # Write the manifest of a new run.
     stored = read_manifest(run)

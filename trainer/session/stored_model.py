@@ -15,7 +15,6 @@ from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.task import Task
 from trainer.load_task import load_task
 from trainer.loop.arithmetic import set_cuda_variables
-from trainer.loop.preflight_labels import check_labels
 from trainer.loop.state import Inference, load_weights
 from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy, join
@@ -166,13 +165,12 @@ def _changes(
     """Return what differs from the run's start, and the digest of the evaluated dataset.
 
     Raises:
-        WrongUse: The data differ between ranks, or a label is not valid.
+        WrongUse: The data differ between ranks.
     """
     dataset = job.evaluation.dataset
     examples, sources_of_reader = manifest.sampled_examples(
         dataset, job.workers, collate_of(job.task)
     )
-    check_labels(job, part, dataset, examples)
     digest = manifest.dataset_digest(dataset, examples)
     refuse_difference(job.world, {f"the {part} data": digest}, "copy the same data to all machines")
     sources = sources_of_reader | loaded_sources()

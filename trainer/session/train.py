@@ -1,15 +1,18 @@
 """Run one call of `train`: read `train_task` first."""
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainbox.contract.config import Config, check, split_metric
+from trainbox.contract.config import Config, Settings, check, split_metric
 from trainbox.contract.errors import OutOfMemory, Preempted, StorageFailure
 from trainbox.contract.temporary import sockets_in_a_folder
+from trainer.checks.hidden_state import HiddenState
+from trainer.checks.rehearsal import Rehearsal
 from trainer.load_task import load_task
 from trainer.loop.arithmetic import set_cuda_variables
-from trainer.loop.build import build
+from trainer.loop.build import Data, build, build_data
 from trainer.loop.fit import fit
 from trainer.loop.meter import Meter
 from trainer.loop.out_of_memory import (
@@ -17,23 +20,23 @@ from trainer.loop.out_of_memory import (
     free_memory,
     with_smaller_micro_batches,
 )
-from trainer.loop.preflight import preflight_check
 from trainer.loop.profile import Profile
 from trainer.loop.report import closing, header, samples_per_second, smaller_micro_batches
 from trainer.loop.settle import settle
-from trainer.loop.shared_memory import check_shared_memory
 from trainer.loop.state import Job
-from trainer.parallel.strategy import join
+from trainer.parallel.strategy import Strategy, join
 from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
 from trainer.session.agreement import check_command, check_settings
 from trainer.session.failures import errors_as_failures
 from trainer.session.initial import start_from_weights
 from trainer.session.mirrored import mirrored
-from trainer.session.record import look_at_data, record_start, refuse_edited
+from trainer.session.record import changing_state, look_at_data, record_start, refuse_edited
 from trainer.session.resume import reason_to_keep_micro_batches, resume_job
 from trainer.session.run_name import default_name
 from trainer.system.signals import StopRequest
+
+_SLOW_DATA_S = 2.0  # all jobs share datasets that took longer to build
 
 
 # The outermost context: all loader workers must have exited when their folder is removed.
@@ -52,6 +55,7 @@ def train_task(
     profile_steps: int | None = None,
     swept: Sequence[str] = (),
     mirror: str | None = None,
+    rehearses: bool = True,
 ) -> dict[str, float]:
     """Train `config.task` in `runs_dir/run_name`, and return the best metrics and the speed.
 
@@ -60,7 +64,8 @@ def train_task(
     training. `validated` is called with the step and the metrics of each validation. With
     `measure_s`, the training ends after about that many measured seconds. With `profile_steps`,
     that many steps are profiled. TensorBoard shows the settings `swept` first. With `mirror`, the
-    checkpoints are copied to this URL, and a run whose folder is lost resumes from there.
+    checkpoints are copied to this URL, and a run whose folder is lost resumes from there. The first
+    start of a run `rehearses` its resume.
 
     In the result, the metric that selects the best checkpoint is first. The energy `energy_kwh`
     follows if it was measured. The speed `samples_per_second` is last.
@@ -84,6 +89,7 @@ def train_task(
             contextlib.closing(run),
             errors_as_failures(runs_dir, type(task).__name__, log),
             contextlib.closing(RunGpus(strategy, run.folder)) as gpus,
+            contextlib.closing(Rehearsal(run)) as rehearsal,
             mirrored(mirror, run, world, resume, stop) as copies,
         ):
             # Choose all settings, and compare them with those of the run's start.
@@ -91,32 +97,62 @@ def train_task(
             check_settings(world, settled)
             refuse_edited(settled, strategy, run, resume == "anyway")
             check(settled, world.device.type)
-            # Train. If the first steps do not fit in memory, restart with smaller micro-batches.
+            jobs = _Jobs(config, strategy, run, gpus, data_dir)
+            # Each turn uses one job. A new run first rehearses with two jobs. If the first steps do
+            # not fit in memory, the next job has smaller micro-batches.
             did_not_fit: list[str] = []
             while True:
-                job = build(settled, task, strategy, run, gpus, data_dir)
+                job, found = jobs.build(settled), None
                 job.checkpoints.mirror = copies
                 if until_step is not None:
                     job.end_step = min(job.end_step, until_step)
-                if not resume_job(job, resume) and config.init is not None:
+                resumes = resume_job(job, resume)
+                if not resumes and config.init is not None:
                     start_from_weights(job, config.init)
                 try:
-                    with _observed(job, measure_s, profile_steps):
-                        _train(job, stop, resume == "anyway", did_not_fit, validated, swept)
-                    break
+                    if rehearses and not (resumes or rehearsal.is_complete):
+                        rehearsal.use(job)
+                        settled = job.config  # with the memory format
+                    else:
+                        job.rehearsal = rehearsal.entry
+                        with _observed(job, measure_s, profile_steps):
+                            _train(job, stop, resume == "anyway", did_not_fit, validated, swept)
+                        break
                 except OutOfMemory as error:
                     found = str(error)
                 finally:
                     job.checkpoints.finish()
-                fixed = reason_to_keep_micro_batches(job, config.accumulation, resume)
-                smaller = with_smaller_micro_batches(settled, job.state.model, found, fixed)
-                did_not_fit.append(f"{found} with {examples_at_once(settled)} examples at once")
-                settled = smaller
-                run.end_progress()
+                if found is not None:
+                    fixed = reason_to_keep_micro_batches(job, config.accumulation, resume)
+                    smaller = with_smaller_micro_batches(settled, job.state.model, found, fixed)
+                    did_not_fit.append(f"{found} with {examples_at_once(settled)} examples at once")
+                    settled = smaller
+                    run.end_progress()
                 del job
                 free_memory()
         world.leave()
         return _result(job)
+
+
+class _Jobs:
+    """Builds the jobs of one start, each with a new task."""
+
+    def __init__(
+        self, config: Config, strategy: Strategy, run: RunLog, gpus: RunGpus, data_dir: Path
+    ) -> None:
+        self._config, self._strategy, self._run, self._gpus = config, strategy, run, gpus
+        self._data_dir = data_dir
+        self._data: Data | None = None
+
+    def build(self, settled: Settings) -> Job:
+        """Return a new job. All jobs share datasets that took long to build."""
+        data, world = self._data, self._strategy.world
+        if data is None or world.from_first(data.seconds) < _SLOW_DATA_S:
+            self._data = data = None  # two datasets may not fit in memory
+            task = load_task(self._config.task, self._config.fields)
+            self._data = data = build_data(settled, task, world, self._data_dir)
+        used = data._replace(task=copy.copy(data.task))
+        return build(settled, used, self._strategy, self._run, self._gpus)
 
 
 @contextlib.contextmanager
@@ -172,15 +208,13 @@ def _train(
     Raises:
         OutOfMemory: The first steps do not fit in memory.
     """
-    # Look at the data, and check that loader workers have enough shared memory.
+    # Look at the data.
     run, progress = job.run, job.state.progress
     first_step = progress.step
     complete = (
         progress.step >= job.schedule.total_steps and progress.evaluated_step == progress.step
     ) or progress.ended_early
     data = look_at_data(job)
-    if not complete:
-        check_shared_memory(job, *data.example_bytes)
     # Record what this run is trained with, and log the header.
     record_start(job, data, anyway, did_not_fit, complete)
     if did_not_fit:
@@ -196,7 +230,9 @@ def _train(
     else:
         run.begin(first_step, progress.evaluated_step, job.schedule)
         with job.gpus.measured():
-            preflight_check(job)
+            changing = changing_state(job)
+            if changing is not None:
+                job.check_hidden_state = HiddenState(job, changing).check
             fit(job, stop, validated)
         run.board.hyperparameters(
             job.config, job.state.progress.best_step or 0, job.state.progress.best_metrics, swept

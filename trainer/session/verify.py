@@ -50,7 +50,10 @@ def verify_run(
         config = parse_config(json.dumps(stored.config), path / "config.json")
         # Runs of earlier versions have no memory format.
         config = dataclasses.replace(config, memory_format=config.memory_format or CONTIGUOUS)
-        train_task(config, stop, device_name, folder, again.name, data_dir, "never", steps)
+        train_task(
+            *(config, stop, device_name, folder, again.name, data_dir, "never", steps),
+            rehearses=False,
+        )
         if (again / "manifest.json").exists():
             repeated = check_files(Evidence.of(again, "the repeated run"))
             changed = manifest_differences(stored.manifest, repeated.manifest)

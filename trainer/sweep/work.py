@@ -31,8 +31,8 @@ class Work:
     order: Callable[[Trial, Path], dict[str, Any]]
 
 
-def task_work(sweep: Sweep, data_dir: Path) -> Work:
-    """Return the work of a sweep over a task."""
+def task_work(sweep: Sweep, data_dir: Path, rehearses: bool) -> Work:
+    """Return the work of a sweep over a task. The first trial `rehearses` for all."""
 
     def order(trial: Trial, run: Path) -> dict[str, Any]:
         return {
@@ -42,6 +42,7 @@ def task_work(sweep: Sweep, data_dir: Path) -> Work:
             "data_dir": str(data_dir),
             "pruned": sweep.pruner != "none",
             "swept": [*trial.point, "seed"],
+            "rehearses": rehearses and trial.number == 0,
         }
 
     return Work("trainer.sweep.worker", order)

@@ -125,6 +125,7 @@ def _trained(
             "auto",
             validated=validated,
             swept=order["swept"],
+            rehearses=order["rehearses"],
         )
 
     try:

@@ -10,7 +10,8 @@ from unittest.mock import patch
 import torch
 
 from trainbox.contract.config import Config
-from trainer.loop import preflight_validation, validate
+from trainer.checks import validation_sample
+from trainer.loop import validate
 from trainer.loop.arithmetic import set_cuda_variables
 from trainer.loop.out_of_memory import free_memory
 from trainer.records.run_log import RunLog
@@ -19,7 +20,7 @@ from trainer.system.signals import StopRequest
 
 set_cuda_variables()
 if importlib.util.find_spec("matplotlib") is None:
-    for module in (validate, preflight_validation):
+    for module in (validate, validation_sample):
         module.draw = lambda *_arguments: dict  # no pictures, which no check reads
 
 

@@ -22,7 +22,7 @@ _trained_on, _drawn = threading.Event(), list[bool]()
 
 
 def _in_thread() -> bool:
-    """Return whether this is not the preflight check, which draws in the training's thread."""
+    """Return whether this is not the rehearsal, which draws in the training's thread."""
     return threading.current_thread() is not threading.main_thread()
 
 

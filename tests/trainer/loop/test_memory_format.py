@@ -94,7 +94,7 @@ def test_the_rule_of_each_device(device: str, precision: str, chosen: str, views
 
 def test_the_trial_leaves_no_trace_in_the_task(here: Here) -> None:
     with pytest.raises(WrongUse, match="scale"):
-        here.train(**{**BF16, "task": "tests.support.convolutions:Remembers"})
+        here.train(**{**BF16, "task": "tests.support.convolutions:Remembers"}, rehearses=True)
 
 
 def test_a_run_of_an_earlier_version_stays_contiguous(here: Here) -> None:

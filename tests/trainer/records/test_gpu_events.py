@@ -19,8 +19,6 @@ from trainer.records.run_log import RunLog
 from trainer.sweep import worker
 from trainer.system.signals import StopRequest
 
-_PREFLIGHT = 3  # forwards before the first step of a start
-
 
 def _event(time_unix_s: float, check: str = "xid", **other: Any) -> dict[str, Any]:
     event = {
@@ -62,7 +60,7 @@ def _write_in_steps(monkeypatch: pytest.MonkeyPatch, path: Path, texts: dict[int
         nonlocal forwards
         if model.training:
             forwards += 1
-            _append(path, texts.get(forwards - _PREFLIGHT, ""))
+            _append(path, texts.get(forwards, ""))
         return losses(task, model, batch)
 
     monkeypatch.setattr(Tiny, "losses", writing)
@@ -228,6 +226,7 @@ def test_a_trial_of_a_sweep_does_not_get_earlier_events(
     monkeypatch.setattr("trainer.session.train.train_task", train_task)
     monkeypatch.setattr(worker, "_log_to", lambda _path: None)
     order = {"config": {}, "run": "runs/r", "data_dir": "data", "log": "log", "swept": []}
+    order |= {"rehearses": False}
     events.write_text(_line(1.0))
     worker._trained(order, "cpu", StopRequest(), lambda _step, _metrics: None)
     assert seen == [_event(2.0)]

@@ -167,13 +167,13 @@ def test_energy_is_summed_over_gpus_and_across_a_resume(
 
     rise(0, 0)
     on(*UUIDS[:2])
-    check = trainer.session.train.preflight_check
+    fit = trainer.session.train.fit
 
-    def using_energy(job: Any) -> None:
-        check(job)
+    def using_energy(*arguments: Any) -> None:
         rise(0.25, 0.5)
+        fit(*arguments)
 
-    monkeypatch.setattr(trainer.session.train, "preflight_check", using_energy)
+    monkeypatch.setattr(trainer.session.train, "fit", using_energy)
     with pytest.raises(Preempted):
         here.train(max_steps=4, stop=StopAfter(2))
     assert energy(here)["kwh"] == 0.75

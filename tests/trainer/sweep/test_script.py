@@ -208,7 +208,7 @@ def test_the_order_has_the_log_of_the_script_and_the_limits() -> None:
         "pruned": True,
         "trial_minutes": 1.5,
     }
-    assert script_work(sweep, "cpu", None).worker != task_work(Sweep(Config()), Path()).worker
+    assert script_work(sweep, "cpu", None).worker != task_work(Sweep(Config()), Path(), True).worker
 
 
 def test_a_trial_has_no_settings_of_the_sweep_and_of_the_scheduler() -> None:

@@ -379,7 +379,7 @@ def sweep_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepRun:
     study.done(earlier, {"loss": 1.0}, 1.0)
     monkeypatch.setattr(Slot, "restart", lambda self: None)
     slots = [Slot("GPU 0", "GPU-a", ready=True), Slot("GPU 1", "GPU-b", ready=True)]
-    work = task_work(study.sweep, tmp_path)
+    work = task_work(study.sweep, tmp_path, True)
     return SweepRun(study, tmp_path, work, slots, TrialLimits(), StopRequest())
 
 

@@ -1,4 +1,4 @@
-"""The preflight check refuses tasks that cannot guarantee the same bits."""
+"""The rehearsal refuses tasks whose resume would not have the same bits."""
 
 import itertools
 import os
@@ -15,7 +15,6 @@ from torch.utils.data import Dataset, TensorDataset
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import StepCounter, Tiny
 from trainbox.contract.errors import Preempted, WrongUse
-from trainer.data.examples import read_twice, spread
 from trainer.records.compare import read_entries
 
 _OWN = numpy.random.default_rng(0)
@@ -53,8 +52,8 @@ def test_losses_that_draw_from_their_own_generator_are_refused(
         here.train(max_steps=2, deterministic=False)
         return
     text = (
-        "task Tiny: a forward changes tests.trainer.loop.test_preflight._OWN, a random "
-        "generator that checkpoints leave out"
+        "task Tiny: a resume would change tests.trainer.checks.test_rehearsal._OWN, a random "
+        "generator, which checkpoints leave out: draw from torch's global generator"
     )
     with pytest.raises(WrongUse, match=text):
         here.train(max_steps=2)
@@ -66,66 +65,26 @@ def test_losses_that_draw_from_torchs_generator_pass_and_the_check_changes_no_bi
 ) -> None:
     monkeypatch.setattr(Tiny, "losses", _dropping)
     here.train("checked", max_steps=2)
-    monkeypatch.setattr("trainer.session.train.preflight_check", lambda _job: None)
-    here.train("unchecked", max_steps=2)
+    here.train("unchecked", max_steps=2, rehearses=False)
     assert here.digest("checked") == here.digest("unchecked")
 
 
-def test_a_dataset_that_draws_from_its_own_generator_is_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count = itertools.count()
-    draws = {
-        "own": lambda: float(_OWN.normal()),
-        "state": lambda: next(count),
-        "seeded": numpy.random.normal,
-    }
-    for name, draw in draws.items():
-        monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _folder, draw=draw: _Rows(draw))
-        if name == "seeded":
-            here.train(name, max_steps=2, workers=0)
-            continue
-        with pytest.raises(
-            WrongUse,
-            match=rf"task Tiny: training example \d+ differs when it is read again: {_REMEDY}",
-        ):
-            here.train(name, max_steps=2, workers=0)
-
-
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_dataset_that_rarely_draws_from_its_own_generator_is_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch, workers: int
+@pytest.mark.parametrize("kind", ["own", "state", "seeded"])
+def test_a_dataset_that_draws_from_its_own_generator_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch, kind: str, workers: int
 ) -> None:
-    own = random.Random(0)  # noqa: S311
-    rows = _Rows(lambda: float(own.random() < 0.02))
-    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _folder: rows)
-    monkeypatch.setattr("trainer.loop.preflight._READING_S", 3600.0)  # enough for all 50
-    with pytest.raises(
-        WrongUse,
-        match=rf"task Tiny: training example \d+ differs when it is read again: {_REMEDY}",
-    ):
+    def dataset(_task: Tiny, _folder: Path) -> _Rows:
+        own, count = random.Random(0), itertools.count()  # noqa: S311
+        draws = {"own": own.random, "state": lambda: next(count), "seeded": numpy.random.normal}
+        return _Rows(draws[kind])
+
+    monkeypatch.setattr(Tiny, "train_dataset", dataset)
+    if kind == "seeded":
         here.train(max_steps=2, workers=workers)
-
-
-def test_examples_are_read_twice_within_the_time() -> None:
-    rows = _Rows(lambda: 0.0)
-    assert [index for index, _ in read_twice(rows, 0, 0, 0.0)] == [0, 49, 49, 0]
-    order = [index for index, _ in read_twice(rows, 0, 0, 3600.0)]
-    assert order == [*spread(50), *reversed(list(spread(50)))]
-    assert [list(map(int, example[0][0])) for index, example in read_twice(rows, 0, 0, 0.0)] == [
-        [i] * 4 for i in (0, 49, 49, 0)
-    ]
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 10, 50, 997, 1000])
-def test_each_prefix_of_a_spread_is_spread(count: int) -> None:
-    order = list(spread(count))
-    assert sorted(order) == list(range(count))
-    for few in (4, 16, 64):
-        first = sorted(order[:few])
-        assert max((b - a for a, b in itertools.pairwise(first)), default=0) <= max(
-            1, 4 * count / few
-        )
+        return
+    with pytest.raises(WrongUse, match="task Tiny: the loss squared_error differs after"):
+        here.train(max_steps=2, workers=workers)
 
 
 class _Recorded(_Rows):
@@ -226,13 +185,13 @@ class _Counting(StepCounter):
     [
         (
             "counter",
-            "task Tiny: a forward changes calls from 0 to 1, which checkpoints leave out: "
+            "task Tiny: a resume would change calls from 2 to 1, which checkpoints leave out: "
             "make it a buffer",
         ),
         (
             "made",
-            "task Tiny: a forward creates the buffer late, so a resume could not restore it: "
-            "register it in __init__",
+            r"task Tiny: a resume could not load a checkpoint \(late: shape \(3,\) -> missing\): "
+            r"create all parameters and buffers in build_model\(\)",
         ),
     ],
 )
@@ -278,8 +237,8 @@ def test_a_statistic_that_draws_from_its_own_generator_is_refused(
     monkeypatch.setattr(Tiny, "statistics", noisy)
     with pytest.raises(
         WrongUse,
-        match="task Tiny: the statistic loss differs when the same batch is computed "
-        f"again: {_REMEDY}",
+        match="task Tiny: a resume would change tests.trainer.checks.test_rehearsal._OWN, a "
+        "random generator",
     ):
         here.train(max_steps=2)
 

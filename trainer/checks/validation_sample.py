@@ -1,4 +1,4 @@
-"""The preflight check of the validation: find mistakes in it before the first epoch."""
+"""Validate a sample, to find mistakes of a validation before the first epoch."""
 
 import contextlib
 import dataclasses
@@ -25,26 +25,24 @@ from trainer.records.digest import tensor_digests, value_digest
 _FOR_ANY_BATCH = (AttributeError, ImportError, NameError, NotImplementedError, TypeError)
 
 
-def check_validation(job: Job) -> list[dict[str, str]]:
-    """Validate a sample of the validation set, and return digests of its statistics.
+def validate_sample(job: Job) -> dict[str, str] | None:
+    """Validate a sample as in a validation, write nothing, and return digests of the statistics.
 
-    Under --deterministic this happens twice. Each rank validates the sample alone. A task may
-    refuse a sample that is too small, for example if a metric needs two classes. If it fails on any
-    rank, all ranks validate the whole set together. They must, because only rank 0 draws figures,
-    and the other ranks would wait for it until a timeout. The job is unchanged afterwards.
+    Each rank validates the sample alone. A task may refuse a sample that is too small, for example
+    if a metric needs two classes. If it fails on any rank, all ranks validate the whole set
+    together, and the result is None. They must, because only rank 0 draws figures, and the other
+    ranks would wait for it until a timeout.
 
     Raises:
         OutOfMemory: The memory of some rank is used up.
-        Exception: Any error of the first validation.
+        Exception: Any error of the validation.
     """
     # Each rank validates the sample by itself.
-    sample, digests, sample_suffices = job.evaluation.sample(), [], True
+    digests, sample_suffices = dict[str, str](), True
     with _together(job):
         try:
-            totals, first_batch, _ = _totals(job, sample)
-            digests.append(_digests(totals))
-            if job.config.deterministic:
-                digests.append(_digests(_totals(job, sample)[0]))
+            totals, first_batch, _ = _totals(job, job.evaluation.sample())
+            digests = {f"the statistic {name}": d for name, d in tensor_digests(totals).items()}
             metrics = checked_metrics(job.task, job.task.metrics(totals))
             _use(job, Evaluation(metrics, totals, first_batch))
         except Exception as error:
@@ -52,17 +50,17 @@ def check_validation(job: Job) -> list[dict[str, str]]:
                 raise
             sample_suffices = False
     # If it failed on any rank, all ranks validate the whole set.
-    if not all(job.world.from_each(sample_suffices)):
-        job.run.report(
-            "a sample of the validation set is too small for the preflight check: validating the "
-            "whole set"
-        )
-        # On several processes, the body of `all_fit` must not exchange statistics.
-        with all_fit(job.strategy) if job.world.world_size == 1 else contextlib.nullcontext():
-            result = _of_whole_set(job)
-        with _together(job):
-            _use(job, result)
-    return digests
+    if all(job.world.from_each(sample_suffices)):
+        return digests
+    job.run.report(
+        "a sample of the validation set is too small for the rehearsal: validating the whole set"
+    )
+    # On several processes, the body of `all_fit` must not exchange statistics.
+    with all_fit(job.strategy) if job.world.world_size == 1 else contextlib.nullcontext():
+        result = _of_whole_set(job)
+    with _together(job):
+        _use(job, result)
+    return None
 
 
 @contextlib.contextmanager
@@ -118,8 +116,3 @@ def _alone(job: Job) -> World:
 def _seed_parts(job: Job) -> tuple[int | str, ...]:
     """Return the parts of this check's seed."""
     return (job.config.seed, "trial", "validation")
-
-
-def _digests(totals: dict[str, Tensor]) -> dict[str, str]:
-    """Return the digest of each statistic."""
-    return {f"the statistic {name}": digest for name, digest in tensor_digests(totals).items()}

@@ -1,7 +1,4 @@
-"""State in plain attributes, which checkpoints leave out.
-
-It is restored after the preflight check, and a later change is reported.
-"""
+"""State that checkpoints leave out: the rehearsal refuses it, and each digest a later change."""
 
 import functools
 import hashlib
@@ -14,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -24,8 +20,8 @@ from torch import Tensor, nn
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import StepCounter, Tiny
 from trainbox.contract.errors import Preempted, WrongUse
-from trainer.loop.attributes import Attributes
-from trainer.loop.guard import check_unchanged
+from trainer.checks.fingerprint import fingerprint
+from trainer.checks.hidden_state import HiddenState
 from trainer.system.sources import loaded_sources
 
 _COUNT = 0
@@ -133,10 +129,8 @@ _MOVES: dict[str, Callable[[Tiny, Any], Any]] = {
     "seen,": lambda _task, model: model.seen.add("c"),
     "table,": lambda _task, model: model.table["means"][0].add_(1),
     "array,": lambda _task, model: model.array.__setitem__(0, 1),
-    "generator, a random generator that": lambda _task, model: torch.rand(
-        1, generator=model.generator
-    ),
-    "numpys, a random generator that": lambda _task, model: model.numpys.normal(),
+    "generator, a random generator,": lambda _task, model: torch.rand(1, generator=model.generator),
+    "numpys, a random generator,": lambda _task, model: model.numpys.normal(),
     "counter,": lambda _task, model: next(model.counter),
     "note,": lambda _task, model: _grow_note(model),
     "slotted,": lambda _task, model: setattr(model.slotted, "count", 1),
@@ -150,8 +144,10 @@ _MOVES: dict[str, Callable[[Tiny, Any], Any]] = {
     "_Stateful.forwards_of_all from 0 to 1": lambda _task, _model: setattr(
         _Stateful, "forwards_of_all", 1
     ),
-    "tests.trainer.loop.test_attributes._COUNT from 0 to 1": lambda _task, _model: _move_global(),
-    "tests.trainer.loop.test_attributes._GENERATOR, a random generator": lambda _task, _model: (
+    "tests.trainer.checks.test_hidden_state._COUNT from 0 to 1": lambda _task, _model: (
+        _move_global()
+    ),
+    "tests.trainer.checks.test_hidden_state._GENERATOR, a random generator": lambda _task, _model: (
         _GENERATOR.random()
     ),
 }
@@ -169,14 +165,14 @@ def stateful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _moving(
-    monkeypatch: pytest.MonkeyPatch, moves: list[Callable[[Tiny, Any], Any]], forward: int
+    monkeypatch: pytest.MonkeyPatch, moves: list[Callable[[Tiny, Any], Any]], forward: int | None
 ) -> None:
-    """Run the moves once, in the forward with the number `forward`."""
+    """Run the moves in the forward with the number `forward`, or in each forward."""
     plain = Tiny.losses
 
     def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
         found = plain(task, model, batch)
-        if int(model.forwards) == forward and model.training:
+        if model.training and forward in (None, int(model.forwards)):
             for move in moves:
                 move(task, model)
         return found
@@ -211,60 +207,44 @@ def test_no_checkpoint_is_saved_after_an_attribute_changes(
 
 
 @pytest.mark.usefixtures("stateful")
-@pytest.mark.parametrize(
-    "text",
-    ["scale from 1.0 to 2.0", "history,", "Tiny.state,", "generator, a random generator that"],
-)
-def test_an_attribute_that_the_first_forward_changes_is_refused_before_step_1(
+@pytest.mark.parametrize("text", _MOVES)
+def test_state_that_each_forward_changes_is_refused_before_step_1(
     here: Here, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    grow = {"scale from 1.0 to 2.0": lambda _task, model: setattr(model, "scale", model.scale * 2)}
-    # The buffer that counts forwards is restored after each.
-    _moving(monkeypatch, [{**_MOVES, **grow}[text]], 1)
+    calls: dict[str, Callable[[Tiny, Any], Any]] = {
+        "scale": lambda _task, model: setattr(model, "scale", model.scale + 1),
+        "ready": lambda _task, model: setattr(model, "ready", not model.ready),
+        "name": lambda _task, model: setattr(model, "name", model.name + "."),
+        "recent,": lambda _task, model: model.recent.append(sum(model.recent) + 1),
+        "seen,": lambda _task, model: model.seen.add(str(len(model.seen))),
+        "array,": lambda _task, model: model.array.__iadd__(1),
+        "slotted,": lambda _task, model: setattr(model.slotted, "count", model.slotted.count + 1),
+        "vocabulary,": lambda _task, model: model.vocabulary.__setitem__(
+            str(len(model.vocabulary)), 1
+        ),
+        "_Stateful.forwards_of_all": lambda _task, _model: setattr(
+            _Stateful, "forwards_of_all", _Stateful.forwards_of_all + 1
+        ),
+    }
+    name = text.partition(" ")[0]
+    _moving(monkeypatch, [calls.get(name, _MOVES[text])], None)
     with pytest.raises(WrongUse) as refused:
         here.train(max_steps=12)
-    assert f"task Tiny: a forward changes {text}" in str(refused.value)
+    assert str(refused.value).startswith(f"task Tiny: a resume would change {name}")
+    assert str(refused.value).endswith("or use --fast, which does not guarantee the same bits")
+    assert here.steps() == []
+    assert not (here.path() / "rehearsal").exists()
 
 
 @pytest.mark.usefixtures("stateful")
-def test_fast_continues_and_logs_the_changed_attributes_once(
+def test_fast_and_no_rehearsal_train_a_task_with_hidden_state(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _moving(monkeypatch, list(_MOVES.values()), 5)
-    out = here.train(max_steps=18, deterministic=False)
-    (line,) = [line for line in out.splitlines() if "has changed" in line]
-    assert line.startswith(
-        "step 6: task Tiny has changed Tiny.state, _Stateful.forwards_of_all, array, "
-        "closure, counter, "
-    )
-    assert line.endswith(
-        "vocabulary, which checkpoints leave out: a resumed run may get different bits"
-    )
-    assert here.steps()[-1] == 18
-
-
-def test_a_snapshot_restores_all_attributes(stateful: None) -> None:
-    task, model = Tiny(), _Stateful()
-    vars(task)["state"] = []
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    attributes = Attributes(task, model, optimizer, {})
-    before, tensor, hidden = attributes.values(), model.table["means"][0], model.hidden[0]
-    restore = attributes.snapshot()
-    for move in _MOVES.values():
-        move(task, model)
-    model.table["more"] = 1
-    vars(optimizer)["count"] = vars(task)["new"] = model.late = 1  # type: ignore[assignment]
-    assert len(attributes.differing(before, attributes.values())) == len(_MOVES) + 3
-    restore()
-    # Counters and generators cannot be rewound.
-    assert attributes.differing(before, attributes.values()).keys() == {"counter", "numbers"}
-    assert model.table["means"][0] is tensor
-    assert model.hidden[0] is hidden
-    assert (_Stateful.forwards_of_all, _COUNT, vars(task)) == (
-        0,
-        0,
-        {"nan_at": 0, "noise": 0.1, "state": []},
-    )
+    _moving(monkeypatch, list(_MOVES.values()), None)
+    out = here.train("fast", max_steps=3, deterministic=False)
+    assert "\nrehearsal  1 step, a validation and a checkpoint in " in out
+    assert "\nrehearsal  skipped\n" in here.train("skipped", max_steps=3, rehearses=False)
+    assert here.steps("fast") == here.steps("skipped") == [3]
 
 
 class _Bank(StepCounter):
@@ -288,63 +268,35 @@ def _with_bank(monkeypatch: pytest.MonkeyPatch, moves: Callable[[_Bank], bool]) 
     monkeypatch.setattr(Tiny, "build_model", lambda _task: _Bank())
 
 
-def test_large_tensors_are_not_copied(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    _with_bank(monkeypatch, lambda _model: False)
+def test_large_tensors_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     model = _Bank()
-    attributes = Attributes(Tiny(), model, torch.optim.SGD(model.parameters(), 0.1), {})
-    with monkeypatch.context() as counted:
-        clone, copied = Tensor.clone, list[int]()
-        counted.setattr(
-            Tensor, "clone", lambda tensor: (copied.append(tensor.nbytes), clone(tensor))[1]
-        )
-        tracemalloc.start()
-        attributes.snapshot()
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert (copied, peak < 2**20) == ([], True)
-    here.train(max_steps=2)
-    assert here.steps() == [2]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    tracemalloc.start()
+    fingerprint(Tiny(), model, optimizer, {})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**22
 
 
-@pytest.mark.parametrize(
-    ("moves", "deterministic", "text"),
-    [
-        (
-            lambda model: not model.bank.any(),
-            True,
-            "a forward changes bank, which checkpoints leave out",
-        ),
-        (lambda model: model.training, True, "a forward changes bank, which checkpoints leave out"),
-        (
-            lambda model: not model.training,
-            True,
-            "by step 0 it has changed bank, which checkpoints leave out",
-        ),
-        (
-            lambda model: not model.training,
-            False,
-            "step 0: task Tiny has changed bank, which checkpoints leave out",
-        ),
-    ],
-    ids=["the first forward", "each forward", "each validation", "each validation, --fast"],
-)
-def test_a_large_tensor_that_the_preflight_check_changes_is_reported(
-    here: Here,
-    monkeypatch: pytest.MonkeyPatch,
-    moves: Callable[[_Bank], bool],
-    deterministic: bool,
-    text: str,
+def test_a_large_tensor_that_the_first_forward_fills_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _with_bank(monkeypatch, moves)
-    if deterministic:
-        with pytest.raises(WrongUse, match=text):
-            here.train(max_steps=12)
-        assert here.steps() == []
-    else:
-        assert here.train(max_steps=12, deterministic=False).count(text) == 1
+    _with_bank(monkeypatch, lambda model: not model.bank.any())
+    with pytest.raises(WrongUse, match="a resume would change bank, which checkpoints leave out"):
+        here.train(max_steps=12)
+    assert here.steps() == []
 
 
-def test_a_large_tensor_that_a_validation_changes_is_refused(
+@pytest.mark.parametrize("training", [True, False])
+def test_a_large_tensor_that_each_forward_or_each_validation_fills_may_change(
+    here: Here, monkeypatch: pytest.MonkeyPatch, training: bool
+) -> None:
+    _with_bank(monkeypatch, lambda model: model.training is training)
+    here.train(max_steps=12)
+    assert here.steps()[-1] == 12
+
+
+def test_a_large_tensor_that_a_late_validation_changes_is_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _with_bank(monkeypatch, lambda model: not model.training and int(model.forwards) > 5)
@@ -353,24 +305,23 @@ def test_a_large_tensor_that_a_validation_changes_is_refused(
 
 
 def test_all_processes_fail_if_an_attribute_changes_on_one() -> None:
-    attributes, world = Mock(), Mock()
-    attributes.changed.return_value = {}
-    world.from_each.side_effect = lambda own: [
-        own,
-        [{"scale": "scale, which checkpoints leave out"}, {}],
-    ]
+    """Only the fingerprint of another process differs."""
+    model = StepCounter()
+    other = "scale, which checkpoints leave out"
     job: Any = SimpleNamespace(
-        attributes=attributes,
-        world=world,
-        sources=None,
         task=Tiny(),
-        config=SimpleNamespace(deterministic=True),
-        state=SimpleNamespace(progress=SimpleNamespace(step=3)),
+        world=SimpleNamespace(from_each=lambda own: [own, [other]]),
+        workers=1,
+        state=SimpleNamespace(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), 0.1),
+            progress=SimpleNamespace(step=3),
+        ),
+        train=None,
+        evaluation=SimpleNamespace(dataset=None),
     )
-    with pytest.raises(
-        WrongUse, match="task Tiny: by step 3 it has changed scale, which checkpoints leave out"
-    ):
-        check_unchanged(job)
+    with pytest.raises(WrongUse, match=f"task Tiny: by step 3 it has changed {other}"):
+        HiddenState(job, ()).check()
 
 
 class _ActNorm(StepCounter):
@@ -406,14 +357,13 @@ def test_weights_that_the_first_forward_sets_from_the_data_are_refused(
         here.train(max_steps=3)
 
 
-def test_fast_sets_such_weights_in_the_first_step_and_not_in_the_preflight_check(
+def test_fast_sets_such_weights_in_the_first_step_and_not_in_the_rehearsal(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tiny, "build_model", lambda _task: _ActNorm())
-    here.train("checked", max_steps=3, deterministic=False)
-    monkeypatch.setattr("trainer.session.train.preflight_check", lambda _job: None)
-    here.train("unchecked", max_steps=3, deterministic=False)
-    assert here.digest("checked") == here.digest("unchecked")
+    here.train("rehearsed", max_steps=3, deterministic=False)
+    here.train("skipped", max_steps=3, deterministic=False, rehearses=False)
+    assert here.digest("rehearsed") == here.digest("skipped")
 
 
 class _Threshold(StepCounter):
@@ -433,7 +383,7 @@ def test_a_number_that_a_model_keeps_from_its_first_batch_is_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tiny, "build_model", lambda _task: _Threshold())
-    with pytest.raises(WrongUse, match=r"task Tiny: a forward changes threshold from None to \d"):
+    with pytest.raises(WrongUse, match=r"task Tiny: a resume would change threshold from \d"):
         here.train(max_steps=3)
 
 
@@ -456,14 +406,12 @@ class _Busy(nn.Module):
         self.masks: dict[int, Tensor] = {}
         self.warned = False
         self.shape: list[int] = []
-        self.validated = 0
 
     def forward(self, inputs_B4: Tensor) -> Tensor:
         self.warned = True
         self.shape = list(inputs_B4.shape)
         if len(inputs_B4) not in self.masks:
             self.masks[len(inputs_B4)] = torch.ones(len(inputs_B4), 1)
-        self.validated += not self.training
         hidden_B4 = self.norm(inputs_B4) * self.masks[len(inputs_B4)]
         hidden_B4 = self.attention(*[self.lstm(hidden_B4[None])[0]] * 3)[0][0]
         hidden_B4 = self.spectral(self.old_spectral(self.old_weight(hidden_B4)))
@@ -505,7 +453,8 @@ def test_an_optimizers_attribute_outside_its_state_dict_is_reported(
         Tiny, "build_optimizer", lambda _t, model, _n, rate, _w: Slow(model.parameters(), rate)
     )
     with pytest.raises(
-        WrongUse, match="by step 1 it has changed optimizer.steps, which checkpoints leave out"
+        WrongUse,
+        match="a resume would change optimizer.steps from 2 to 1, which checkpoints leave out",
     ):
         here.train(max_steps=3)
 

@@ -1,0 +1,11 @@
+"""Trainings that rehearse their resume, as those of users do."""
+
+import pytest
+
+from tests.support.here import Here
+
+
+@pytest.fixture
+def here(here: Here) -> Here:
+    here.rehearses = True
+    return here

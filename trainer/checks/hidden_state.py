@@ -1,0 +1,65 @@
+"""The state of a task that checkpoints leave out, and what is said of a change in it."""
+
+import sys
+from collections.abc import Collection, Mapping
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from trainbox.contract.errors import WrongUse
+from trainer.checks.fingerprint import GENERATORS, Part, fingerprint
+from trainer.loop.state import Job
+
+FAST = "use --fast, which does not guarantee the same bits"  # the end of several messages
+
+
+def hidden_state(job: Job) -> dict[str, Part]:
+    """Return the fingerprint of the job's hidden state on this rank."""
+    # Loader workers have their own copies of the datasets.
+    datasets = {"train_dataset": job.train, "validation_dataset": job.evaluation.dataset}
+    return fingerprint(
+        job.task, job.state.model, job.state.optimizer, {} if job.workers else datasets
+    )
+
+
+def differing(before: Mapping[str, Part], after: Mapping[str, Part]) -> set[str]:
+    """Return the names of the parts that differ or that only one has."""
+    return {name for name in {**before, **after} if before.get(name) != after.get(name)}
+
+
+def described(name: str, before: Mapping[str, Part], after: Mapping[str, Part]) -> str:
+    """Return how the part `name` changes, and the remedy."""
+    absent = Part("", "absent", object)
+    old, new = before.get(name, absent), after.get(name, absent)
+    kind = new.kind if new is not absent else old.kind
+    if issubclass(kind, GENERATORS):
+        name, remedy = f"{name}, a random generator", "draw from torch's global generator"
+    elif issubclass(kind, LRScheduler):
+        remedy = "remove the scheduler, and write schedule()"
+    else:
+        remedy = "make it a buffer"
+    values = f" from {old.shown} to {new.shown}" if old.shown and new.shown else ""
+    return f"{name}{values}, which checkpoints leave out: {remedy}, or {FAST}"
+
+
+class HiddenState:
+    """The hidden state of a training, which only the parts `changing` may change."""
+
+    def __init__(self, job: Job, changing: Collection[str]) -> None:
+        self._job, self._changing, self._start = job, changing, hidden_state(job)
+
+    def check(self) -> None:
+        """Compare with the start; all ranks must call this.
+
+        Raises:
+            WrongUse: A part has changed on some rank.
+        """
+        now = hidden_state(self._job)
+        changed = differing(self._start, now) - set(self._changing)
+        # The values of a module that was imported meanwhile are new, and have not changed.
+        known = self._start.keys() | {n for n in now if n.rpartition(".")[0] not in sys.modules}
+        texts = [described(name, self._start, now) for name in sorted(changed & known)]
+        if found := [text for texts in self._job.world.from_each(texts[:1]) for text in texts]:
+            raise WrongUse(
+                f"task {type(self._job.task).__name__}: by step {self._job.state.progress.step} "
+                f"it has changed {found[0]}"
+            )
