@@ -143,7 +143,7 @@ class Sharded(Task):
             held_by = (
                 f"held-{os.environ.get('WORLD_SIZE', '1')}-{rank}{'-normed' * self.normed}.json"
             )
-            Path(held_by).write_text(json.dumps({**held, "gathered": str(_built["gathered"])}))
+            Path(held_by).write_text(json.dumps({**held, "gathered": str(_built.get("gathered"))}))
         return super().schedule(step, total_steps, warmup_steps)
 
 

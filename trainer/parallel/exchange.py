@@ -72,8 +72,8 @@ class Reduction:
             _Bucket(world, shards, group) for group in ([] if is_single else _grouped(parameters))
         ]
         # A forward may change frozen parameters, such as those of a mean teacher. The first one
-        # shows which.
-        self._frozen = [] if is_single else frozen_slots(module)
+        # shows which. A strategy that adds the gradients itself keeps no such change.
+        self._frozen = [] if is_single or not parameters else frozen_slots(module)
         slots = [] if is_single else [*buffer_slots(module), *self._frozen]
         self._moved = _MovedBuffers(world, shards, slots)
         # The buckets that this step has not sent yet, and those that it has not added yet. All
