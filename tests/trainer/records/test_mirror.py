@@ -13,7 +13,7 @@ import torch
 
 from tests.support.storages import Storages
 from trainbox.contract.errors import NetworkFailure, Preempted, StorageFailure, WrongUse
-from trainer.records.checkpoint import CheckpointWriter
+from trainer.records.checkpoint import RunCheckpoints
 from trainer.records.mirror import Mirror
 from trainer.records.mirror_plan import MARKER
 from trainer.records.mirror_restore import restore_newer
@@ -37,7 +37,7 @@ class Copied:
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         for name in ("config.json", "manifest.json"):
             (self.path / name).write_text(json.dumps({"run_id": run_id}))
-        self.checkpoints = CheckpointWriter(
+        self.checkpoints = RunCheckpoints(
             self.path / "checkpoints", keep, True, self.reports.append, run_id=run_id
         )
         self.mirror = Mirror(Storage(URL, "r"), self.path, self.reports.append)
@@ -210,7 +210,7 @@ def test_a_kill_at_any_operation_leaves_a_complete_checkpoint(
         _refuse_lost_files()
         new = tmp_path / f"new-{last}"
         restored(new)
-        files = CheckpointWriter(new / "r/checkpoints", 1, True, print, run_id="0123").files
+        files = RunCheckpoints(new / "r/checkpoints", 1, True, print, run_id="0123").files
         # The copy has seven files, and the marker is the last one.
         assert files.newest() == (2 if last < 7 else 3)
         assert files.steps() == ([1, 2] if last < 7 else [3])
