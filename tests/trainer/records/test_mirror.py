@@ -536,6 +536,22 @@ def test_a_url_that_is_not_a_storage_is_refused(url: str, text: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+def test_a_mirror_in_the_folder_of_the_runs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be lost with the runs, and the copies of a run could be in the run's own folder."""
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "disk/runs"
+    (runs / "r").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(runs)
+    for url in (f"file://{runs}", f"file://{runs}/r/copies", "file://link/r", f"local://{runs}/r"):
+        for spelling in (runs, Path("disk/runs"), Path("link")):
+            with pytest.raises(WrongUse, match=r"^--mirror '.*' is in the folder of the runs \("):
+                check_url(url, spelling)
+    check_url(f"file://{runs}-copies", runs)
+    check_url(f"file://{tmp_path}/disk", runs)
+
+
 def test_a_storage_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NetworkFailure, match=r"^--mirror: zip://none.zip cannot be opened \("):
         Storage("zip://none.zip", "r")
