@@ -40,8 +40,8 @@ class Checkpoints:
     A checkpoint is a file such as `step-00000800.pt` and a sidecar `step-00000800.json` with its
     SHA-256. Both are written under temporary names and then renamed, so a checkpoint is complete or
     not there, whenever the process is killed. Old checkpoints are removed after the new one is on
-    the disk. Files with other names are never touched. From its first load or save until it ends, a
-    process is the only one that uses the folder.
+    the disk. Files with other names are never touched. A process locks the folder from its
+    first load or save until it ends.
 
     Attributes:
         folder: The folder of the checkpoints.

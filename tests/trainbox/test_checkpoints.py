@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -111,32 +110,6 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
         assert _value(again) == (8, 8)
         assert _value(again, best=True) == (expected, expected)
     assert Checkpoints(tmp_path / "none").load(best=True) is None
-
-
-def test_a_copy_is_saved_while_the_training_changes_the_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_write, save = threading.Event(), torch.save
-
-    def wait_and_save(*arguments: Any) -> None:
-        may_write.wait()
-        save(*arguments)
-
-    monkeypatch.setattr(torch, "save", wait_and_save)
-    checkpoints, state = Checkpoints(tmp_path), _state(1)
-    checkpoints.save(1, state)
-    state["weight"].fill_(2)
-    assert set(_names(tmp_path)) <= {"step-00000001.json.tmp", "step-00000001.pt.tmp"}
-    # The next save waits for this one, so that neither is lost.
-    second = threading.Thread(target=checkpoints.save, args=(2, state))
-    second.start()
-    assert second.is_alive()
-    may_write.set()
-    second.join()
-    checkpoints.wait()
-    assert _value(checkpoints) == (2, 2)
-    (tmp_path / "step-00000002.pt").write_bytes(b"")
-    assert _value(checkpoints) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +343,7 @@ def test_a_folder_of_an_earlier_version_is_used_as_before(tmp_path: Path) -> Non
     assert _value(Checkpoints(tmp_path)) == (2, 2)
 
 
-def test_a_folder_that_has_lost_its_checkpoints_is_not_started_anew(tmp_path: Path) -> None:
+def test_a_folder_that_has_lost_its_checkpoints_does_not_restart(tmp_path: Path) -> None:
     _save_all(Checkpoints(tmp_path), 1)
     for path in tmp_path.glob("step-*"):
         path.unlink()
