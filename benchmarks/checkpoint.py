@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from trainbox.snapshot import tensors_of
-from trainer.records.checkpoint import CheckpointWriter
+from trainer.records.checkpoint import RunCheckpoints
 
 TURNS = 11
 
@@ -25,7 +25,7 @@ def measure() -> Iterator[str]:
     buffers = [torch.zeros_like(tensor) for tensor in tensors]
     plain, copied, ours, durable = [], [], [], []
     with tempfile.TemporaryDirectory() as folder:
-        checkpoints = CheckpointWriter(Path(folder) / "checkpoints", 1, True, print)
+        checkpoints = RunCheckpoints(Path(folder) / "checkpoints", 1, True, print)
         checkpoints.prepare(state)
         for turn in range(TURNS):
             _train(model, optimizer, inputs)

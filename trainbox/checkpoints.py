@@ -1,11 +1,14 @@
 """Checkpoints of a training script: written by a thread, verified, and never all removed."""
 
+import contextlib
 import errno
+import fcntl
+import functools
 import math
 import operator
+import os
 import shutil
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -14,19 +17,17 @@ import torch
 from torch import Tensor
 
 from trainbox import ranks
+from trainbox.checkpoint_writer import CheckpointWriter
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.contract.files import read_object
 from trainbox.contract.sidecar import (
     checkpoint_path,
     complete_or_remove,
     damage,
-    remove_checkpoint,
     set_aside,
     steps_in,
-    write_checkpoint,
 )
 from trainbox.folder import run_folder
-from trainbox.snapshot import Snapshot, tensors_of
 
 _NONE, _LOST = -1, -2  # what rank 0 reports instead of a step
 # What torch.load reads without running code from the file.
@@ -39,7 +40,8 @@ class Checkpoints:
     A checkpoint is a file such as `step-00000800.pt` and a sidecar `step-00000800.json` with its
     SHA-256. Both are written under temporary names and then renamed, so a checkpoint is complete or
     not there, whenever the process is killed. Old checkpoints are removed after the new one is on
-    the disk. Files with other names are never touched.
+    the disk. Files with other names are never touched. A process locks the folder from its
+    first load or save until it ends.
 
     Attributes:
         folder: The folder of the checkpoints.
@@ -70,10 +72,8 @@ class Checkpoints:
                 "'min'"
             )
         self.folder = run_folder() / "checkpoints" if folder is None else Path(folder).absolute()
-        self._keep, self._sign = keep, 1 if best == "max" else -1
-        self._snapshot = Snapshot()
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._sign = 1 if best == "max" else -1
+        self._writer = CheckpointWriter(self.folder, keep, _report, self._failure)
 
     def load(self, *, best: bool = False) -> tuple[dict[str, Any], int] | None:
         """Return the state and the step of the newest valid checkpoint, or None without one.
@@ -86,13 +86,15 @@ class Checkpoints:
             best: Return the checkpoint with the best metric instead of the newest.
 
         Raises:
-            StorageFailure: There are checkpoints, and none is valid. A start from step 0 would hide
-                this. Nothing is renamed.
+            StorageFailure: There were checkpoints, and none is valid. A start from step 0 would
+                hide this. Nothing is renamed.
+            WrongUse: Another process uses the folder.
         """
         found, failure = _NONE, None
         if ranks.rank() == 0:
             try:
-                self._finish()
+                self._writer.wait()
+                self._own_folder()
                 found = self._find(best)
             except Exception as error:  # noqa: BLE001 - raised again after all ranks know
                 found, failure = _LOST, error
@@ -104,6 +106,14 @@ class Checkpoints:
         state = self._load(step)
         ranks.from_first(step)  # all ranks have read the file before one of them saves
         return state, step
+
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """Reserve memory for states like `state`. The first `save` is then as fast as later ones.
+
+        Call it after the first step, when the optimizer has its state.
+        """
+        if ranks.rank() == 0:
+            self._writer.prepare(state)
 
     def save(self, step: int, state: Mapping[str, Any], metric: float | None = None) -> None:
         """Copy `state`, and let a thread write it as the checkpoint of `step`.
@@ -120,11 +130,12 @@ class Checkpoints:
 
         Raises:
             StorageFailure: The save before failed. Older checkpoints are unchanged.
-            WrongUse: `step` is too small, or `state` has a value that cannot be loaded safely.
+            WrongUse: `step` is too small, `state` has a value that cannot be loaded safely, or
+                another process uses the folder.
         """
         if ranks.rank() != 0:
             return
-        self._finish()
+        self._writer.wait()
         step = operator.index(step)  # a number of NumPy or a tensor cannot be written as JSON
         if (newest := max(steps_in(self.folder), default=0)) > step or step < 0:
             raise WrongUse(
@@ -134,14 +145,14 @@ class Checkpoints:
         if not isinstance(state, Mapping):
             raise WrongUse(f"state is a {type(state).__name__}: save a dict of its parts")
         _refuse_unsafe(state, "state")
-        copy = self._snapshot.take(state)
-        value = None if metric is None else float(metric)
-        if value is not None and not math.isfinite(value):
-            value = None
-        self._thread = threading.Thread(
-            target=self._run, args=(step, copy, value), name="checkpoint"
-        )
-        self._thread.start()
+        value = None if metric is None or not math.isfinite(metric) else float(metric)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _storage_failure(self.folder, error) from error
+        self._own_folder()
+        best_step = next(reversed(self._by_metric(steps_in(self.folder), {step: value})), None)
+        self._writer.save(step, state, {"metric": value}, best_step)
 
     def wait(self) -> None:
         """Wait until the last save is on the disk. All ranks must call this, before they exit.
@@ -154,62 +165,47 @@ class Checkpoints:
         failure = None
         if ranks.rank() == 0:
             try:
-                self._finish()
+                self._writer.wait()
             except Exception as error:  # noqa: BLE001 - raised again after all ranks know
                 failure = error
         if ranks.from_first(int(failure is not None)):
             raise failure or StorageFailure("rank 0 cannot save a checkpoint: see its message")
 
-    def _finish(self) -> None:
-        """Wait for the thread, and raise its failure."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+    def _failure(self, error: BaseException, needed_bytes: int) -> BaseException:
+        """Return what the next call raises, and print it for a script that exits without one."""
+        if isinstance(error, OSError):
+            error = _storage_failure(self.folder, error, needed_bytes)
+        _report(str(error))
+        return error
 
-    def _run(self, step: int, state: dict[str, Any], metric: float | None) -> None:
-        try:
-            self._write(step, state, metric)
-        except OSError as error:
-            self._failure = _storage_failure(self.folder, step, state, error)
-        except BaseException as error:  # noqa: BLE001 - the next save or wait raises it
-            self._failure = error
-        if self._failure is not None:
-            # A script that exits without wait() would never see it.
-            print(f"trainbox: {self._failure}", file=sys.stderr, flush=True)
+    def _own_folder(self) -> None:
+        """Refuse a second process, clean up after a killed one, and find the id of the run.
 
-    def _write(self, step: int, state: dict[str, Any], metric: float | None) -> None:
-        """Write a checkpoint, and then remove old ones."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if step not in steps_in(self.folder):
-            set_aside(checkpoint_path(self.folder, step, ".pt"))  # a file that is not ours
-        write_checkpoint(
-            self.folder,
-            step,
-            lambda file: torch.save(state, file),
-            {"step": step, "metric": metric},
-        )
-        sidecars = {step: self._sidecar(step) for step in steps_in(self.folder)}
-        ours = [step for step, sidecar in sidecars.items() if isinstance(sidecar, dict)]
-        kept = {*ours[-self._keep :], *self._by_metric(ours)[-1:]}
-        for old in ours:
-            if old not in kept:
-                remove_checkpoint(self.folder, old)
+        Raises:
+            WrongUse: Another process uses the folder.
+        """
+        with contextlib.suppress(OSError):  # a folder that cannot be written has no writer
+            _lock(self.folder / "lock")
+        for path in complete_or_remove(self.folder):
+            _report(f"{path} has the name of a temporary file of a checkpoint: remove or rename it")
+        paths = [checkpoint_path(self.folder, step) for step in reversed(steps_in(self.folder))]
+        for path in (self._writer.marker, *paths):
+            with contextlib.suppress(OSError, ValueError):
+                self._writer.run_id = read_object(path).get("run_id")
+                return
+        if not paths and self._writer.run_id is None:
+            self._writer.run_id = os.urandom(8).hex()
 
     def _find(self, best: bool) -> int:
         """Return the step of the newest or best valid checkpoint, or `_NONE`.
 
         Raises:
-            StorageFailure: None of the checkpoints is valid.
+            StorageFailure: None of the checkpoints is valid, or all were removed.
         """
-        for path in complete_or_remove(self.folder):
-            _report(f"{path} has the name of a temporary file of a checkpoint: remove or rename it")
         steps = steps_in(self.folder)
         problems: dict[int, str] = {}
-        for step in reversed(self._by_metric(steps) if best else steps):
-            sidecar = self._sidecar(step)
+        for step in reversed(self._by_metric(steps, {}) if best else steps):
+            sidecar = self._writer.sidecar(step)
             problem = (
                 damage(checkpoint_path(self.folder, step, ".pt"), sidecar)
                 if isinstance(sidecar, dict)
@@ -222,10 +218,12 @@ class Checkpoints:
                 self._report_damaged(problems, step)
                 return step
             problems[step] = problem
-        if problems:
-            named = "; ".join(f"step {step}: {problem}" for step, problem in problems.items())
+        lost = "; ".join(f"step {step}: {problem}" for step, problem in problems.items())
+        if not steps and self._writer.marker.exists():
+            lost = f"{self._writer.marker.name} shows that there were some"
+        if lost:
             raise StorageFailure(
-                f"no valid checkpoint in {self.folder} ({named}): restore the files from a backup, "
+                f"no valid checkpoint in {self.folder} ({lost}): restore the files from a backup, "
                 "or use another folder to start from step 0"
             )
         return _NONE
@@ -237,25 +235,18 @@ class Checkpoints:
                 f"set aside, using step {valid}"
             )
 
-    def _sidecar(self, step: int) -> dict[str, Any] | str:
-        """Return the sidecar of `step`, or why it is not one."""
-        try:
-            sidecar = read_object(checkpoint_path(self.folder, step))
-        except (OSError, ValueError) as error:
-            return f"its sidecar cannot be read: {getattr(error, 'strerror', None) or error}"
-        if sidecar.get("step") != step or "sha256" not in sidecar:
-            return "its sidecar is of another step or another program"
-        return sidecar
+    def _by_metric(self, steps: list[int], new: dict[int, float | None]) -> list[int]:
+        """Return those of `steps` and `new` that have a metric.
 
-    def _by_metric(self, steps: list[int]) -> list[int]:
-        """Return those of `steps` that have a metric; the best is last, the earlier one of two."""
+        The best is last, and of two with the same metric the earlier one.
+        """
         metrics = {
-            step: sidecar["metric"]
+            step: sidecar.get("metric")
             for step in steps
-            if isinstance(sidecar := self._sidecar(step), dict)
-            and isinstance(sidecar.get("metric"), float)
-        }
-        return sorted(metrics, key=lambda step: (self._sign * metrics[step], -step))
+            if isinstance(sidecar := self._writer.sidecar(step), dict)
+        } | new
+        found = {step: value for step, value in metrics.items() if isinstance(value, float)}
+        return sorted(found, key=lambda step: (self._sign * found[step], -step))
 
     def _load(self, step: int) -> dict[str, Any]:
         path = checkpoint_path(self.folder, step, ".pt")
@@ -309,18 +300,34 @@ def _refuse_unsafe(tree: Any, path: str) -> None:
         )
 
 
-def _storage_failure(
-    folder: Path, step: int, state: Mapping[str, Any], error: OSError
-) -> StorageFailure:
+@functools.cache  # the lock of a folder is kept until the process ends
+def _lock(path: Path) -> None:
+    """Lock the file at `path`. Children do not inherit the lock.
+
+    Raises:
+        WrongUse: Another process has locked it.
+        OSError: The file cannot be opened, or its file system does not have locks.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        os.close(descriptor)
+        raise WrongUse(
+            f"another process uses the checkpoints in {path.parent}: wait until it ends, or use "
+            "another folder"
+        ) from error
+
+
+def _storage_failure(folder: Path, error: OSError, needed_bytes: int = 0) -> StorageFailure:
     remedy = "make the folder writable, or use another one"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        needed = sum(tensor.nbytes for tensor in tensors_of(state)) >> 20
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(existing).free >> 20
-        remedy = f"free some space ({needed} MiB needed, {free} MiB free)"
+        remedy = f"free some space ({needed_bytes >> 20} MiB needed, {free} MiB free)"
     return StorageFailure(
-        f"cannot write the checkpoint of step {step} in {folder}: {error.strerror or error}: "
-        f"{remedy}; older checkpoints are unchanged"
+        f"cannot write a checkpoint in {folder}: {error.strerror or error}: {remedy}; older "
+        "checkpoints are unchanged"
     )
 
 

@@ -74,7 +74,7 @@ def _training(command: str, values: dict[str, Any]) -> Launch:
     if values["mirror"]:
         from trainbox.contract.mirror_url import check_url
 
-        check_url(values["mirror"])
+        check_url(values["mirror"], values["runs_dir"])
     launch = prepare(command, values, config=config)
     warn_of_overruled_imports(config.task)
     return launch

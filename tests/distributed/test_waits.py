@@ -14,7 +14,7 @@ from tests.support.ranks import Ranks
 from tests.support.tiny import Tiny
 from trainbox.contract import streams
 from trainer.parallel.world import TIMEOUT
-from trainer.records.checkpoint import CheckpointWriter
+from trainer.records.checkpoint import RunCheckpoints
 from trainer.records.checkpoint_files import CheckpointFiles
 from trainer.session import evaluate, predict
 
@@ -41,7 +41,7 @@ class Watched(Tiny):
     """Notes its work that may take longer on one rank than on the others."""
 
     def train_dataset(self, data_dir: Path) -> Any:
-        CheckpointWriter.wait = _noted(CheckpointWriter.wait)  # type: ignore[method-assign]
+        RunCheckpoints.wait = _noted(RunCheckpoints.wait)  # type: ignore[method-assign]
         for name in ("problem", "load", "restore_best"):
             setattr(CheckpointFiles, name, _noted(getattr(CheckpointFiles, name)))
         evaluate.write_results = _noted(evaluate.write_results)

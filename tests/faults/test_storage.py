@@ -30,7 +30,7 @@ from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
 from tests.support.unsafe_pickle import MakesFolder
 from trainbox.contract.errors import Preempted
-from trainer.records.checkpoint import CheckpointWriter
+from trainer.records.checkpoint import RunCheckpoints
 
 _EACH_STEP: dict[str, Any] = {"checkpoint_steps": 1, "keep": 99, "log_steps": 1}
 
@@ -70,7 +70,7 @@ def test_row_11_the_newest_checkpoint_truncated(here: Here) -> None:
 
 def test_row_12_a_page_zeroed_fifty_times(tmp_path: Path) -> None:
     reports: list[str] = []
-    saved = CheckpointWriter(tmp_path, 3, True, reports.append)
+    saved = RunCheckpoints(tmp_path, 3, True, reports.append)
     for step in (1, 2):
         saved.save(step, {"model": {"weight": torch.randn(100_000)}}, {}, None)
     saved.wait()

@@ -7,8 +7,10 @@ import os
 import pickle
 import re
 import resource
+import shutil
 import signal
-import threading
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +43,8 @@ def _save_all(checkpoints: Checkpoints, *steps: int) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    """Return the names of the checkpoints' files."""
+    return sorted(path.name for path in folder.glob("step-*"))
 
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -107,32 +110,6 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
         assert _value(again) == (8, 8)
         assert _value(again, best=True) == (expected, expected)
     assert Checkpoints(tmp_path / "none").load(best=True) is None
-
-
-def test_a_copy_is_saved_while_the_training_changes_the_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_write, save = threading.Event(), torch.save
-
-    def wait_and_save(*arguments: Any) -> None:
-        may_write.wait()
-        save(*arguments)
-
-    monkeypatch.setattr(torch, "save", wait_and_save)
-    checkpoints, state = Checkpoints(tmp_path), _state(1)
-    checkpoints.save(1, state)
-    state["weight"].fill_(2)
-    assert set(_names(tmp_path)) <= {"step-00000001.json.tmp", "step-00000001.pt.tmp"}
-    # The next save waits for this one, so that neither is lost.
-    second = threading.Thread(target=checkpoints.save, args=(2, state))
-    second.start()
-    assert second.is_alive()
-    may_write.set()
-    second.join()
-    checkpoints.wait()
-    assert _value(checkpoints) == (2, 2)
-    (tmp_path / "step-00000002.pt").write_bytes(b"")
-    assert _value(checkpoints) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -230,8 +207,7 @@ def test_a_kill_at_any_moment_leaves_a_valid_checkpoint(
         patched.setattr(Path, "replace", change(Path.replace))
         patched.setattr(Path, "unlink", change(Path.unlink))
         checkpoints.save(2, _state(2))
-        assert checkpoints._thread is not None
-        checkpoints._thread.join()
+        checkpoints._writer.finish()
     killed = "killed" in done
     assert killed == (calls < 7), done
     found = _value(Checkpoints(tmp_path, keep=1))
@@ -254,7 +230,7 @@ def test_a_failed_save_is_reported_at_once_and_raised_by_the_next_call(
     resource.setrlimit(resource.RLIMIT_FSIZE, (600, limits[1]))
     try:
         checkpoints.save(2, _state(2))
-        message = f"cannot write the checkpoint of step 2 in {tmp_path}: File too large: make the "
+        message = f"cannot write a checkpoint in {tmp_path}: File too large: make the "
         with pytest.raises(StorageFailure, match=f"^{message}.*; older checkpoints are unchanged"):
             checkpoints.wait()
     finally:
@@ -308,9 +284,87 @@ def test_a_step_is_any_integer_and_nothing_else(tmp_path: Path) -> None:
     for step in (numpy.int64(3), torch.tensor(4)):
         checkpoints.save(step, _state(1))
         checkpoints.wait()
-    assert [type(step["step"]) for step in map(read_object, tmp_path.glob("*.json"))] == [int, int]
+    assert [type(step["step"]) for step in map(read_object, tmp_path.glob("step-*.json"))] == [
+        int,
+        int,
+    ]
     with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
         checkpoints.save(5.0, _state(1))  # type: ignore[arg-type]
+
+
+def test_a_second_process_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Before the first process has a checkpoint, the second one is refused at its save."""
+    program = f"""
+import trainbox
+try:
+    checkpoints = trainbox.Checkpoints({str(tmp_path)!r})
+    checkpoints.load()
+    print("loaded")
+    checkpoints.save(9, {{"a": 1}})
+except trainbox.WrongUse as error:
+    print(error)
+"""
+    message = (
+        f"another process uses the checkpoints in {tmp_path}: wait until it ends, or use another "
+        "folder\n"
+    )
+    checkpoints = Checkpoints(tmp_path)
+    _save_all(checkpoints, 1)
+    (tmp_path / "step-00000002.pt.tmp").write_bytes(b"a save that is being written")
+    before = _names(tmp_path)
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert (ended.stdout, ended.stderr) == (message, "")
+    assert _names(tmp_path) == before
+    assert _value(Checkpoints(tmp_path)) == (1, 1)  # this process may have several
+
+
+def test_the_checkpoints_of_another_run_are_not_loaded(tmp_path: Path) -> None:
+    for folder, steps in (("a", (1, 2)), ("b", (3,))):
+        _save_all(Checkpoints(tmp_path / folder), *steps)
+    for suffix in (".pt", ".json"):
+        name = f"step-00000003{suffix}"
+        shutil.copy(tmp_path / "b" / name, tmp_path / "a" / name)
+    assert _value(Checkpoints(tmp_path / "a")) == (2, 2)
+    assert "step-00000003.pt.damaged" in _names(tmp_path / "a")
+
+
+def test_a_folder_of_an_earlier_version_is_used_as_before(tmp_path: Path) -> None:
+    _save_all(Checkpoints(tmp_path), 1)
+    (tmp_path / "first_checkpoint.json").unlink()
+    sidecar = read_object(path := tmp_path / "step-00000001.json")
+    del sidecar["run_id"]
+    path.write_text(json.dumps(sidecar))
+    again = Checkpoints(tmp_path)
+    assert _value(again) == (1, 1)
+    _save_all(again, 2)
+    assert read_object(tmp_path / "step-00000002.json")["run_id"] is None
+    assert _value(Checkpoints(tmp_path)) == (2, 2)
+
+
+def test_a_folder_that_has_lost_its_checkpoints_does_not_restart(tmp_path: Path) -> None:
+    _save_all(Checkpoints(tmp_path), 1)
+    for path in tmp_path.glob("step-*"):
+        path.unlink()
+    with pytest.raises(
+        StorageFailure, match=r"\(first_checkpoint.json shows that there were some\): restore"
+    ):
+        Checkpoints(tmp_path).load()
+
+
+def test_a_first_save_that_lacks_its_last_rename_is_finished(tmp_path: Path) -> None:
+    _save_all(Checkpoints(tmp_path), 1)
+    (tmp_path / "first_checkpoint.json").unlink()
+    (tmp_path / "step-00000001.json").rename(tmp_path / "step-00000001.json.tmp")
+    assert _value(Checkpoints(tmp_path)) == (1, 1)
+
+
+def test_memory_can_be_reserved_before_the_first_save(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.prepare(_state(0))
+    _save_all(checkpoints, 1)
+    assert _value(checkpoints) == (1, 1)
 
 
 def test_steps_do_not_decrease(tmp_path: Path) -> None:

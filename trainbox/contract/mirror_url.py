@@ -8,11 +8,12 @@ from trainbox.contract.secret_rule import without_secrets
 OPTION = "--mirror"
 
 
-def check_url(url: str) -> None:
+def check_url(url: str, runs_dir: Path | None = None) -> None:
     """Check the value of --mirror without a connection.
 
     Raises:
-        WrongUse: The URL is wrong, its scheme is unknown, or its package is not installed.
+        WrongUse: The URL is wrong, its scheme is unknown, its package is not installed, or it is a
+            folder in `runs_dir`, which would be lost together with the runs.
     """
     scheme, separator, rest = url.partition("://")
     shown = without_secrets(url)
@@ -28,7 +29,7 @@ def check_url(url: str) -> None:
             f"{OPTION} {scheme}://... contains a login, which other users can see: use the "
             "environment or the configuration of the storage's package"
         )
-    from fsspec import get_filesystem_class
+    from fsspec import get_filesystem_class, url_to_fs
 
     try:
         get_filesystem_class(scheme)
@@ -42,3 +43,10 @@ def check_url(url: str) -> None:
             f"{OPTION} {shown!r}: {error}: write the package to a file my.txt, and install it "
             "with `make extra-venv REQUIREMENTS=my.txt` or pip"
         ) from error
+    if runs_dir is not None and scheme in ("file", "local"):
+        folder = Path(url_to_fs(url)[1]).resolve()  # fsspec knows ~ and relative paths
+        if folder.is_relative_to(runs_dir.resolve()):
+            raise WrongUse(
+                f"{OPTION} {shown!r} is in the folder of the runs ({runs_dir.resolve()}), and "
+                "would be lost with it: use a folder on another disk, or s3://bucket/prefix"
+            )

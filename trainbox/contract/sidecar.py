@@ -16,6 +16,9 @@ from typing import IO, Any
 
 from trainbox.contract.files import open_regular, read_object, replacing
 
+# This file appears once a run or a folder has completed a checkpoint.
+FIRST_CHECKPOINT = "first_checkpoint.json"
+
 
 def checkpoint_path(folder: Path, step: int, suffix: str = ".json") -> Path:
     return folder / f"step-{step:08d}{suffix}"

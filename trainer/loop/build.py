@@ -43,7 +43,7 @@ from trainer.parallel.exchange import Reduction
 from trainer.parallel.loss_sums import RunningLosses
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
-from trainer.records.checkpoint import CheckpointWriter
+from trainer.records.checkpoint import RunCheckpoints
 from trainer.records.digest import tensor_digests
 from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
@@ -88,7 +88,7 @@ def build(config: Settings, data: Data, strategy: Strategy, run: RunLog, gpus: R
         **{**vars(parts), "config": config},
         run=run,
         gpus=gpus,
-        checkpoints=CheckpointWriter(
+        checkpoints=RunCheckpoints(
             run.path / "checkpoints", config.keep, run.writes, run.report, strategy.gathers_states
         ),
         state=TrainState(

@@ -21,7 +21,7 @@ from trainer.parallel.exchange import Reduction
 from trainer.parallel.loss_sums import RunningLosses
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
-from trainer.records.checkpoint import CheckpointWriter
+from trainer.records.checkpoint import RunCheckpoints
 from trainer.records.digest import value_digest
 from trainer.records.manifest import SourceRecord
 from trainer.records.run_gpus import RunGpus
@@ -200,7 +200,7 @@ class Job(Inference):
 
     run: RunLog
     gpus: RunGpus
-    checkpoints: CheckpointWriter
+    checkpoints: RunCheckpoints
     state: TrainState
     train: Dataset[Any]
     schedule: Schedule

@@ -14,10 +14,10 @@ from torch import Tensor
 from trainbox.contract.errors import StorageFailure
 from trainbox.contract.files import open_regular, read_object, replacing
 from trainbox.contract.sidecar import (
+    FIRST_CHECKPOINT,
     checkpoint_path,
     complete_or_remove,
     damage,
-    remove_checkpoint,
     remove_temporary,
     set_aside,
     short,
@@ -25,8 +25,6 @@ from trainbox.contract.sidecar import (
 )
 from trainer.system.storage import storage_failure
 
-# This file is in a run's folder once the run has completed a checkpoint.
-FIRST_CHECKPOINT = "first_checkpoint.json"
 _FILES_BESIDE = (
     "model.safetensors",
     "config.json",
@@ -208,12 +206,6 @@ class CheckpointFiles:
         self._report(
             f"{self.best} was missing or damaged: rewritten from the checkpoint of step {best_step}"
         )
-
-    def prune(self, keep: int, best_step: int | None) -> None:
-        """Remove all checkpoints except the newest `keep` and that of `best_step`."""
-        for step in self.steps()[:-keep]:
-            if step != best_step:
-                remove_checkpoint(self.folder, step)
 
     def problem(self, step: int) -> str | None:
         """Return what is wrong with the checkpoint of `step`, or None.

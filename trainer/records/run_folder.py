@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.contract.files import append_regular, read_object, read_text, replacing
-from trainer.records.checkpoint_files import FIRST_CHECKPOINT
+from trainbox.contract.sidecar import FIRST_CHECKPOINT
 from trainer.records.compare import read_entries
 from trainer.system.storage import storage_failure
 

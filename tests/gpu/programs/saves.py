@@ -10,23 +10,23 @@ import torch
 
 from tests.gpu.digests import entries
 from tests.gpu.programs.training import train
-from trainer.records.checkpoint import CheckpointWriter
+from trainer.records.checkpoint import RunCheckpoints
 from trainer.records.digest import value_digest
 
 
 def measure(device: str, folder: str, layers: int) -> Iterator[tuple[str, Any]]:
     """Yield the pause of each save, and whether each file has the weights of its step."""
     pauses: list[tuple[float, float]] = []
-    save, wait = CheckpointWriter.save, CheckpointWriter.wait
+    save, wait = RunCheckpoints.save, RunCheckpoints.wait
     waited = 0.0
 
-    def timed_wait(checkpoints: CheckpointWriter) -> None:
+    def timed_wait(checkpoints: RunCheckpoints) -> None:
         nonlocal waited
         begin = time.perf_counter()
         wait(checkpoints)
         waited += time.perf_counter() - begin
 
-    def timed_save(checkpoints: CheckpointWriter, *arguments: Any, **options: Any) -> None:
+    def timed_save(checkpoints: RunCheckpoints, *arguments: Any, **options: Any) -> None:
         nonlocal waited
         if device == "cuda":
             torch.cuda.synchronize()  # the steps before the save are not part of its pause
@@ -36,8 +36,8 @@ def measure(device: str, folder: str, layers: int) -> Iterator[tuple[str, Any]]:
 
     settings = {"max_steps": 40, "checkpoint_steps": 10, "digest_steps": 10, "keep": 9}
     with (
-        patch.object(CheckpointWriter, "save", timed_save),
-        patch.object(CheckpointWriter, "wait", timed_wait),
+        patch.object(RunCheckpoints, "save", timed_save),
+        patch.object(RunCheckpoints, "wait", timed_wait),
     ):
         train(device, folder, "r", "tests.gpu.tasks:Heavy", fields={"layers": layers}, **settings)
     yield "pauses_ms", [round(1000 * pause, 2) for pause, _ in pauses]

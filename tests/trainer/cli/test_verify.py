@@ -26,7 +26,7 @@ from trainbox.contract.errors import Changed, Failure, Preempted, StorageFailure
 from trainbox.contract.launch_facts import LaunchFacts
 from trainer.loop.digests import DigestLog
 from trainer.records import manifest
-from trainer.records.checkpoint import CheckpointWriter
+from trainer.records.checkpoint import RunCheckpoints
 from trainer.records.compare import (
     BitsDifference,
     first_difference,
@@ -259,7 +259,7 @@ def test_a_checkpoints_digests_are_named_before_the_next_forward(
             recorded(log, *rest)
 
     monkeypatch.setattr(DigestLog, "_record_saved", in_a_forward)
-    monkeypatch.setattr(CheckpointWriter, "_start", lambda _self, work, _needed=0: work())
+    monkeypatch.setattr(RunCheckpoints, "_start", lambda _self, work, _needed=0: work())
     here.train(max_steps=4, checkpoint_steps=3)
     _, saved, last = _digests(here)
     assert (saved["kind"], saved["step"]) == ("checkpoint", 3)

@@ -17,7 +17,7 @@ from tests.support.tiny import StepCounter, Tiny
 from trainbox.contract.config import warmup_then_cosine
 from trainbox.contract.errors import Failure, Preempted, WrongUse
 from trainer.loop.pace import Pace
-from trainer.records.checkpoint import CheckpointWriter
+from trainer.records.checkpoint import RunCheckpoints
 
 
 @pytest.fixture
@@ -343,18 +343,18 @@ def test_a_running_save_is_finished_when_the_training_fails(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank exits without waiting for threads, which would lose a running save."""
-    save, finish, failed = torch.save, CheckpointWriter.finish, threading.Event()
+    save, finish, failed = torch.save, RunCheckpoints.finish, threading.Event()
 
     def save_after_the_failure(*arguments: Any, **options: Any) -> None:
         assert failed.wait(60)
         save(*arguments, **options)
 
-    def note_the_failure(checkpoints: CheckpointWriter) -> None:
+    def note_the_failure(checkpoints: RunCheckpoints) -> None:
         failed.set()
         finish(checkpoints)
 
     monkeypatch.setattr(torch, "save", save_after_the_failure)
-    monkeypatch.setattr(CheckpointWriter, "finish", note_the_failure)
+    monkeypatch.setattr(RunCheckpoints, "finish", note_the_failure)
     with pytest.raises(Failure, match="not finite"):
         here.train(fields={"nan_at": 4}, checkpoint_steps=3, log_steps=1)
     assert here.saving == []
@@ -411,6 +411,6 @@ def test_a_checkpoint_that_falls_due_before_a_validation_is_not_lost(
     checks = iter(range(1, 99))
     monkeypatch.setattr(Pace, "vote", one_later)
     # The check after step 12 is due, at the end of the second epoch.
-    monkeypatch.setattr(CheckpointWriter, "due", lambda _self, _minutes: next(checks) == 12)
+    monkeypatch.setattr(RunCheckpoints, "due", lambda _self, _minutes: next(checks) == 12)
     here.train(max_steps=18, best_by="max:loss", keep=99)  # never better than the first time
     assert here.steps() == [6, 13, 18]

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from tests.support.commands import clean_environment
 from tests.support.unsafe_pickle import MakesFolder
 from trainbox.contract.errors import Failure, StorageFailure
 from trainbox.contract.files import replacing
-from trainer.records.checkpoint import CheckpointWriter
+from trainer.records.checkpoint import RunCheckpoints
 
 
 class Saver:
@@ -33,7 +33,7 @@ class Saver:
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
         self.folder, self.reports = folder / "checkpoints", list[str]()
-        self.checkpoints = CheckpointWriter(
+        self.checkpoints = RunCheckpoints(
             self.folder, keep, True, self.reports.append, run_id="0123"
         )
 
@@ -62,8 +62,7 @@ def simple(value: float) -> dict[str, Any]:
 @pytest.fixture
 def saver(tmp_path: Path) -> Iterator[Saver]:
     yield (saver := Saver(tmp_path))
-    if saver.checkpoints._thread is not None:
-        saver.checkpoints._thread.join()
+    saver.checkpoints.finish()
 
 
 @pytest.fixture
@@ -209,13 +208,17 @@ def test_the_next_save_waits_for_the_current_one(
 
 def test_a_wait_for_the_digests_of_a_save_ends_when_they_are_recorded(saver: Saver) -> None:
     """Otherwise, the digests of the next step could be written first."""
-    checkpoints, in_record = saver.checkpoints, list[bool]()
-    checkpoints.save(
-        1, simple(1), {}, None, lambda _state: in_record.append(checkpoints._recorded.is_set())
-    )
-    checkpoints.wait_until_recorded()
-    assert in_record == [False]
-    checkpoints.wait()
+    may_record, recorded = threading.Event(), list[int]()
+
+    def record(_state: Mapping[str, Any]) -> None:
+        assert may_record.wait(60)
+        recorded.append(1)
+
+    saver.checkpoints.save(1, simple(1), {}, None, record)
+    threading.Timer(0.1, may_record.set).start()
+    saver.checkpoints.wait_until_recorded()
+    assert recorded == [1]
+    saver.checkpoints.wait()
 
 
 def test_a_state_may_change_its_shape_between_saves(saver: Saver) -> None:
@@ -256,7 +259,7 @@ def test_the_best_weights_are_written_to_model_safetensors(saver: Saver) -> None
 
 
 def test_only_the_first_process_writes(tmp_path: Path) -> None:
-    checkpoints = CheckpointWriter(tmp_path / "checkpoints", 3, False, lambda _: None)
+    checkpoints = RunCheckpoints(tmp_path / "checkpoints", 3, False, lambda _: None)
     checkpoints.prepare(simple(1))
     checkpoints.save(1, simple(1), {}, 1)
     checkpoints.wait()
@@ -638,8 +641,9 @@ def _crash_when_replacing(monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
 def _save_and_crash(saver: Saver, step: int, state: dict[str, Any], at: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         _crash_when_replacing(patch, at)
+        saver.checkpoints.save(step, state, {}, step)
         with pytest.raises(Crashed):
-            saver.checkpoints._write(step, state, {}, step)
+            saver.checkpoints.wait()
 
 
 @pytest.mark.parametrize("at", [".pt", "model.safetensors", ".json"])
@@ -684,8 +688,9 @@ def test_a_crash_while_an_old_checkpoint_is_removed_leaves_no_tensors_without_a_
         unlink(self, missing_ok=missing_ok)
 
     monkeypatch.setattr(Path, "unlink", crash)
+    saver.checkpoints.save(2, simple(2), {}, None)
     with pytest.raises(Crashed):
-        saver.checkpoints._write(2, simple(2), {}, None)
+        saver.checkpoints.wait()
     monkeypatch.undo()
     after = Saver(saver.folder.parent)
     after.checkpoints.files.remove_leftovers()

@@ -13,7 +13,7 @@ import torch
 
 from tests.support.storages import Storages
 from trainbox.contract.errors import NetworkFailure, Preempted, StorageFailure, WrongUse
-from trainer.records.checkpoint import CheckpointWriter
+from trainer.records.checkpoint import RunCheckpoints
 from trainer.records.mirror import Mirror
 from trainer.records.mirror_plan import MARKER
 from trainer.records.mirror_restore import restore_newer
@@ -37,7 +37,7 @@ class Copied:
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         for name in ("config.json", "manifest.json"):
             (self.path / name).write_text(json.dumps({"run_id": run_id}))
-        self.checkpoints = CheckpointWriter(
+        self.checkpoints = RunCheckpoints(
             self.path / "checkpoints", keep, True, self.reports.append, run_id=run_id
         )
         self.mirror = Mirror(Storage(URL, "r"), self.path, self.reports.append)
@@ -210,7 +210,7 @@ def test_a_kill_at_any_operation_leaves_a_complete_checkpoint(
         _refuse_lost_files()
         new = tmp_path / f"new-{last}"
         restored(new)
-        files = CheckpointWriter(new / "r/checkpoints", 1, True, print, run_id="0123").files
+        files = RunCheckpoints(new / "r/checkpoints", 1, True, print, run_id="0123").files
         # The copy has seven files, and the marker is the last one.
         assert files.newest() == (2 if last < 7 else 3)
         assert files.steps() == ([1, 2] if last < 7 else [3])
@@ -534,6 +534,22 @@ def test_a_url_that_is_not_a_storage_is_refused(url: str, text: str) -> None:
     assert text in str(refused.value)
     assert SECRET not in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_mirror_in_the_folder_of_the_runs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be lost with the runs, and the copies of a run could be in the run's own folder."""
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "disk/runs"
+    (runs / "r").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(runs)
+    for url in (f"file://{runs}", f"file://{runs}/r/copies", "file://link/r", f"local://{runs}/r"):
+        for spelling in (runs, Path("disk/runs"), Path("link")):
+            with pytest.raises(WrongUse, match=r"^--mirror '.*' is in the folder of the runs \("):
+                check_url(url, spelling)
+    check_url(f"file://{runs}-copies", runs)
+    check_url(f"file://{tmp_path}/disk", runs)
 
 
 def test_a_storage_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:

@@ -1,0 +1,163 @@
+"""Write the checkpoints of a folder in a thread, for `trainbox.Checkpoints` and for the trainer."""
+
+import json
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainbox.contract.files import read_object, replacing
+from trainbox.contract.sidecar import (
+    FIRST_CHECKPOINT,
+    checkpoint_path,
+    remove_checkpoint,
+    set_aside,
+    short,
+    steps_in,
+    write_checkpoint,
+)
+from trainbox.snapshot import Snapshot, tensors_of
+
+
+def kept(steps: Sequence[int], keep: int, best_step: int | None) -> set[int | None]:
+    """Return which of `steps`, oldest first, stay: the newest `keep` and `best_step`."""
+    return {*steps[-keep:], best_step}
+
+
+class CheckpointWriter:
+    """The only writer of the checkpoints in `folder`.
+
+    A save copies the tensors into kept buffers and returns. A thread then writes, syncs and
+    renames, and the next save waits for it. A crash loses the checkpoint that is being written,
+    but never an older one. Each checkpoint has the id `run_id` of its run; runs and folders of
+    earlier versions have the id None.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        report: Callable[[str], None],
+        failure: Callable[[BaseException, int], BaseException],
+        marker: Path | None = None,
+        gathered: bool = False,
+    ) -> None:
+        """Save in `folder`, and keep the newest `keep` checkpoints and the best one.
+
+        `report` logs a message. `failure` returns what the next `wait` raises for an error of the
+        thread and the bytes that a save needed. `marker` appears after the first save, by default
+        in `folder`. If the states are `gathered`, they are already copies on the CPU, so they are
+        not copied again.
+        """
+        self.folder, self.keep = folder, keep
+        self.run_id: str | None = None
+        self.marker = folder / FIRST_CHECKPOINT if marker is None else marker
+        self._report, self._failure_of, self._gathered = report, failure, gathered
+        self._snapshot = Snapshot()
+        self._folder_seen = folder.exists()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """Allocate the buffers for states like `state` in the thread.
+
+        The first save then pauses the training no longer than later saves.
+        """
+        self.wait()
+        self._start(lambda: self._snapshot.allocate(state))
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        fields: Mapping[str, Any],
+        best_step: int | None,
+        before: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        """Copy `state`, and write it in a thread as the checkpoint of `step`.
+
+        The sidecar gets the `fields`. The thread calls `before` with the copy before it writes; an
+        error there refuses the save.
+        """
+        self.wait()
+        copy = dict(state) if self._gathered else self._snapshot.take(state)
+        needed_bytes = sum(tensor.nbytes for tensor in tensors_of(copy))
+        fields = {"run_id": self.run_id, "step": step, **fields}
+        self._start(lambda: self._write(step, copy, fields, best_step, before), needed_bytes)
+
+    def wait(self) -> None:
+        """Wait until the current save is durable, and raise its failure."""
+        self.finish()
+        self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def finish(self) -> None:
+        """Wait for the current save, and ignore its failure."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def complete(self, best_step: int | None) -> None:
+        """Do nothing. The thread calls this after each complete save, such as for a mirror."""
+
+    def sidecar(self, step: int) -> dict[str, Any] | str:
+        """Return the sidecar of `step`, or why it is not one of this run."""
+        try:
+            sidecar = read_object(checkpoint_path(self.folder, step))
+        except (OSError, ValueError) as error:
+            return f"its sidecar cannot be read: {getattr(error, 'strerror', None) or error}"
+        if sidecar.get("step") != step or "sha256" not in sidecar:
+            return "its sidecar is of another step or another program"
+        if (other := sidecar.get("run_id")) != self.run_id:
+            return f"its sidecar is of another run, with the id {short(other)}"
+        return sidecar
+
+    def _start(self, work: Callable[[], None], needed_bytes: int = 0) -> None:
+        """Run `work` in the thread. The next `wait` raises its failure."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - the next wait raises it
+                self._failure = self._failure_of(error, needed_bytes)
+
+        self._thread = threading.Thread(target=run, name="checkpoint")
+        self._thread.start()
+
+    def _write(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        fields: Mapping[str, Any],
+        best_step: int | None,
+        before: Callable[[Mapping[str, Any]], None] | None,
+    ) -> None:
+        """Write a checkpoint, then the marker, and then remove old checkpoints."""
+        if before is not None:
+            before(state)
+        if self._folder_seen and not self.folder.exists():
+            self._report(
+                f"{self.folder} was removed with all its checkpoints: created again for the "
+                f"checkpoint of step {step}"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._folder_seen = True
+        if step not in (steps := steps_in(self.folder)):
+            set_aside(checkpoint_path(self.folder, step, ".pt"))  # a file of another program
+        write_checkpoint(self.folder, step, lambda file: torch.save(state, file), fields)
+        if not self.marker.exists():
+            with replacing(self.marker) as file:
+                marked = {name: fields[name] for name in ("run_id", "step")}
+                file.write(json.dumps(marked).encode() + b"\n")
+        self._prune({*steps, step}, best_step)
+        self.complete(best_step)
+
+    def _prune(self, steps: Collection[int], best_step: int | None) -> None:
+        """Remove old checkpoints of this run."""
+        if len(steps) > self.keep:
+            ours = [step for step in sorted(steps) if isinstance(self.sidecar(step), dict)]
+            for step in set(ours) - kept(ours, self.keep, best_step):
+                remove_checkpoint(self.folder, step)
