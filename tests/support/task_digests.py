@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,8 +111,12 @@ def digests_of(case: str, trainbox: str, folder: Path) -> Iterator[str]:
     )
     if ended.returncode:
         sys.exit(f"{case}: exit {ended.returncode}\n{ended.stdout}\n{ended.stderr}")
-    for line in (folder / "runs" / run / "digests.jsonl").read_text().splitlines():
-        entry = json.loads(line)
+    lines = (folder / "runs" / run / "digests.jsonl").read_text().splitlines()
+    # A checkpoint repeats the digests of a step that has an entry.
+    by_step: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        by_step.setdefault(json.loads(line)["step"], json.loads(line))
+    for entry in by_step.values():
         parts = " ".join(f"{name} {entry[name][:16]}" for name in ("model", "optimizer", "order"))
         yield f"{case}: step {entry['step']} {parts}"
 

@@ -59,11 +59,21 @@ def read_text(path: Path, most_bytes: int = _MOST_BYTES) -> str:
         OSError: the file is missing, unreadable or not a regular file.
         ValueError: the file is not UTF-8, or has more than `most_bytes` bytes.
     """
+    return read_bytes(path, most_bytes).decode()
+
+
+def read_bytes(path: Path, most_bytes: int = _MOST_BYTES) -> bytes:
+    """Return the file's bytes.
+
+    Raises:
+        OSError: the file is missing, unreadable or not a regular file.
+        ValueError: the file has more than `most_bytes` bytes.
+    """
     with open_regular(path) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise ValueError(f"more than {most_bytes} bytes")
-    return data.decode()
+    return data
 
 
 def read_object(path: Path) -> dict[str, Any]:

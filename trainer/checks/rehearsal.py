@@ -22,7 +22,7 @@ from trainer.loop.digests import optimizer_tensors
 from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
 from trainer.loop.task_checks import collate_of
-from trainer.records.checkpoint import CheckpointWriter
+from trainer.records.checkpoint import RunCheckpoints
 from trainer.records.digest import tensor_digest, tensor_digests, value_digest
 from trainer.records.run_log import RunLog
 
@@ -68,7 +68,7 @@ class Rehearsal:
             OutOfMemory: A step does not fit in memory. The rehearsal then starts again.
             StorageFailure: The checkpoint cannot be written or read.
         """
-        job.checkpoints = CheckpointWriter(
+        job.checkpoints = RunCheckpoints(
             self._folder / "checkpoints",
             1,
             self._run.writes,

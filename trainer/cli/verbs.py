@@ -83,7 +83,7 @@ def train(
 def verify(run: Path, other: Path | None, steps: int | None, data_dir: Path, device: str) -> None:
     """Repeat RUN and compare the digests, or compare RUN with the run OTHER without training."""
     if other is not None:
-        from trainer.records.evidence_files import compare_runs
+        from trainer.records.evidence import compare_runs
 
         click.echo(compare_runs(run, other))
         return

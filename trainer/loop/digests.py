@@ -10,7 +10,12 @@ from trainbox.contract.errors import WrongUse
 from trainer.data.schedule import epoch_order
 from trainer.loop.out_of_memory import failed_allocations, failed_allocations_change_bits
 from trainer.loop.state import Job
-from trainer.records.digest import digest_of_digests, tensor_digest, tensor_digests
+from trainer.records.digest import (
+    digest_of_digests,
+    saved_digests,
+    tensor_digest,
+    tensor_digests,
+)
 
 
 class DigestLog:
@@ -18,7 +23,7 @@ class DigestLog:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._step: int | None = None
+        self._last: dict[str, Any] = {}
         # The allocations of GPU memory that have failed on this rank before and on all ranks since.
         self._failed_before, self._failed = failed_allocations(), 0
 
@@ -42,8 +47,7 @@ class DigestLog:
                 "same on each process"
             )
         job.checkpoints.wait_until_recorded()  # entries are in the order of the steps
-        self._write(kind, state.progress.step, model, optimizer)
-        self._step = state.progress.step
+        self._write(self._entry(kind, state.progress.step, model, optimizer))
 
     def _count_failed_allocations(self) -> None:
         """Count the failed allocations of all ranks, and log each increase."""
@@ -59,16 +63,13 @@ class DigestLog:
             )
         self._failed = failed
 
-    def of_checkpoint(self) -> Callable[[Mapping[str, Any]], None] | None:
+    def of_checkpoint(self) -> Callable[[Mapping[str, Any]], None]:
         """Return a function that records the digests of a saved state.
 
-        Return None if this step has an entry. The thread that saves calls the function. `verify`
-        compares a checkpoint file with its entry.
+        The thread that saves calls the function. Each reader of a checkpoint compares it with its
+        entry.
         """
         step = self._job.state.progress.step
-        if self._step == step:
-            return None
-        self._step = step
         # Take the names now, because a forward of fully_shard replaces the parameters for a while.
         names = {parameter: name for name, parameter in self._job.state.model.named_parameters()}
         return functools.partial(self._record_saved, step, names)
@@ -76,6 +77,9 @@ class DigestLog:
     def _record_saved(
         self, step: int, names: Mapping[nn.Parameter, str], saved: Mapping[str, Any]
     ) -> None:
+        if self._last.get("step") == step:  # the weights and the optimizer are recorded
+            self._write({**self._last, "kind": "checkpoint", "saved": saved_digests(saved)})
+            return
         groups = self._job.state.optimizer.param_groups
         parameters = (parameter for group in groups for parameter in group["params"])
         moments = {
@@ -83,12 +87,17 @@ class DigestLog:
             for index, parameter in enumerate(parameters)
         }
         model, optimizer = tensor_digests(saved["model"]), tensor_digests(_named(names, moments))
-        self._write("checkpoint", step, model, optimizer)
+        entry = self._entry("checkpoint", step, model, optimizer)
+        self._write({**entry, "saved": saved_digests(saved)})
 
-    def _write(
+    def _write(self, entry: dict[str, Any]) -> None:
+        self._last = entry
+        self._job.run.folder.append_digests(entry)
+
+    def _entry(
         self, kind: str, step: int, model: Mapping[str, str], optimizer: Mapping[str, str]
-    ) -> None:
-        """Write one entry; `model` and `optimizer` are digests of tensors by name."""
+    ) -> dict[str, Any]:
+        """Return an entry; `model` and `optimizer` are digests of tensors by name."""
         schedule = self._job.schedule
         epoch = max(0, step - 1) // schedule.steps_per_epoch
         whole = {
@@ -98,9 +107,7 @@ class DigestLog:
         }
         failed = {"failed_allocations": self._failed} if self._failed else {}
         tensors = {name: digest[:16] for name, digest in {**model, **optimizer}.items()}
-        self._job.run.folder.append_digests(
-            {"kind": kind, "step": step, **whole, **failed, "tensors": tensors}
-        )
+        return {"kind": kind, "step": step, **whole, **failed, "tensors": tensors}
 
 
 def optimizer_tensors(job: Job) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from trainbox.contract.sidecar import (
     short,
     steps_in,
 )
+from trainer.records.digest import digest_of_digests, saved_digests, tensor_digests
+from trainer.records.jsonl import digest_problem, read_entries
 from trainer.system.storage import storage_failure
 
 _FILES_BESIDE = (
@@ -33,6 +35,8 @@ _FILES_BESIDE = (
     "digests.jsonl",
     FIRST_CHECKPOINT,
 )
+_OPTIMIZER = "optimizer."  # the prefix of the optimizer's tensors in digests.jsonl
+_EXTRA_STATE = "_extra_state"  # a module's extra state, which a .safetensors file cannot hold
 _MOST_NAMED = 3  # the most damaged checkpoints that a message names
 
 
@@ -93,11 +97,9 @@ class CheckpointFiles:
                 valid = step
                 break
             problems[step] = problem
-        for step in steps_in(self.folder, ".pt"):
-            if step not in steps:
-                problems[step] = f"its sidecar {self.path(step).name} is missing"
+        problems |= self.without_sidecar()
         if valid is None:
-            self._refuse_to_restart(problems)
+            self.refuse_to_restart(problems)
             return None
         for step in sorted(problems, reverse=True):
             self._report(
@@ -108,7 +110,16 @@ class CheckpointFiles:
                 set_aside(self.path(step, suffix))
         return valid
 
-    def _refuse_to_restart(self, problems: Mapping[int, str]) -> None:
+    def without_sidecar(self) -> dict[int, str]:
+        """Return the problems of files whose sidecar is missing, also under a temporary name."""
+        return {
+            step: f"its sidecar {self.path(step).name} is missing"
+            for step in steps_in(self.folder, ".pt")
+            if not any(self.path(step, end).exists() for end in (".json.tmp", ".json", ".json.tmp"))
+            and self.path(step, ".pt").exists()
+        }
+
+    def refuse_to_restart(self, problems: Mapping[int, str]) -> None:
         """Raise StorageFailure if there is any sign that this run had a checkpoint."""
         remedy = (
             "restore the missing or damaged files from a backup, or start a new run with --run NAME"
@@ -177,7 +188,7 @@ class CheckpointFiles:
             file.write(to_safetensors(model, {"format": "pt", "step": str(step)}))
 
     def restore_best(self, best_step: int) -> None:
-        """Write model.safetensors again if it is missing, damaged or of an earlier step.
+        """Write model.safetensors again if it is missing, damaged, edited or of an earlier step.
 
         The weights come from the checkpoint of `best_step`. A file of a later step was written
         before its checkpoint was complete, and the run will write it again.
@@ -185,9 +196,9 @@ class CheckpointFiles:
         Raises:
             StorageFailure: That checkpoint is missing or damaged too, so the best weights are lost.
         """
-        found = _step_of_weights(self.best)
-        if found is not None and found >= best_step:
-            return
+        with contextlib.suppress(ValueError):
+            if self.check_best() >= best_step:
+                return
         problem = self.problem(best_step)
         if problem is not None:
             raise StorageFailure(
@@ -221,11 +232,37 @@ class CheckpointFiles:
             return problem
         if problem := damage(self.path(step, ".pt"), sidecar):
             return problem
+        state = self._load(step, mmap=True)
         # An earlier version did not write the identity.
-        identity = self._load(step, mmap=True).get("checkpoint")
-        return self._identity_problem(
-            "content", {"step": step} if identity is None else identity, step
+        identity = state.get("checkpoint")
+        identity = {"step": step} if identity is None else identity
+        return self._identity_problem("content", identity, step) or _content_problem(
+            state, sidecar, step, self.entries(step)
         )
+
+    def check_best(self) -> int:
+        """Compare model.safetensors with digests.jsonl, and return the step of its weights.
+
+        Raises:
+            ValueError: It is missing, damaged or edited.
+        """
+        try:
+            open_regular(self.best).close()
+            with safe_open(self.best, "pt") as file:
+                step = int((file.metadata() or {}).get("step", ""))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except FileNotFoundError as error:
+            raise ValueError("it is missing") from error
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"it cannot be read: {error}") from error
+        if problem := _weights_problem(tensors, step, self.entries(step), whole=False):
+            raise ValueError(problem)
+        return step
+
+    def entries(self, step: int) -> list[dict[str, Any]]:
+        """Return the valid entries of `step` in digests.jsonl, or none for a checkpoint alone."""
+        path = self.folder.parent / "digests.jsonl"
+        return [entry for entry in read_entries(path, digest_problem) if entry["step"] == step]
 
     def _identity_problem(self, what: str, identity: Any, step: int) -> str | None:
         """Return why `identity` is not of this run and `step`, or None."""
@@ -245,11 +282,58 @@ class CheckpointFiles:
         return checkpoint_path(self.folder, step, suffix)
 
 
-def _step_of_weights(path: Path) -> int | None:
-    """Return the step in the metadata of a .safetensors file; None if missing or damaged."""
-    try:
-        open_regular(path).close()
-        with safe_open(path, "pt") as file:
-            return int((file.metadata() or {}).get("step", ""))
-    except (OSError, SafetensorError, ValueError):
+def _content_problem(
+    state: Mapping[str, Any],
+    sidecar: Mapping[str, Any],
+    step: int,
+    entries: Sequence[Mapping[str, Any]],
+) -> str | None:
+    """Return how the content of a checkpoint differs from its sidecar and its `entries`, or None.
+
+    A step that was saved twice has two entries.
+    """
+    model, progress = state.get("model"), state.get("progress")
+    if not isinstance(model, dict) or not isinstance(progress, dict):
+        return "it has no model or no progress"
+    if progress.get("step") != step:
+        return f"its progress is of step {short(progress.get('step'))}"
+    best_step = sidecar.get("best_step")
+    if progress.get("best_step", best_step) != best_step:
+        return f"its best step is {progress['best_step']}, but {best_step!r} in its sidecar"
+    if problem := _weights_problem(model, step, entries, whole=True):
+        return problem
+    recorded = [entry["saved"] for entry in entries if "saved" in entry]
+    found = saved_digests(state)
+    if recorded and found not in recorded:
+        last = recorded[-1]
+        name = next(name for name in {**last, **found} if last.get(name) != found.get(name))
+        return f"its {name} differs from the entry of step {step} in digests.jsonl"
+    return None
+
+
+def _weights_problem(
+    weights: Mapping[str, Any], step: int, entries: Sequence[Mapping[str, Any]], whole: bool
+) -> str | None:
+    """Return how `weights` differ from the `entries` of their step, or None.
+
+    If `whole` is false, they may lack the extra state of modules.
+    """
+    if not entries:
         return None
+    digests, recorded = tensor_digests(weights), dict(entries[-1]["tensors"])
+    absent = {name for name in recorded if name.endswith(_EXTRA_STATE) and name not in digests}
+    names = [
+        name
+        for name in {**recorded, **digests}
+        if not (name.startswith(_OPTIMIZER) and name not in digests)
+        and (whole or name not in absent)
+        and digests.get(name, "")[:16] != recorded.get(name)
+    ]
+    if not names and (whole or not absent) and digest_of_digests(digests) != entries[-1]["model"]:
+        names = ["(all together)"]
+    if not names:
+        return None
+    return (
+        f"its weights differ from the entry of step {step} in digests.jsonl: first tensor "
+        f"{names[0]}, {len(names)} in all"
+    )

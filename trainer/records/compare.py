@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import Changed
-from trainbox.contract.files import open_regular, parse_object
 from trainbox.contract.secret_rule import (
     LONGEST,
     NOT_SHOWN,
@@ -93,30 +92,6 @@ class BitsDifference:
         )
         why = "; GPU memory had run out by then, which changes bits" if self.memory_ran_out else ""
         return f"first difference at step {self.step} ({since}): {what}{why}"
-
-
-def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Return the valid entries of a .jsonl file, or none if the file is missing.
-
-    Damaged lines are skipped, such as the incomplete last line after a crash.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
-    try:
-        with open_regular(path) as file:
-            lines = file.read().split(b"\n")
-    except FileNotFoundError:
-        return []
-    entries = []
-    for line in lines:
-        try:
-            entry = parse_object(line.decode())
-        except ValueError:
-            continue
-        if type(entry.get("step")) is int and isinstance(entry.get("kind", ""), str):
-            entries.append(entry)
-    return entries
 
 
 _PARTS = {

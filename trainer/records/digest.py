@@ -44,6 +44,21 @@ def digest_of_digests(digests: Mapping[str, str]) -> str:
     ).hexdigest()
 
 
+def saved_digests(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return {name: digest} of the parts of a checkpoint besides the model, for digests.jsonl.
+
+    The measured time is left out, because no two trainings have the same.
+    """
+    progress = dict(state.get("progress", {}))
+    progress.pop("train_seconds", None)
+    parts = {**state, "progress": progress}
+    return {
+        name: value_digest(part)[:16]
+        for name, part in parts.items()
+        if name not in ("model", "checkpoint")
+    }
+
+
 def value_digest(value: Any) -> str:
     """Return the SHA-256, in hex, of an example or a batch.
 

@@ -1,92 +1,66 @@
-"""Read the record of a run for `verify`, and compare two records, without torch.
+"""Compare the records of two runs for `verify`.
 
 Reading is strict: a changed, truncated or damaged record is an error. No line is skipped.
 """
 
-import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.config import parse_config
-from trainbox.contract.errors import ExitCode, Failure, WrongUse
-from trainbox.contract.files import parse_object, read_text
+from trainbox.contract.errors import ExitCode, Failure, StorageFailure, WrongUse
 from trainer.records.compare import (
-    edited_settings,
     first_difference,
     first_validation_difference,
     listed_changes,
+    manifest_differences,
 )
-
-_DIGESTS = ("model", "optimizer", "order")
-_KINDS = ("start", "step", "checkpoint", "resume")
-_CHECKPOINT = re.compile(r"step-(\d{8,})\.(?:pt|json)")
+from trainer.records.jsonl import DIGESTS, digest_problem, read_all_entries
+from trainer.records.run_record import Edited, RunRecord
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The record of one run. `digests` and `validations` have one entry per step, in order."""
+    """What a run has recorded, after a check of all its files.
+
+    `digests` and `validations` have one entry per step, in order.
+    """
 
     name: str
-    folder: Path
-    config: Mapping[str, Any]
     manifest: Mapping[str, Any]
     digests: Sequence[dict[str, Any]]
     metrics: Sequence[dict[str, Any]]
-    checkpoints: tuple[int, ...]  # the steps of the files in checkpoints/
-    best_step: int | None = None  # the step of model.safetensors, set by `check_files`
+    newest: int = 0  # the step of the newest checkpoint
+    best_step: int | None = None  # the step of model.safetensors
 
     @classmethod
-    def of(cls, run: Path, name: str | None = None) -> "Evidence":
-        """Read the folder of a run.
+    def of(cls, run: RunRecord, name: str | None = None) -> "Evidence":
+        """Read and check all files of a run.
 
         Raises:
-            WrongUse: A file is missing or damaged.
-            Failure: metrics.jsonl is missing, a resume did not restore the digests, or config.json
-                was edited.
+            WrongUse: A line of a record is damaged.
+            Failure: A file is missing, or differs from what the run saved.
         """
-        # Read the settings, and check that they were not edited.
-        config, manifest = config_and_manifest(run)
-        if edited := edited_settings(manifest, config):
-            raise Failure(
-                f"DIFFERENT SETTINGS: {run}/config.json was edited after the run was started "
-                f"({listed_changes(edited)}): restore it",
-                exit_code=ExitCode.DIFFERENT,
-            )
-        # Also check the settings that the manifest does not have.
-        parse_config(json.dumps(config), run / "config.json")
         # Read the digests and the metrics.
         digests = _one_per_step(
-            run / "digests.jsonl", _entries(run / "digests.jsonl", _digest_problem)
+            run.path / "digests.jsonl",
+            read_all_entries(run.path / "digests.jsonl", digest_problem),
         )
-        if not (run / "metrics.jsonl").exists():
-            raise Failure(
-                f"{run}/metrics.jsonl is missing, so no validation can be compared: restore it",
-                exit_code=ExitCode.DIFFERENT,
+        if not (run.path / "metrics.jsonl").exists():
+            raise StorageFailure(
+                f"{run.path}/metrics.jsonl is missing, so no validation can be compared: restore it"
             )
-        metrics = _entries(run / "metrics.jsonl", _metrics_problem)
+        metrics = read_all_entries(run.path / "metrics.jsonl")
         steps = [entry["step"] for entry in metrics if entry["kind"] == "validation"]
         if steps != sorted(set(steps)):
             raise WrongUse(
-                f"{run}/metrics.jsonl is damaged (its validations are at steps {steps}): restore it"
+                f"{run.path}/metrics.jsonl is damaged (its validations are at steps {steps}): "
+                "restore it"
             )
-        # List the checkpoints.
-        names = [
-            match
-            for path in (run / "checkpoints").glob("*")
-            if (match := _CHECKPOINT.fullmatch(path.name))
-        ]
-        return cls(
-            name or str(run),
-            run,
-            config,
-            manifest,
-            digests,
-            metrics,
-            tuple(sorted({int(match[1]) for match in names})),
-        )
+        # Check each checkpoint, and the best weights.
+        newest, best_step = run.check_all({entry["step"] for entry in digests}, steps)
+        return cls(name or str(run.path), run.manifest, digests, metrics, newest, best_step)
 
     @property
     def validations(self) -> dict[int, dict[str, Any]]:
@@ -105,7 +79,7 @@ class Evidence:
         )
         for name, step in (
             ("metrics.jsonl", trained),
-            ("checkpoints/", max(self.checkpoints, default=0)),
+            ("checkpoints/", self.newest),
         ):
             if step > self.end:
                 raise WrongUse(
@@ -125,16 +99,55 @@ class Evidence:
             )
 
 
-def verdict(run: Evidence, again: Evidence, manifests: str, until: int | None = None) -> str:
-    """Return the `SAME BITS` line of two runs, compared up to step `until` or to their ends.
+@contextlib.contextmanager
+def contradictions() -> Iterator[None]:
+    """Give an error in the files of a run the exit code of `verify`."""
+    try:
+        yield
+    except (StorageFailure, Edited) as error:
+        what = "SETTINGS" if isinstance(error, Edited) else "FILES"
+        raise Failure(f"DIFFERENT {what}: {error}", exit_code=ExitCode.DIFFERENT) from error
 
-    `manifests` lists the manifest entries that differ, and may be empty.
+
+def compare_runs(one: Path, other: Path) -> str:
+    """Return that two runs have the same bits, with their differences in settings.
+
+    Raises:
+        WrongUse: A folder is not a run, or both are the same folder.
+        Failure: The digests differ, or a run's files contradict each other.
+    """
+    for run in (one, other):
+        for name in ("digests.jsonl", "manifest.json"):
+            if not (run / name).is_file():
+                raise WrongUse(f"verify {run}: {name} is missing: give the folders of two runs")
+    if one.samefile(other):
+        raise WrongUse(
+            f"verify {one} {other}: both are the same folder: give the folders of two runs"
+        )
+    with contradictions():
+        a, b = (Evidence.of(RunRecord.open(run)) for run in (one, other))
+    same = verdict(a, b)
+    # Entries have a time: equal files are copies, not two trainings.
+    copied = bool(a.metrics) and a.metrics == b.metrics
+    note = f"; {other} is a copy of {one}: this is one training, compared with itself"
+    return same + (note if copied else "")
+
+
+def verdict(run: Evidence, again: Evidence, until: int | None = None) -> str:
+    """Return the `SAME BITS` line of two runs, compared up to step `until` or to their ends.
 
     Raises:
         Failure: The digests, validations, best steps or ends differ.
         WrongUse: The runs have no digest of a trained step in common, or one record is incomplete.
     """
     one, other = run.name, again.name
+    if run.manifest.get("classes") != again.manifest.get("classes"):
+        raise Failure(
+            f"DIFFERENT CLASSES: {one} against {other}: the classes in their manifests differ "
+            "or are missing in one of them: restore manifest.json",
+            exit_code=ExitCode.DIFFERENT,
+        )
+    manifests = listed_changes(manifest_differences(run.manifest, again.manifest))
     entries = (
         f"; manifest entries that differ: {manifests}"
         if manifests
@@ -196,105 +209,10 @@ def _validation_difference(run: Evidence, again: Evidence, until: int | None) ->
     return first_validation_difference(run.metrics, again.metrics)
 
 
-def _text_in(path: Path) -> str:
-    try:
-        return read_text(path)
-    except OSError as error:
-        raise WrongUse(
-            f"{path} cannot be read ({error.strerror}): name the folder of a run"
-        ) from error
-    except ValueError as error:
-        raise WrongUse(f"{path} is damaged ({error}): restore it") from error
-
-
-def config_and_manifest(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the objects in config.json and manifest.json of a run.
-
-    Raises:
-        WrongUse: A file is missing or damaged.
-    """
-    config, manifest = _object_in(run / "config.json"), _object_in(run / "manifest.json")
-    if problem := _manifest_problem(manifest):
-        raise WrongUse(f"{run}/manifest.json is damaged ({problem}): restore it")
-    return config, manifest
-
-
-def _object_in(path: Path) -> dict[str, Any]:
-    try:
-        return parse_object(_text_in(path))
-    except ValueError as error:
-        raise WrongUse(f"{path} is damaged ({error}): restore it") from error
-
-
-def _entries(
-    path: Path, problem_of: Callable[[dict[str, Any], dict[str, Any] | None], str | None]
-) -> list[dict[str, Any]]:
-    """Return the entries of a .jsonl file.
-
-    `problem_of(entry, entry before)` returns what is wrong with an entry, or None.
-
-    Raises:
-        WrongUse: A line is not an entry, or it has a problem.
-    """
-    entries: list[dict[str, Any]] = []
-    lines = _text_in(path).split("\n")
-    complete = lines.pop() == ""  # the last line ends with a newline
-    for number, line in enumerate(lines if complete else [*lines, ""], 1):
-        try:
-            entry = parse_object(line)
-            problem = problem_of(entry, entries[-1] if entries else None)
-        except ValueError as error:
-            problem = str(error) if complete or number <= len(lines) else "incomplete"
-        if problem:
-            raise WrongUse(
-                f"line {number} of {path} is damaged ({problem}): restore the file, or, if "
-                "the run was killed, repair the file by resuming the run with the same command"
-            )
-        entries.append(entry)
-    return entries
-
-
-def _step_problem(entry: Mapping[str, Any]) -> str | None:
-    step = entry.get("step")
-    if type(step) is not int or step < 0:  # true is an int
-        return f"step {step!r} is not a whole number from 0"
-    return None if isinstance(entry.get("kind"), str) else "it has no kind"
-
-
-def _digest_problem(entry: dict[str, Any], before: dict[str, Any] | None) -> str | None:
-    """Return what is wrong with an entry of digests.jsonl after the entry `before`, or None."""
-    if problem := _step_problem(entry):
-        return problem
-    tensors = entry.get("tensors")
-    wrong = [name for name in _DIGESTS if not _is_digest(entry.get(name), 64)]
-    if isinstance(tensors, dict):
-        wrong += [
-            f"tensors.{name}" for name, digest in tensors.items() if not _is_digest(digest, 16)
-        ]
-    else:
-        wrong += ["tensors"]
-    if entry["kind"] not in _KINDS:
-        wrong += ["kind"]
-    if wrong:
-        return f"{wrong[0]} is missing or malformed"
-    # A resume records the digests of its first step. They may already be recorded.
-    if before and entry["step"] < before["step"] + (entry["kind"] != "resume"):
-        return f"step {entry['step']} comes after step {before['step']}"
-    return None
-
-
-def _is_digest(value: object, digits: int) -> bool:
-    return isinstance(value, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", value) is not None
-
-
-def _metrics_problem(entry: dict[str, Any], _before: dict[str, Any] | None) -> str | None:
-    return _step_problem(entry)
-
-
 def _one_per_step(path: Path, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the first entry of each step.
 
-    A step has a second entry if the run was resumed there.
+    A step has more entries if a checkpoint was saved there or the run was resumed there.
 
     Raises:
         Failure: The second entry of a step has other digests.
@@ -302,38 +220,12 @@ def _one_per_step(path: Path, entries: Sequence[dict[str, Any]]) -> list[dict[st
     by_step: dict[int, dict[str, Any]] = {}
     for number, entry in enumerate(entries, 1):
         before = by_step.setdefault(entry["step"], entry)
-        for name in (*_DIGESTS, "tensors"):
+        for name in (*DIGESTS, "tensors"):
             if entry[name] != before[name]:
                 raise Failure(
-                    f"DIFFERENT BITS: line {number} of {path}: the resume at step "
-                    f"{entry['step']} has a different digest of {name} than the entry before it: "
+                    f"DIFFERENT BITS: line {number} of {path}: the second entry of step "
+                    f"{entry['step']} has a different digest of {name} than the first: "
                     "restore the file, or train the run again",
                     exit_code=ExitCode.DIFFERENT,
                 )
     return list(by_step.values())
-
-
-def _manifest_problem(manifest: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the entries that `verify` and `evaluate` read, or None."""
-    for name, kind, called in (
-        ("data", dict, "an object"),
-        ("sources", dict, "an object"),
-        ("classes", list, "a list"),
-    ):
-        if not isinstance(manifest.get(name, kind()), kind):
-            return f"{name} is not {called}"
-    resumes = manifest.get("resumes", [])
-    if not isinstance(manifest.get("settings"), dict):
-        return "it has no settings"
-    if not isinstance(resumes, list) or not all(isinstance(start, dict) for start in resumes):
-        return "resumes is not a list of objects"
-    for plan in (manifest.get("plan"), *(start.get("plan") for start in resumes)):
-        if not (
-            isinstance(plan, dict)
-            and isinstance(plan.get("strategy"), str)
-            and type(plan.get("world_size")) is int
-        ):
-            return "a plan has no strategy or world_size"
-    if not all(type(start.get("step")) is int for start in resumes):
-        return "a resume has no step"
-    return None

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import append_regular, read_object, read_text, replacing
 from trainbox.contract.sidecar import FIRST_CHECKPOINT
-from trainer.records.compare import read_entries
+from trainer.records.jsonl import read_entries
 from trainer.system.storage import storage_failure
 
 MANIFEST, METRICS, DIGESTS = "manifest.json", "metrics.jsonl", "digests.jsonl"
@@ -115,18 +115,10 @@ class RunFolder:
         # All hardware events are kept, because a resumed run does not repeat them.
         last = {"validation": evaluated_step, "health": math.inf}
         for name in (METRICS, DIGESTS):
-            try:
-                entries = read_entries(self.path / name)
-            except OSError as error:
-                raise StorageFailure(
-                    f"{self.path / name} cannot be read ({error.strerror}): restore it, or move it "
-                    "away"
-                ) from error
+            entries = read_entries(self.path / name)
             if step and not entries and self._should_have_entries(name):
                 lost.append(name)
-            kept = [
-                entry for entry in entries if entry["step"] <= last.get(entry.get("kind", ""), step)
-            ]
+            kept = [entry for entry in entries if entry["step"] <= last.get(entry["kind"], step)]
             if step == 0 and name == DIGESTS:
                 kept = []  # the digests of the start are written again
             self.write_text(name, "".join(json.dumps(entry) + "\n" for entry in kept))

@@ -2,16 +2,20 @@
 
 import dataclasses
 import hashlib
+import itertools
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from trainbox.classification import Classification
 from trainbox.contract.config import Config
-from trainbox.contract.errors import WrongUse
+from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.contract.hints import command
 from trainbox.contract.secret_rule import without_secrets
+from trainbox.task import Task
 from trainer.parallel.world import World
 from trainer.records import manifest
 
@@ -62,3 +66,25 @@ def refuse_difference(world: World, found: Mapping[str, Any], remedy: str) -> No
         raise WrongUse(
             f"{name} is {value} on {socket.gethostname()}, but differs on another machine: {remedy}"
         )
+
+
+def refuse_other_classes(task: Task, path: Path, described: Mapping[str, Any]) -> None:
+    """Check that the outputs of the model mean the classes that the manifest of a run lists.
+
+    A task may find its classes in the data.
+
+    Raises:
+        WrongUse: A class differs.
+        StorageFailure: The manifest does not list them.
+    """
+    if not isinstance(task, Classification):
+        return
+    if "classes" not in described:
+        raise StorageFailure(f"{path}/manifest.json is damaged (it has no classes): restore it")
+    pairs = itertools.zip_longest(described["classes"], task.class_names, fillvalue="missing")
+    for k, (before, now) in enumerate(pairs):
+        if before != now:
+            raise WrongUse(
+                f"class {k} of {path} is {before}, but class {k} of the data is {now}: give "
+                "data with the classes of the training"
+            )

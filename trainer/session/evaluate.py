@@ -25,6 +25,7 @@ from trainer.loop.validate import draw
 from trainer.parallel.world import World
 from trainer.records.compare import listed_changes
 from trainer.records.console import Console
+from trainer.records.run_record import RunRecord
 from trainer.session.evaluation_files import (
     check_predictions,
     make_folder,
@@ -40,7 +41,6 @@ from trainer.session.recorded_figures import (
     recorded_figures,
 )
 from trainer.session.stored_model import LoadedWeights, join_and_load_task, load_compared
-from trainer.session.stored_run import StoredRun
 from trainer.system.signals import StopRequest
 
 
@@ -77,7 +77,7 @@ def evaluate_run(
         Failure: The figures differ from those of the training, and nothing explains it.
         WrongUse: The run cannot be evaluated.
     """
-    stored = StoredRun.read(path)
+    stored = RunRecord.open(path)
     out = request.out or path / "evaluations" / f"{request.checkpoint}-{request.data}"
     with errors_as_failures(out):
         settings, strategy, task = join_and_load_task(stored, request, device_name)
@@ -107,7 +107,7 @@ def evaluate_run(
 
 def _evaluate(
     job: Inference,
-    stored: StoredRun,
+    stored: RunRecord,
     request: EvaluateRequest,
     out: Path,
     stop: StopRequest,
@@ -169,7 +169,7 @@ def _evaluate(
 
 
 def _origin(
-    job: Inference, stored: StoredRun, request: EvaluateRequest, loaded: LoadedWeights
+    job: Inference, stored: RunRecord, request: EvaluateRequest, loaded: LoadedWeights
 ) -> dict[str, Any]:
     """Return what was evaluated and how, for evaluation.json."""
     return {

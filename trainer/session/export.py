@@ -28,13 +28,13 @@ from trainer.parallel.buffers import evaluating
 from trainer.parallel.strategy import join
 from trainer.records.compare import listed_changes
 from trainer.records.console import Console
+from trainer.records.run_record import RunRecord
 from trainer.session.evaluation_files import make_folder
 from trainer.session.export_formats import FORMATS, Loaded, check_packages
 from trainer.session.failures import errors_as_failures
 from trainer.session.model_card import CARD, Card, described, write_card
 from trainer.session.recorded_figures import VALIDATION, figures_of_training
-from trainer.session.stored_model import load_compared
-from trainer.session.stored_run import StoredRun
+from trainer.session.stored_model import load_compared, settings_of
 
 # The largest difference, as a share of the largest output. Other kernels add in another order.
 TOLERANCE = 1e-4
@@ -71,12 +71,12 @@ def export_run(path: Path, request: ExportRequest, data_dir: Path) -> None:
         Failure: The loaded file has other outputs than the model. No file is written.
         WrongUse: The run or its model cannot be exported.
     """
-    stored = StoredRun.read(path)
+    stored = RunRecord.open(path)
     check_packages(request.to)
     out = request.out or path / "exports" / f"{request.checkpoint}-{request.to}"
     with errors_as_failures(out):
         settings = dataclasses.replace(
-            stored.settings(), precision="fp32", compile=False, memory_format=CONTIGUOUS
+            settings_of(stored), precision="fp32", compile=False, memory_format=CONTIGUOUS
         )
         strategy = join("cpu")
         check(settings, "cpu")
@@ -92,7 +92,7 @@ def export_run(path: Path, request: ExportRequest, data_dir: Path) -> None:
 
 
 def _export(
-    job: Inference, stored: StoredRun, request: ExportRequest, out: Path, console: Console
+    job: Inference, stored: RunRecord, request: ExportRequest, out: Path, console: Console
 ) -> None:
     """Load the weights, export the model, compare, and write the file and its card."""
     # Load the weights, and compare the task and the data with those of the training.

@@ -18,6 +18,7 @@ from trainbox.initial_weights import (
     unwrapped,
 )
 from trainer.loop.state import Job
+from trainer.records.run_record import RunRecord
 from trainer.session.agreement import refuse_difference
 
 _BEST = "model.safetensors"
@@ -96,7 +97,7 @@ def _weights_file(init: str, source: str) -> Path:
             f"{source} has no {_BEST}, which a run has after its first validation: let "
             "the run validate, or give a file of its folder checkpoints"
         )
-    return path / _BEST
+    return RunRecord.open(path).best_weights()
 
 
 def _sha256(file: Path) -> str:

@@ -12,10 +12,9 @@ from trainbox.classification import Classification
 from trainbox.contract.files import replacing
 from trainbox.task import Task
 from trainer.records.compare import listed_changes
-from trainer.records.stored_weights import StoredWeights
+from trainer.records.run_record import RunRecord, StoredWeights
 from trainer.session.export_formats import Format
-from trainer.session.stored_run import StoredRun
-from trainer.track.runs import read_run
+from trainer.track.runs import params_of
 
 CARD = "model.md"
 _NO_LICENCE = (
@@ -37,7 +36,7 @@ class Card:
     """
 
     to: Format
-    stored: StoredRun
+    stored: RunRecord
     task: Task
     checkpoint: str
     weights: StoredWeights
@@ -90,7 +89,7 @@ def _card_text(card: Card, file_digest: str) -> str:
     metrics = {
         name: value for name, value in (card.figures or {}).items() if not isinstance(value, list)
     }
-    settings = read_run(card.stored.path).params
+    settings = params_of(card.stored.values)
     parts = [
         f"# {card.stored.path.name}",
         "## Load the model",

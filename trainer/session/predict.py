@@ -24,10 +24,10 @@ from trainer.loop.state import Inference
 from trainer.parallel.strategy import Strategy
 from trainer.records.compare import listed_changes
 from trainer.records.predictions import Columns, csv_rows, json_lines, prediction_columns
+from trainer.records.run_record import RunRecord
 from trainer.session.agreement import refuse_difference
 from trainer.session.failures import errors_as_failures
 from trainer.session.stored_model import join_and_load_task, load_compared
-from trainer.session.stored_run import StoredRun
 from trainer.system.given_files import given_files
 from trainer.system.signals import StopRequest
 
@@ -62,7 +62,7 @@ def predict_run(
         WrongUse: The run cannot predict, or a file cannot be used.
         StorageFailure: Standard output cannot be written.
     """
-    stored = StoredRun.read(path)
+    stored = RunRecord.open(path)
     # A task may print.
     with errors_as_failures(path), contextlib.redirect_stdout(sys.stderr):
         settings, strategy, task = join_and_load_task(stored, request, device_name)
@@ -96,7 +96,7 @@ def _files(task: Task, given: Sequence[Path], strategy: Strategy) -> list[Path]:
 
 
 def _predict(
-    job: Inference, stored: StoredRun, request: PredictRequest, stop: StopRequest
+    job: Inference, stored: RunRecord, request: PredictRequest, stop: StopRequest
 ) -> Columns:
     """Load the weights and predict; all ranks must call this. Rank 0 gets the columns."""
     world = job.world

@@ -21,13 +21,14 @@ from trainer.records.compare import (
     manifest_differences,
 )
 from trainer.records.run_log import RunLog
+from trainer.session.agreement import refuse_other_classes
 from trainer.system.sources import loaded_sources, located_sources
 
 
 def read_manifest(run: RunLog) -> dict[str, Any] | None:
     """Return the run's manifest, or None if it is missing or damaged."""
     found = run.folder.read_json("manifest.json") or {}
-    kinds = {"settings": dict, "sources": dict, "plan": dict, "resumes": list}
+    kinds = {"settings": dict, "sources": dict, "plan": dict, "resumes": list, "classes": list}
     valid = all(isinstance(found.get(name, kind()), kind) for name, kind in kinds.items())
     return found if found and valid else None
 
@@ -168,6 +169,8 @@ def _write_manifest(
     known: dict[str, str] = stored.get("sources", {})
     found["sources"] |= located_sources(known.keys() - data.sources.keys())
     changed = manifest_differences(stored, found)
+    if not anyway:
+        refuse_other_classes(job.task, run.path, stored)
     breaking = {name: values for name, values in changed.items() if changes_bits(name)}
     if breaking and not anyway:
         if not complete:

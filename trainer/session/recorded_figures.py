@@ -10,10 +10,9 @@ from trainer.records.compare import (
     changes_bits,
     differing_names,
     listed_changes,
-    read_entries,
 )
 from trainer.records.run_folder import finite_or_null
-from trainer.session.stored_run import StoredRun
+from trainer.records.run_record import RunRecord
 
 VALIDATION, TEST = "validation", "test"
 
@@ -36,7 +35,7 @@ def recorded_figures(result: Evaluation) -> dict[str, Any]:
 
 
 def compare_figures(
-    stored: StoredRun, figures: Mapping[str, Any], step: int, part: str, changed: Mapping[str, Any]
+    stored: RunRecord, figures: Mapping[str, Any], step: int, part: str, changed: Mapping[str, Any]
 ) -> FigureComparison:
     """Compare `figures` with those that the training recorded for `step`.
 
@@ -66,15 +65,13 @@ def compare_figures(
     )
 
 
-def figures_of_training(stored: StoredRun, step: int) -> dict[str, Any] | None:
+def figures_of_training(stored: RunRecord, step: int) -> dict[str, Any] | None:
     """Return the figures of the validation at `step` in metrics.jsonl, or None."""
-    for entry in read_entries(stored.path / "metrics.jsonl"):
-        if entry.get("kind") == "validation" and entry["step"] == step:
-            return {name: value for name, value in entry.items() if name not in KEYS_OF_ENTRIES}
-    return None
+    entry = stored.validation_at(step)
+    return entry and {name: x for name, x in entry.items() if name not in KEYS_OF_ENTRIES}
 
 
-def _reason(stored: StoredRun, changed: Mapping[str, Any]) -> str | None:
+def _reason(stored: RunRecord, changed: Mapping[str, Any]) -> str | None:
     """Return why the bits may differ, or None."""
     if not stored.config.deterministic:
         return "the run has --fast"

@@ -4,7 +4,7 @@ import secrets
 
 from trainbox.contract.errors import WrongUse
 from trainer.loop.state import Job
-from trainer.records.compare import read_entries
+from trainer.records.jsonl import read_entries
 from trainer.session.record import read_manifest
 
 
@@ -73,6 +73,11 @@ def _newest(job: Job, anyway: bool) -> int | None:
                 f"{run.path} was stopped after step {trained}, before its first "
                 "checkpoint: it restarts at step 0"
             )
+    elif not checkpoints.files.entries(step):
+        run.report(
+            f"the checkpoint of step {step} was not compared with digests.jsonl, which has no "
+            "entry of this step"
+        )
     return step
 
 

@@ -2,29 +2,27 @@
 
 import contextlib
 import dataclasses
-import itertools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainbox.classification import Classification
 from trainbox.contract.config import Settings, check
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.task import Task
 from trainer.load_task import load_task
 from trainer.loop.arithmetic import set_cuda_variables
+from trainer.loop.settle import completed
 from trainer.loop.state import Inference, load_weights
 from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy, join
 from trainer.records import manifest
 from trainer.records.compare import listed_changes, manifest_differences
 from trainer.records.digest import digest_of_digests, tensor_digests
-from trainer.records.stored_weights import StoredWeights, find_weights, load_state
-from trainer.session.agreement import refuse_difference
+from trainer.records.run_record import RunRecord, StoredWeights
+from trainer.session.agreement import refuse_difference, refuse_other_classes
 from trainer.session.recorded_figures import VALIDATION
-from trainer.session.stored_run import StoredRun
 from trainer.system.sources import loaded_sources, located_sources
 
 _ATTEMPTS = 5  # to load a checkpoint that a training replaces
@@ -47,8 +45,18 @@ class LoadedWeights:
     changed: Mapping[str, tuple[Any, Any]]
 
 
+def settings_of(stored: RunRecord) -> Settings:
+    """Return the settings of a run, with all open choices as the run made them.
+
+    The size of a validation batch depends on the number of shards. A run that does not keep
+    this number has one shard for each process of its newest start.
+    """
+    config = completed(stored.config, int(stored.plan["world_size"]))
+    return Settings(**dataclasses.asdict(config) | {"batch_size_per_gpu": None})
+
+
 def join_and_load_task(
-    stored: StoredRun, request: Any, device_name: str
+    stored: RunRecord, request: Any, device_name: str
 ) -> tuple[Settings, Strategy, Task]:
     """Join the other ranks and load the task of `stored`, with the settings of the run.
 
@@ -57,7 +65,7 @@ def join_and_load_task(
     Raises:
         WrongUse: A rank has another request, or the device cannot compute with the settings.
     """
-    settings = stored.settings()
+    settings = settings_of(stored)
     # The import of a task may use the GPU.
     if settings.deterministic:
         set_cuda_variables()
@@ -70,7 +78,7 @@ def join_and_load_task(
 
 def load_compared(
     job: Inference,
-    stored: StoredRun,
+    stored: RunRecord,
     which: str,
     part: str,
     anyway: bool,
@@ -90,11 +98,13 @@ def load_compared(
     weights, digest = _load(job, stored, which)
     changed, data_digest = _changes(job, stored, part)
     _refuse_changed_sources(stored.path, changed, anyway, verb)
-    report(f"{stored.path}: {which} checkpoint, step {weights.step}, weights {digest[:16]}")
+    line = f"{stored.path}: {which} checkpoint, step {weights.step}, weights {digest[:16]}"
+    compared = bool(stored.files.entries(weights.step))
+    report(line if compared else f"{line}, not compared: digests.jsonl has no entry of this step")
     return LoadedWeights(weights, digest, data_digest, changed)
 
 
-def _load(job: Inference, stored: StoredRun, which: str) -> tuple[StoredWeights, str]:
+def _load(job: Inference, stored: RunRecord, which: str) -> tuple[StoredWeights, str]:
     """Load the weights on all ranks, and return where they were and their digest.
 
     A training that still runs may remove the checkpoint in between, so this tries again.
@@ -104,7 +114,7 @@ def _load(job: Inference, stored: StoredRun, which: str) -> tuple[StoredWeights,
             with other classes.
         StorageFailure: The checkpoint is damaged, or was removed in each attempt.
     """
-    _refuse_other_classes(job, stored)
+    refuse_other_classes(job.task, stored.path, stored.manifest)
     for _ in range(_ATTEMPTS):
         found: StoredWeights | None = None
         # Rank 0 reads whole checkpoints to verify them, which may take long.
@@ -113,7 +123,7 @@ def _load(job: Inference, stored: StoredRun, which: str) -> tuple[StoredWeights,
             contextlib.suppress(FileNotFoundError),
         ):
             if job.world.is_first:
-                found = find_weights(stored.path, stored.run_id, which)
+                found = stored.find(which)
         chosen = job.world.from_first(
             [str(found.path), found.step, found.sha256] if found is not None else None
         )
@@ -125,7 +135,7 @@ def _load(job: Inference, stored: StoredRun, which: str) -> tuple[StoredWeights,
             job.world.wait_for_all("the load of the checkpoint"),
             contextlib.suppress(FileNotFoundError),
         ):
-            state = load_state(stored.path, stored.run_id, weights.step)
+            state = stored.load(weights.step)
             digest = digest_of_digests(tensor_digests(state))
         if all(job.world.from_each(state is not None)):
             assert state is not None
@@ -142,25 +152,8 @@ def _load(job: Inference, stored: StoredRun, which: str) -> tuple[StoredWeights,
     )
 
 
-def _refuse_other_classes(job: Inference, stored: StoredRun) -> None:
-    """Raise WrongUse if the outputs of the stored model mean other classes than the task's.
-
-    A task may find its classes in the data. The manifest of an earlier version does not list them.
-    """
-    trained = stored.manifest.get("classes")
-    if not isinstance(job.task, Classification) or trained is None:
-        return
-    pairs = itertools.zip_longest(trained, job.task.class_names, fillvalue="missing")
-    for k, (before, now) in enumerate(pairs):
-        if before != now:
-            raise WrongUse(
-                f"class {k} of {stored.path} is {before}, but class {k} of the data is {now}: give "
-                "data with the classes of the training"
-            )
-
-
 def _changes(
-    job: Inference, stored: StoredRun, part: str
+    job: Inference, stored: RunRecord, part: str
 ) -> tuple[dict[str, tuple[Any, Any]], str]:
     """Return what differs from the run's start, and the digest of the evaluated dataset.
 

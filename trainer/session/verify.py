@@ -1,18 +1,16 @@
 """Run one call of `verify` that trains a run again."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.config import CONTIGUOUS, parse_config
+from trainbox.contract.config import CONTIGUOUS
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.temporary import temporary_folder
 from trainer.parallel.strategy import bits_depend_on_processes, launched_as
-from trainer.records.compare import listed_changes, manifest_differences
-from trainer.records.evidence import Evidence, verdict
-from trainer.records.evidence_files import check_files
+from trainer.records.evidence import Evidence, contradictions, verdict
+from trainer.records.run_record import RunRecord
 from trainer.session.initial import refuse_other_weights
 from trainer.session.train import train_task
 from trainer.system.signals import StopRequest
@@ -31,14 +29,15 @@ def verify_run(
         Failure: The run cannot be repeated.
     """
     # Read the digests of the run, and check that there is something to compare with.
-    stored = Evidence.of(path)
+    with contradictions():
+        record = RunRecord.open(path)
+        stored = Evidence.of(record)
     if not any(0 < entry["step"] <= (steps or entry["step"]) for entry in stored.digests):
         first = next((entry["step"] for entry in stored.digests if entry["step"]), None)
         raise WrongUse(
             f"{path} has no digest of a trained step{f' up to step {steps}' if steps else ''} "
             f"(the first is of step {first}): train with --digest-steps N for more digests"
         )
-    stored = check_files(stored)
     until = steps if steps is not None and steps <= stored.end else None
     if until is None:
         stored.refuse_unfinished()
@@ -47,17 +46,17 @@ def verify_run(
     # Train again. Rank 0 writes the manifest, and only rank 0 compares.
     with temporary_folder("verify-") as folder:
         again = folder / "again"
-        config = parse_config(json.dumps(stored.config), path / "config.json")
         # Runs of earlier versions have no memory format.
-        config = dataclasses.replace(config, memory_format=config.memory_format or CONTIGUOUS)
+        config = dataclasses.replace(
+            record.config, memory_format=record.config.memory_format or CONTIGUOUS
+        )
         train_task(
             *(config, stop, device_name, folder, again.name, data_dir, "never", steps),
             rehearses=False,
         )
         if (again / "manifest.json").exists():
-            repeated = check_files(Evidence.of(again, "the repeated run"))
-            changed = manifest_differences(stored.manifest, repeated.manifest)
-            print(verdict(stored, repeated, listed_changes(changed), until), flush=True)
+            repeated = Evidence.of(RunRecord.open(again), "the repeated run")
+            print(verdict(stored, repeated, until), flush=True)
 
 
 def _refuse_another_plan(path: Path, manifest: Mapping[str, Any], steps: int | None) -> None:

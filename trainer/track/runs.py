@@ -81,13 +81,14 @@ def read_run(folder: Path) -> Run:
         StorageFailure: A file is missing or damaged.
     """
     config, manifest = (_read(folder / name) for name in (_CONFIG, MANIFEST))
+    is_script = config.get("kind") == "script"
     run_id = manifest.get("run_id")
     if not isinstance(run_id, str) or not re.fullmatch(r"[\w-]{1,64}", run_id, re.ASCII):
         raise StorageFailure(f"{folder / MANIFEST} has no valid run_id: restore the file")
     path = folder.absolute()
     sweep = path.parent.name if _TRIAL.fullmatch(path.name) else ""
     name = f"{sweep}/{path.name}" if sweep else path.name
-    params = _of_script(config) if config.get("kind") == "script" else _of_task(config)
+    params = _of_script(config) if is_script else params_of(config)
     tags = _tags(manifest) | ({"sweep": sweep} if sweep else {})
     return Run(folder, run_id, name, sweep, params, tags)
 
@@ -128,7 +129,7 @@ def _metric_name(name: str) -> str:
     return "/".join(part for part in parts if part.strip(". "))[:_LONGEST_NAME].rstrip("/ ")
 
 
-def _of_task(config: Mapping[str, Any]) -> dict[str, str | float]:
+def params_of(config: Mapping[str, Any]) -> dict[str, str | float]:
     """Return the settings of a task; its fields are named `task.NAME` as in TensorBoard."""
     fields = config.get("fields")
     flat = {name: value for name, value in config.items() if name != "fields" and value is not None}

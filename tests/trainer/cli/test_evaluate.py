@@ -17,12 +17,13 @@ import torch
 from tests.support.here import Here, StopAfter
 from tests.support.ranks import Ranks
 from tests.support.tiny import Split, StepCounter, Tiny
-from trainbox.contract.errors import Preempted, StorageFailure
+from trainbox.contract.config import Config
+from trainbox.contract.errors import Preempted
 from trainbox.contract.seeding import derive_seed
 from trainer.loop.bootstrap import bootstrap_intervals
 from trainer.records.checkpoint_files import CheckpointFiles
 from trainer.records.run_folder import RunFolder
-from trainer.records.stored_weights import find_weights
+from trainer.records.run_record import RunRecord
 from trainer.tasks.digits import Digits
 
 SPLIT = "tests.support.tiny:Split"
@@ -258,7 +259,11 @@ def test_a_changed_task_is_refused_unless_accepted(ranks: Ranks) -> None:
             2,
             "config.json was edited after the run was started (settings.seed: 0 -> 7)",
         ),
-        (lambda run: shutil.rmtree(run / "checkpoints"), 2, "runs/r has no checkpoint: "),
+        (
+            lambda run: shutil.rmtree(run / "checkpoints"),
+            4,
+            "no checkpoint in runs/r/checkpoints, but this run has saved some",
+        ),
         (
             lambda run: (run / "checkpoints/step-00000002.pt").write_bytes(b"x"),
             4,
@@ -267,7 +272,7 @@ def test_a_changed_task_is_refused_unless_accepted(ranks: Ranks) -> None:
         (
             lambda run: (run / "checkpoints/step-00000002.json").write_text("{}"),
             4,
-            "step-00000002.json is damaged ('best_step'): restore it",
+            "step-00000002.pt is damaged (its sidecar is of step None): restore it",
         ),
         (
             lambda run: (run / "evaluations").write_text(""),
@@ -299,18 +304,10 @@ def test_a_checkpoint_that_is_removed_during_its_check_is_not_damaged(
     sidecar = tmp_path / "checkpoints/step-00000001.json"
     sidecar.parent.mkdir()
     sidecar.write_text("{}")
+    record = RunRecord(tmp_path, {}, Config(task="digits"), {})
     monkeypatch.setattr(CheckpointFiles, "problem", lambda *_: sidecar.unlink() or "missing")
     with pytest.raises(FileNotFoundError, match=r"step-00000001\.json"):
-        find_weights(tmp_path, None, "last")
-
-
-def test_a_best_step_that_is_not_a_number_is_damage(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints/step-00000001.json").write_text('{"best_step": "1"}')
-    with pytest.raises(
-        StorageFailure, match=r"step-00000001\.json is damaged \(best_step is '1'\)"
-    ):
-        find_weights(tmp_path, None, "best")
+        record.find("last")
 
 
 def test_a_checkpoint_that_the_training_removes_is_looked_up_again(
@@ -319,14 +316,16 @@ def test_a_checkpoint_that_the_training_removes_is_looked_up_again(
     here.train(max_steps=12, best_by="max:loss")
     folder, found = here.path() / "checkpoints", []
 
-    def find_and_remove(*arguments: Any) -> Any:
-        found.append(find_weights(*arguments))
+    find = RunRecord.find
+
+    def find_and_remove(record: RunRecord, which: str) -> Any:
+        found.append(find(record, which))
         if len(found) == 1:
             for suffix in (".pt", ".json"):
                 (folder / f"step-00000012{suffix}").unlink()
         return found[-1]
 
-    monkeypatch.setattr("trainer.session.stored_model.find_weights", find_and_remove)
+    monkeypatch.setattr(RunRecord, "find", find_and_remove)
     code, out, _ = _evaluate(here, "--checkpoint", "last")
     assert code == 0
     assert [weights.step for weights in found] == [12, 6]

@@ -144,7 +144,7 @@ def test_wrong_files_and_options_are_one_line(
     ("task", "remove", "message"),
     [
         ("Predicting", "", "task Predicting has no method load_example(): define it to return "),
-        ("FromFiles", "checkpoints", "runs/r has no checkpoint: "),
+        ("FromFiles", "checkpoints", "this run has saved some"),
         ("FromFiles", "manifest.json", "predict runs/r: manifest.json is missing: "),
     ],
 )
@@ -157,7 +157,7 @@ def test_a_run_that_cannot_predict_is_one_line(
     elif remove:
         (here.path() / remove).unlink()
     code, out, err = _predict(here, "new")
-    assert (code, out) == (2, "")
+    assert (code, out) == (4 if remove == "checkpoints" else 2, "")
     assert message in err and len(err.splitlines()) == 1
 
 

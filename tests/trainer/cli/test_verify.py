@@ -31,12 +31,12 @@ from trainer.records.compare import (
     BitsDifference,
     first_difference,
     first_validation_difference,
-    read_entries,
     shown_arguments,
     shown_value,
 )
 from trainer.records.digest import value_digest
 from trainer.records.evidence import Evidence, verdict
+from trainer.records.jsonl import read_entries
 from trainer.records.run_log import RunLog
 
 
@@ -54,11 +54,14 @@ def test_digests_are_written_at_the_start_in_each_epoch_and_at_the_end(here: Her
     assert [(entry["kind"], entry["step"]) for entry in entries] == [
         ("start", 0),
         ("step", 6),
+        ("checkpoint", 6),
         ("step", 12),
+        ("checkpoint", 12),
         ("step", 15),
+        ("checkpoint", 15),
     ]
     assert len({entry["model"] for entry in entries}) == 4
-    assert entries[0]["order"] == entries[1]["order"] != entries[2]["order"] != entries[3]["order"]
+    assert entries[0]["order"] == entries[1]["order"] != entries[3]["order"] != entries[5]["order"]
     assert list(entries[1]["tensors"]) == [
         "forwards",
         "linear.weight",
@@ -132,7 +135,7 @@ def _evidence(
     name: str, digests: list[dict[str, Any]], *validations: int, best: int | None = None
 ) -> Evidence:
     metrics = [{"kind": "validation", "step": step, "loss": 1.0} for step in validations]
-    return Evidence(name, Path(name), {}, {}, digests, metrics, (), best)
+    return Evidence(name, {"cuda": name}, digests, metrics, 0, best)
 
 
 _DIGESTS = [_entry(0, a="1"), _entry(4, a="2"), _entry(8, a="3")]
@@ -140,7 +143,7 @@ _DIGESTS = [_entry(0, a="1"), _entry(4, a="2"), _entry(8, a="3")]
 
 def test_the_verdict_on_two_runs_with_the_same_bits() -> None:
     one = _evidence("A", _DIGESTS, 4, 8, best=8)
-    assert verdict(one, replace(one, name="B"), "") == (
+    assert verdict(one, replace(one, name="B")) == (
         "SAME BITS: A and B, 3 digests up to step 8, weights 3; no manifest entry differs"
     )
 
@@ -153,7 +156,7 @@ def test_the_verdict_on_two_runs_with_the_same_bits() -> None:
             [4, 8],
             8,
             None,
-            "DIFFERENT BITS: A against B: first difference at step 8 .*: T",
+            "DIFFERENT BITS: A against B: first difference at step 8 .*differ: cuda: A -> B",
         ),
         (_DIGESTS, [4], 8, None, "the metrics.jsonl of B has no validation at step 8"),
         (_DIGESTS, [8], 8, None, "the metrics.jsonl of B has no validation at step 4"),
@@ -185,7 +188,6 @@ def test_the_difference_is_named(
         verdict(
             _evidence("A", _DIGESTS, 4, 8, best=8),
             _evidence("B", digests, *validations, best=best),
-            "T",
             until,
         )
     assert raised.value.exit_code == 8
@@ -197,12 +199,12 @@ def test_runs_without_a_common_trained_step_are_not_compared() -> None:
         WrongUse,
         match="no digest of a trained step in common .the first digest of A is of step 4",
     ):
-        verdict(one, _evidence("B", _DIGESTS[:1]), "")  # the initial weights do not prove anything
+        verdict(one, _evidence("B", _DIGESTS[:1]))  # the initial weights do not prove anything
 
 
 def test_a_run_that_stopped_before_a_validation_is_compared_up_to_its_end() -> None:
     stopped, whole = _evidence("A", _DIGESTS[:2]), _evidence("B", _DIGESTS[:2], 4)
-    assert "SAME BITS: A and B, 2 digests up to step 4" in verdict(stopped, whole, "", 4)
+    assert "SAME BITS: A and B, 2 digests up to step 4" in verdict(stopped, whole, 4)
 
 
 @pytest.fixture(scope="module")
@@ -228,17 +230,18 @@ def test_each_checkpoint_and_the_last_step_have_a_digest(finished: Here) -> None
     entries = _digests(finished)
     assert [(entry["kind"], entry["step"]) for entry in entries] == [
         ("start", 0),
-        *[
-            ("checkpoint", 5),
-            ("step", 6),
-            ("checkpoint", 10),
-            ("step", 12),
-            ("checkpoint", 15),
-            ("step", 18),
-        ],
+        ("checkpoint", 5),
+        ("step", 6),
+        ("checkpoint", 6),
+        ("checkpoint", 10),
+        ("step", 12),
+        ("checkpoint", 12),
+        ("checkpoint", 15),
+        ("step", 18),
+        ("checkpoint", 18),
     ]
     state = finished.state(15)
-    assert entries[5]["model"] == value_digest(state["model"])
+    assert entries[7]["model"] == value_digest(state["model"])
     assert (
         "SAME BITS: runs/r and runs/twin, 7 digests up to step 18"
         in finished.command("verify", "runs/r", "runs/twin")[1]
@@ -261,7 +264,7 @@ def test_a_checkpoints_digests_are_named_before_the_next_forward(
     monkeypatch.setattr(DigestLog, "_record_saved", in_a_forward)
     monkeypatch.setattr(RunCheckpoints, "_start", lambda _self, work, _needed=0: work())
     here.train(max_steps=4, checkpoint_steps=3)
-    _, saved, last = _digests(here)
+    _, saved, _, last = _digests(here)
     assert (saved["kind"], saved["step"]) == ("checkpoint", 3)
     assert saved["tensors"].keys() == last["tensors"].keys()
 
@@ -275,8 +278,8 @@ def test_a_resume_that_did_not_restore_the_digests_differs(finished: Here) -> No
         ended, _, err = finished.command("verify", "runs/r", "runs/twin")
         assert ended == code, err
     assert (
-        "line 9 of runs/r/digests.jsonl: the resume at step 18 has a different digest of "
-        "optimizer than the entry before" in err
+        "line 12 of runs/r/digests.jsonl: the second entry of step 18 has a different digest of "
+        "optimizer than the first" in err
     )
 
 
@@ -311,13 +314,6 @@ def _swap_moments(run: Path) -> None:
     torch.save(state | {"optimizer": torch.load(other, weights_only=True)["optimizer"]}, path)
 
 
-def _other_step(run: Path) -> None:
-    path = run / "checkpoints/step-00000015.pt"
-    state = torch.load(path, weights_only=True)
-    state["progress"]["step"] = 14
-    torch.save(state, path)
-
-
 def _older_weights(run: Path) -> None:
     with safe_open(run / "model.safetensors", "pt") as file:
         assert file.metadata()["step"] == "18"
@@ -332,62 +328,6 @@ def _swap_digests(run: Path) -> None:
 def _without_validations(run: Path) -> None:
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(line for line in lines if "validation" not in line))
-
-
-_CHANGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
-    (
-        _swap_weights,
-        "runs/r/model.safetensors against the entry of step 18 in runs/r/digests.jsonl "
-        "(first tensor linear.weight",
-    ),
-    (
-        _swap_checkpoint,
-        "runs/r/checkpoints/step-00000015.pt against the entry of step 15 in "
-        "runs/r/digests.jsonl (first tensor",
-    ),
-    (
-        _rename_checkpoint,
-        "runs/r/checkpoints/step-00000005.pt against the entry of step 5 in runs/r/digests.jsonl",
-    ),
-    (
-        _swap_moments,
-        "the optimizer's state in runs/r/checkpoints/step-00000015.pt differs from the entry of "
-        "step 15 in digests.jsonl",
-    ),
-    (_other_step, "runs/r/checkpoints/step-00000015.pt differs from the entry of step 15"),
-    (_older_weights, "runs/r/model.safetensors is of step 12, but "),
-    (_swap_digests, "runs/r/checkpoints/step-00000012.pt against the entry of step 12"),
-    (lambda run: (run / "model.safetensors").unlink(), "runs/r/model.safetensors is missing"),
-    (
-        lambda run: (run / "checkpoints/step-00000018.pt").unlink(),
-        "runs/r/checkpoints/step-00000018.pt is missing",
-    ),
-    (lambda run: (run / "metrics.jsonl").unlink(), "runs/r/metrics.jsonl is missing"),
-    (
-        lambda run: (run / "metrics.jsonl").write_text(""),
-        "runs/r/metrics.jsonl has no validation at step 18",
-    ),
-    (_without_validations, "runs/r/metrics.jsonl has no validation at step 18"),
-    (
-        lambda run: _change(run / "config.json", epochs=4),
-        "was edited after the run was started (settings.epochs: 3 -> 4)",
-    ),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), _CHANGED_RUNS)
-def test_a_run_whose_files_contradict_each_other_differs(
-    finished: Here, change: Callable[[Path], object], message: str
-) -> None:
-    change(finished.path())
-    for arguments in (
-        ("verify", "runs/r", "--device", "cpu"),
-        ("verify", "runs/r", "runs/twin"),
-        ("verify", "runs/twin", "runs/r"),
-    ):
-        code, out, err = finished.command(*arguments)
-        assert (code, out, err.count("\n")) == (8, "", 1), err
-        assert message in err
 
 
 def _with_line(number: int, text: bytes) -> Callable[[Path], object]:
@@ -422,9 +362,76 @@ def _as_fifo(name: str) -> Callable[[Path], object]:
     return make
 
 
+_CHANGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
+    (
+        _swap_weights,
+        "runs/r/model.safetensors is damaged (its weights differ from the entry of step 18 in "
+        "digests.jsonl: first tensor linear.weight",
+    ),
+    (
+        _swap_checkpoint,
+        "runs/r/checkpoints/step-00000015.pt is damaged (its sidecar is of another run",
+    ),
+    (
+        _rename_checkpoint,
+        "runs/r/checkpoints/step-00000005.pt is damaged (its sidecar is of step 15)",
+    ),
+    (
+        _swap_moments,
+        "runs/r/checkpoints/step-00000015.pt is damaged (",
+    ),
+    (_older_weights, "runs/r/model.safetensors is damaged (it is of step 12, but "),
+    (_swap_digests, "its weights differ from the entry of step 12 in digests.jsonl: first tensor"),
+    (
+        lambda run: (run / "model.safetensors").unlink(),
+        "runs/r/model.safetensors is damaged (it is missing)",
+    ),
+    (
+        lambda run: (run / "checkpoints/step-00000018.pt").unlink(),
+        "runs/r/checkpoints/step-00000018.pt is damaged (its tensors cannot be read: No such file",
+    ),
+    (lambda run: (run / "metrics.jsonl").unlink(), "runs/r/metrics.jsonl is missing"),
+    (
+        lambda run: (run / "metrics.jsonl").write_text(""),
+        "runs/r/metrics.jsonl has no validation at step 18",
+    ),
+    (_without_validations, "runs/r/metrics.jsonl has no validation at step 18"),
+    (
+        lambda run: _change(run / "config.json", epochs=4),
+        "was edited after the run was started (settings.epochs: 3 -> 4)",
+    ),
+    (_with_entry(10, model="0" * 64), "line 10 of runs/r/digests.jsonl: the second entry of step"),
+    (_as_fifo("model.safetensors"), "model.safetensors is damaged (it cannot be read: "),
+    (_as_fifo("checkpoints/step-00000018.pt"), "damaged (its tensors cannot be read: not a regu"),
+    (
+        lambda run: (run / "model.safetensors").write_text("{}"),
+        "runs/r/model.safetensors is damaged (it cannot be read: ",
+    ),
+    (
+        lambda run: (run / "checkpoints/step-00000018.pt").write_text("{}"),
+        "step-00000018.pt is damaged (2 bytes instead of",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), _CHANGED_RUNS)
+def test_a_run_whose_files_contradict_each_other_differs(
+    finished: Here, change: Callable[[Path], object], message: str
+) -> None:
+    change(finished.path())
+    for arguments in (
+        ("verify", "runs/r", "--device", "cpu"),
+        ("verify", "runs/r", "runs/twin"),
+        ("verify", "runs/twin", "runs/r"),
+    ):
+        code, out, err = finished.command(*arguments)
+        assert (code, out, err.count("\n")) == (8, "", 1), err
+        assert message in err
+
+
 _DAMAGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
-    (_with_line(7, b'{"kind": "ste'), "line 7 of runs/r/digests.jsonl is damaged (incomplete)"),
-    (_with_line(7, b"garbage\n"), "line 7 of runs/r/digests.jsonl is damaged (Expecting value"),
+    (_with_line(10, b'{"kind": "ste'), "line 10 of runs/r/digests.jsonl is damaged (incomplete)"),
+    (_with_line(10, b"garbage\n"), "line 10 of runs/r/digests.jsonl is damaged (Expecting value"),
     (_with_line(3, b"garbage\n"), "line 3 of runs/r/digests.jsonl is damaged (Expecting value"),
     (_with_line(3, b"\n"), "line 3 of runs/r/digests.jsonl is damaged (Expecting value"),
     (_with_line(3, b"[3]\n"), "line 3 of runs/r/digests.jsonl is damaged (not a JSON object)"),
@@ -464,25 +471,7 @@ _DAMAGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
         _with_entry(3, tensors=[]),
         "line 3 of runs/r/digests.jsonl is damaged (tensors is missing or malformed)",
     ),
-    (
-        _with_entry(7, model="0" * 64),
-        "the entry of step 18 in runs/r/digests.jsonl is damaged (model, the digest of all "
-        "weights, does not match",
-    ),
     (_as_fifo("metrics.jsonl"), "runs/r/metrics.jsonl cannot be read (not a regular file)"),
-    (_as_fifo("model.safetensors"), "runs/r/model.safetensors cannot be read (not a regular file)"),
-    (
-        _as_fifo("checkpoints/step-00000018.pt"),
-        "step-00000018.pt cannot be read (not a regular file)",
-    ),
-    (
-        lambda run: (run / "model.safetensors").write_text("{}"),
-        "runs/r/model.safetensors cannot be read (",
-    ),
-    (
-        lambda run: (run / "checkpoints/step-00000018.pt").write_text("{}"),
-        "step-00000018.pt cannot be read (",
-    ),
     (
         lambda run: (run / "manifest.json").write_text("[]"),
         "runs/r/manifest.json is damaged (not a JSON object)",
@@ -544,9 +533,10 @@ def test_a_truncated_record_is_incomplete(finished: Here) -> None:
     for arguments in (("verify", "runs/r", "--device", "cpu"), ("verify", "runs/r", "runs/twin")):
         code, out, err = finished.command(*arguments)
         assert (code, out) == (8, "")
-        assert "step-00000012.pt is of step 12, which has no entry in digests.jsonl" in err
+        assert "runs/r has a file of step 12, which has no entry in digests.jsonl" in err
     shutil.rmtree("runs/r/checkpoints")
-    (finished.path() / "model.safetensors").unlink()
+    for name in ("model.safetensors", "first_checkpoint.json"):
+        (finished.path() / name).unlink()
     _without_validations(finished.path())
     code, out, err = finished.command("verify", "runs/r", "--device", "cpu")
     assert (code, out) == (2, "")

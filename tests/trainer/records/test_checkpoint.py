@@ -815,7 +815,7 @@ def test_a_failed_write_reports_path_reason_and_space_and_damages_nothing(
     saver.save(1, best=1)
     before = {path.name: path.read_bytes() for path in saver.folder.iterdir()}
     file_size_limit(10_000)
-    big = {"model": {"weight": torch.ones(100_000)}}
+    big = {"model": {"weight": torch.ones(100_000)}, "progress": {"step": 3}}
     saver.checkpoints.save(2, big, {}, 2)
     with pytest.raises(StorageFailure) as failure:
         saver.checkpoints.wait()

@@ -47,7 +47,7 @@ class Copied:
         """Save a checkpoint, and wait until its copy has ended."""
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(f'{{"step": {step}}}\n')
-        state = {"model": {"weight": torch.full((9,), float(step))}}
+        state = {"model": {"weight": torch.full((9,), float(step))}, "progress": {"step": step}}
         self.checkpoints.save(step, state, {}, best)
         self.checkpoints.wait()
         assert has_ended(self.mirror)

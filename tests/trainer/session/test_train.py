@@ -28,7 +28,8 @@ from trainer.loop.settle import settle
 from trainer.parallel.device import choose_device
 from trainer.parallel.strategy import STRATEGIES, Replicated
 from trainer.parallel.world import World
-from trainer.records.compare import manifest_differences, read_entries
+from trainer.records.compare import manifest_differences
+from trainer.records.jsonl import read_entries
 from trainer.records.run_log import RunLog
 from trainer.session.agreement import refuse_difference
 from trainer.system.signals import StopRequest
@@ -903,12 +904,8 @@ def test_a_run_without_a_checkpoint_restarts_and_logs_it(
     )
     assert [entry["step"] for entry in here.entries("train")] == list(range(1, 19))
     # The digests and the manifest are those of the new start, whose id the checkpoints have.
-    assert [entry["step"] for entry in read_entries(here.path() / "digests.jsonl")] == [
-        0,
-        6,
-        12,
-        18,
-    ]
+    steps = {entry["step"] for entry in read_entries(here.path() / "digests.jsonl")}
+    assert steps == {0, 6, 12, 18}
     described, sidecar = (
         json.loads((here.path() / name).read_text())
         for name in ("manifest.json", "checkpoints/step-00000018.json")

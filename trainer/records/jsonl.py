@@ -1,0 +1,110 @@
+"""Read metrics.jsonl and digests.jsonl of a run: a line is a JSON object with a step and a kind."""
+
+import errno
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.contract.files import parse_object, read_bytes
+
+_Problem = Callable[[dict[str, Any], dict[str, Any] | None], str | None]
+
+DIGESTS = ("model", "optimizer", "order")
+_KINDS = ("start", "step", "checkpoint", "resume")
+
+
+def entry_problem(entry: Mapping[str, Any], _before: object = None) -> str | None:
+    """Return what is wrong with an entry, or None."""
+    step = entry.get("step")
+    if type(step) is not int or step < 0:  # true is an int
+        return f"step {step!r} is not a whole number from 0"
+    return None if isinstance(entry.get("kind"), str) else "it has no kind"
+
+
+def digest_problem(entry: dict[str, Any], before: dict[str, Any] | None) -> str | None:
+    """Return what is wrong with an entry of digests.jsonl after the entry `before`, or None."""
+    if problem := entry_problem(entry):
+        return problem
+    wrong = [name for name in DIGESTS if not _is_digest(entry.get(name), 64)]
+    for name, optional in (("tensors", False), ("saved", True)):
+        parts = entry.get(name, {} if optional else None)
+        if isinstance(parts, dict):
+            wrong += [f"{name}.{part}" for part, x in parts.items() if not _is_digest(x, 16)]
+        else:
+            wrong += [name]
+    if entry["kind"] not in _KINDS:
+        wrong += ["kind"]
+    if wrong:
+        return f"{wrong[0]} is missing or malformed"
+    # A resume and a checkpoint record the digests of their step. They may already be recorded.
+    again = entry["kind"] in ("resume", "checkpoint")
+    if before and entry["step"] < before["step"] + (not again):
+        return f"step {entry['step']} comes after step {before['step']}"
+    return None
+
+
+def read_entries(path: Path, problem_of: _Problem = entry_problem) -> list[dict[str, Any]]:
+    """Return the valid entries of a file, or none if it is missing.
+
+    Damaged lines are skipped, such as the incomplete last line after a crash.
+
+    Raises:
+        StorageFailure: The file cannot be read.
+    """
+    try:
+        return [entry for entry, problem in _lines(path, problem_of) if not problem]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StorageFailure(
+            f"{path} cannot be read ({error.strerror}): restore it, or move it away"
+        ) from error
+
+
+def read_all_entries(path: Path, problem_of: _Problem = entry_problem) -> list[dict[str, Any]]:
+    """Return the entries of a file in which each line is valid.
+
+    Raises:
+        WrongUse: The file cannot be read, or a line is damaged.
+    """
+    try:
+        lines = list(_lines(path, problem_of))
+    except OSError as error:
+        raise WrongUse(
+            f"{path} cannot be read ({error.strerror}): name the folder of a run"
+        ) from error
+    for number, (_, problem) in enumerate(lines, 1):
+        if problem:
+            raise WrongUse(
+                f"line {number} of {path} is damaged ({problem}): restore the file, or, if "
+                "the run was killed, repair the file by resuming the run with the same command"
+            )
+    return [entry for entry, _ in lines]
+
+
+def _lines(path: Path, problem_of: _Problem) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """Yield the entry of each line, and what is wrong with it.
+
+    `problem_of(entry, valid entry before)` returns what is wrong, or None.
+    """
+    try:
+        *lines, rest = read_bytes(path).split(b"\n")
+    except ValueError as error:
+        raise OSError(errno.EFBIG, str(error)) from error
+    before = None
+    for line in lines:
+        try:
+            entry = parse_object(line.decode())
+            problem = problem_of(entry, before)
+        except ValueError as error:
+            entry, problem = {}, str(error)
+        before = before if problem else entry
+        yield entry, problem
+    if rest:
+        yield {}, "incomplete"
+
+
+def _is_digest(value: object, digits: int) -> bool:
+    return isinstance(value, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", value) is not None
