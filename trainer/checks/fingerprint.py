@@ -215,7 +215,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _of_torch(value: nn.Module | torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the attributes, with the hooks as lists, because another process numbers them anew."""
+    """Return the attributes, with the hooks as lists, because each process numbers them."""
     own = vars(value).items()
     return {n: list(v.values()) if "_hooks" in n and isinstance(v, dict) else v for n, v in own}
 

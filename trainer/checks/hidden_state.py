@@ -1,4 +1,4 @@
-"""The state of a task that checkpoints leave out, and what is said of a change in it."""
+"""The state of a task that checkpoints leave out, and the message about a change of it."""
 
 import sys
 from collections.abc import Collection, Mapping

@@ -2,7 +2,7 @@
 
 One job trains a step, validates a sample, saves a checkpoint and trains another step. A second job,
 with nothing in common, loads the checkpoint and trains the other step. Both must have the same bits
-and the same Python state. The reasons are in docs/decisions/0033-the-rehearsal.md.
+and the same Python state. The reasons are in docs/decisions/0007-the-rehearsal.md.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class Rehearsal:
 
     Attributes:
         entry: The entry of the manifest. Its `result` is a line for the header. `changing` has the
-            names of the hidden state that may change, because each step sets it anew.
+            names of the hidden state that may change, because each step sets it again.
     """
 
     def __init__(self, run: RunLog) -> None:

@@ -104,6 +104,16 @@ def check_losses(task: Task, losses: dict[str, Tensor], size: int) -> None:
         )
 
 
+def check_gradients(task: Task, model: nn.Module) -> None:
+    """Raise WrongUse if a gradient of the first step is sparse."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise WrongUse(
+                f"task {type(task).__name__}: the gradient of {name} is sparse and cannot be "
+                "exchanged between processes: use sparse=False"
+            )
+
+
 def _check_types(task: Task, losses: Any) -> None:
     """Raise WrongUse if `losses` is not a dictionary of tensors."""
     if not isinstance(losses, dict) or not losses:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.seeding import derive_seed
 from trainer.loop.log import not_finite
-from trainer.loop.losses import check_losses
+from trainer.loop.losses import check_gradients, check_losses
 from trainer.loop.out_of_memory import FIRST_STEPS, all_fit
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_factor
@@ -87,6 +87,8 @@ class EagerStep:
                     torch.autograd.backward(
                         trained_B, [state.scaler.scale(weight_B)] * len(trained_B)
                     )
+                    if not overlaps:
+                        check_gradients(job.task, state.model)
                 # Add the losses to the sums of the next log entry.
                 state.running.add(losses_B)
 

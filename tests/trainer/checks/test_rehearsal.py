@@ -272,3 +272,23 @@ def test_a_modules_extra_state_is_saved_digested_and_restored(
     here.train(max_steps=6)
     assert here.state(6)["model"]["_extra_state"] == {"seen": 6}
     assert "_extra_state" in read_entries(here.path() / "digests.jsonl")[-1]["tensors"]
+
+
+class _Sparse(StepCounter):
+    """A model with a gradient that only lists the rows that a batch uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(3, 1, sparse=True)
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        return super().forward(inputs_B4) + self.rows(torch.zeros(len(inputs_B4), dtype=int))[:, 0]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_sparse_gradient_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch, shards: int
+) -> None:
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Sparse())
+    with pytest.raises(WrongUse, match=r"the gradient of rows.weight is sparse and cannot be"):
+        here.train(max_steps=2, shards=shards, threads=1)
