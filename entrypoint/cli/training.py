@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,8 @@ def _settled(values: dict[str, Any], swept: frozenset[str] = frozenset()) -> Con
     A sweep varies the fields `swept`, and replaces those of the file.
     """
     found = file_settings() or FileSettings(Path(), {}, {})
+    if on_command_line("pairs"):  # each field comes from the first source that has it
+        values["pairs"] = (*os.environ.get("SET", "").split(), *values["pairs"])
     fields = fields_of(values["task"], values["pairs"], found.fields, found.written, swept)
     values["pairs"] = pairs_of(values["task"], fields)
     return config_of(values, fields)

@@ -10,18 +10,15 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 
-def nearest(
-    name: str, known: Collection[str], otherwise: str = "", most: int = 1, prefix: str = ""
-) -> str:
-    """Return a question with the `most` known names that are nearest to `name`, after `prefix`.
+def nearest(name: str, known: Collection[str], otherwise: str = "", prefix: str = "") -> str:
+    """Return a question with the known name that is nearest to `name`, after `prefix`.
 
     Without a near one, return `otherwise`, which by default lists the known names.
     """
     import difflib
 
-    near = difflib.get_close_matches(name, known, n=most)
-    if near:
-        return f"did you mean {' or '.join(prefix + known for known in near)}?"
+    if near := difflib.get_close_matches(name, known, n=1):
+        return f"did you mean {prefix}{near[0]}?"
     return otherwise or f"use some of {', '.join(known)}"
 
 

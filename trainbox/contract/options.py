@@ -321,8 +321,10 @@ _SETTINGS = (
             "Steps between entries in metrics.jsonl. Default: 50, or more if that takes long."),
     ),
 )
-for setting in _SETTINGS:
-    setting.default = getattr(Config, setting.parameter, None)
+_defaults = dataclasses.asdict(Config())
+for _row in _SETTINGS:
+    _default = _defaults[_row.parameter]
+    _row.default = None if _row.repeats else _default
 _ONE_RUN = _section("Storage",
     Everyday("--run", None,
         "The run's folder in --runs-dir. Default: the task and a digest of the settings.",
@@ -401,11 +403,12 @@ _HEALTH = (
     Option("--processes", _COUNT, "Processes to start here. Default: one per GPU.",
         variables=("PROCESSES",)),
     _JUDGED[3],
-    Option("--deadline-s", click.FloatRange(1), "--deep: seconds for each of its programs.", 120.0,
-        metavar="S"),
+    Option("--deadline-s", Number(1, open_low=False), "--deep: seconds for each of its "
+        "programs.", 120.0, metavar="S"),
     Option("--listen", None, "--monitor: address to listen on.", "127.0.0.1:9400",
         metavar="HOST:PORT"),
-    Option("--interval-s", click.FloatRange(0.1), "--monitor: seconds between two samples.", 5.0),
+    Option("--interval-s", Number(0.1, open_low=False), "--monitor: seconds between two "
+        "samples.", 5.0, metavar="S"),
 )
 _DRILL_SEED = Option("--seed", Whole(0), "Seed of the random kills. Default: random.")
 _CPU = Option("--cpu", bool, "Train on CPU processes even if there are GPUs.")
@@ -426,7 +429,7 @@ _BENCH: tuple[Row, ...] = (
         "Loader workers of each process. Default: the same as for train.",
         variables=("TRAINBOX_WORKERS",)),
     Option("--rounds", _COUNT, "Measurements of each case.", 3),
-    Option("--seconds", click.FloatRange(0.1, 3600),
+    Option("--seconds", Number(0.1, open_low=False, high=3600),
         "Measured seconds of each case, after a warm-up.", 10.0, metavar="S"),
     Option("--suggest", bool,
         "Try larger batches and more workers while the speed rises, and recommend settings."),
@@ -459,7 +462,7 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
             name="counts"),
         Option("--kills", Whole(1, 100), "Kills of each training, by SIGKILL and SIGTERM in turn.",
             2),
-        Option("--tolerance", click.FloatRange(0, 1),
+        Option("--tolerance", Number(0, open_low=False, high=1),
             "Accept floats with |a - b| <= T * max(1, |a|). Default: 0, the same bits.", 0.0,
             metavar="T"),
         _DRILL_SEED, _CPU,

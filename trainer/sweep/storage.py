@@ -14,6 +14,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.contract.secret_rule import without_secrets
 from trainer.system.storage import storage_failure as file_failure
 
 _LOCK_GRACE_S = 10
@@ -122,9 +123,11 @@ def _open_database(url: str) -> BaseStorage:
                 time.sleep(1)  # another process may be creating the tables
                 continue
             first_line = (str(reason) or type(reason).__name__).splitlines()[0]
+            remedy = "give a URL of SQLAlchemy, as in postgresql://host/study"
+            if isinstance(reason, ModuleNotFoundError) and reason.name:
+                remedy = f"install the package {reason.name}, which talks to this database"
             raise WrongUse(
-                f"--storage {without_password(url)} cannot be opened ({first_line}): give a URL "
-                "of SQLAlchemy, as in postgresql://host/study"
+                f"--storage {without_password(url)} cannot be opened ({first_line}): {remedy}"
             ) from error
     raise AssertionError
 
@@ -161,4 +164,4 @@ def _reason(error: Exception) -> BaseException:
 
 def without_password(url: str) -> str:
     """Return the address of a database without its password."""
-    return url.rpartition("@")[2]
+    return without_secrets(url.rpartition("@")[2])

@@ -393,6 +393,9 @@ def test_a_plan_shows_what_came_from_the_environment(plan: Command) -> None:
         "rdzv-id (from RDZV_ID), "
         "epochs 3 (from TRAINBOX_EPOCHS)"
     )
+    ended = plan("digits", "--set", "width=8", SET="width=16 dropout=0.1")
+    argv = json.loads(ended.out)["argv"]
+    assert {"dropout=0.1", "width=8"} == {word for word in argv if "=" in word and word[0] != "-"}
     ended = plan(GPUS="2", SET="width=16 dropout=0.1")
     assert json.loads(ended.out)["settings"] == "gpus 2 (from GPUS), set (from SET)"
 
