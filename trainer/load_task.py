@@ -2,14 +2,16 @@
 
 import dataclasses
 import importlib
+import os
 import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.python_path import user_folders
 from trainbox.contract.task_fields import FIELD_TYPES, TaskField, parse_fields
-from trainbox.contract.task_modules import make_importable
+from trainbox.contract.task_modules import keep_namespaces, make_importable
 from trainbox.contract.task_spec import TASKS_FOLDER, locate
 from trainbox.task import Task
 
@@ -21,6 +23,8 @@ def load_task(spec: str, given: Mapping[str, Any]) -> Task:
         WrongUse: the task or a field does not exist, or the task's file raised an error.
     """
     source, class_name = locate(spec)
+    for folder in user_folders(os.environ):
+        keep_namespaces(Path(folder))
     try:
         return _loaded(spec, source, class_name, given)
     except WrongUse:

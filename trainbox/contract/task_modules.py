@@ -7,6 +7,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
 
 from trainbox.contract.errors import WrongUse
@@ -33,8 +34,25 @@ def make_importable(folder: Path | None = None) -> None:
     They come last, so that their modules do not shadow a library.
     """
     for added in (folder, Path()):
+        if added is not None:
+            keep_namespaces(added)
         if added is not None and str(added.resolve()) not in sys.path:
             sys.path.append(str(added.resolve()))
+
+
+def keep_namespaces(folder: Path) -> None:
+    """Load the namespaces of installed packages that a module in `folder` would replace.
+
+    Such a namespace has no __init__.py, as `google`. Python takes a module of this name in any
+    folder of sys.path before it.
+    """
+    own = str(folder.resolve())
+    installed = [place for place in sys.path if place != own]
+    files = {file.stem for file in folder.glob("*.py")}
+    for name in files | {file.parent.name for file in folder.glob("*/__init__.py")}:
+        spec = None if name in sys.modules else PathFinder.find_spec(name, installed)
+        if spec is not None and spec.loader is None:
+            sys.modules[name] = module_from_spec(spec)
 
 
 def overruled(task: Path | str) -> Iterator[str]:
