@@ -8,6 +8,7 @@ import pytest
 from tests.support.paths import SUPPORT
 from tests.support.ranks import Forks, Ranks, ranks_in
 from trainer.records.evidence import Evidence, verdict
+from trainer.records.run_record import RunRecord
 
 _SHAKY = f"{SUPPORT / 'jobs.py'}:Shaky"
 _WORDS = (
@@ -97,7 +98,8 @@ def test_models_of_all_kinds_have_the_same_bits_also_after_a_resume(ranks: Ranks
     resumed = ranks.train(2, _MIXED, *_MIXED_WORDS, "--run", "again")
     assert "resume     from step 9" in resumed.out
     for other in ("three", "again"):
-        assert "SAME BITS" in verdict(Evidence.of(runs / "one"), Evidence.of(runs / other), "")
+        both = [Evidence.of(RunRecord.open(runs / name)) for name in ("one", other)]
+        assert "SAME BITS" in verdict(*both)
 
 
 def test_a_task_that_differs_by_process_is_named(ranks: Ranks) -> None:

@@ -115,7 +115,7 @@ def test_long_work_of_one_rank_is_not_limited(ranks: Ranks) -> None:
     words = (f"{__file__}:Watched", "--run", "r", "--max-steps", "4", "--device", "cpu")
     ranks.train(2, *words, "--batch-size", "8", "--eval-every", "1")
     of_start = {"train_dataset", "validation_dataset", "build_model"}
-    assert _waits(ranks) == of_start | {"metrics", "figures", "wait"}
+    assert _waits(ranks) == of_start | {"metrics", "figures", "wait", "load"}
     ranks.train(2, *words, "--batch-size", "8", "--eval-every", "1")
     assert _waits(ranks) == of_start | {"problem", "load", "restore_best"}
     ended = ranks(2, "evaluate", "runs/r", "--device", "cpu")
@@ -136,7 +136,7 @@ def test_memory_that_one_rank_lacks_for_figures_makes_smaller_micro_batches(rank
     words = (f"{__file__}:Cramped", "--run", "r", "--max-steps", "2", "--device", "cpu")
     ended = ranks.train(2, *words, "--batch-size", "8")
     assert (
-        "\nprocess 0: the host's memory is used up with 4 examples at once: restarting" in ended.out
+        "process 0: the host's memory is used up with 4 examples at once: restarting" in ended.out
     )
     assert ended.out.count("restarting with smaller micro-batches of the same batch") == 1
     assert "\nbatch      8 = 2 processes x 2 x 2 accumulation\n" in ended.out

@@ -322,10 +322,10 @@ def test_row_47_a_batch_that_does_not_fit(ranks: Ranks) -> None:
     two = (*words, "--batch-size", "32")
     asked = ranks.train(2, *two, "--accumulation", "2", "--run", "asked")
     ended = ranks.train(2, *two, "--set", "first=2", "--run", "cut")
-    assert "\nprocess 1: the host's memory is used up (" in ended.out
+    assert "process 1: the host's memory is used up (" in ended.out
     assert ended.out.count("restarting with smaller micro-batches of the same batch") == 1
     assert "\nbatch      32 = 2 processes x 8 x 2 accumulation\n" in ended.out
     assert ended.digest == asked.digest
     early = ranks.train(2, *two, "--run", "early")  # in the rehearsal
-    assert "\nprocess 1: the host's memory is used up (" in early.out
+    assert "process 1: the host's memory is used up (" in early.out
     assert early.digest == asked.digest

@@ -72,7 +72,8 @@ def test_row_12_a_page_zeroed_fifty_times(tmp_path: Path) -> None:
     reports: list[str] = []
     saved = RunCheckpoints(tmp_path, 3, True, reports.append)
     for step in (1, 2):
-        saved.save(step, {"model": {"weight": torch.randn(100_000)}}, {}, None)
+        state = {"model": {"weight": torch.randn(100_000)}, "progress": {"step": step, "best_step": None}}
+        saved.save(step, state, {}, None)
     saved.wait()
     tensors, sidecar = tmp_path / "step-00000002.pt", tmp_path / "step-00000002.json"
     whole, words = tensors.read_bytes(), sidecar.read_text()
@@ -105,8 +106,8 @@ def test_row_14_empty_and_strange_files_and_broken_links(here: Here) -> None:
     os.mkfifo(folder / "step-00000093.json")
     (folder / "step-00000092.json").write_text("[" * 100_000)
     out = here.train(**_EACH_STEP)
-    assert re.findall(r"(step-\d+)\.pt is damaged", out) == [
-        f"step-{step:08d}" for step in range(98, 91, -1)
+    assert sorted(re.findall(r"(step-\d+)\.pt is damaged", out)) == [
+        f"step-{step:08d}" for step in range(92, 99)
     ]
     assert (
         len(re.findall(r"its sidecar step-\d+.json is missing\): set aside, using step 10", out))

@@ -132,7 +132,12 @@ class _Pickler(pickle.Pickler):
         self._roots, self._saved = roots, saved
 
     def persistent_id(self, value: Any) -> Any:
-        """Return the elements of a set in an order that does not depend on addresses."""
+        """Return what to write of texts and sets, which must not depend on addresses.
+
+        pickle writes a text once, so a text from a checkpoint would differ from one in the source.
+        """
+        if type(value) is str:
+            return value.encode(errors="surrogatepass")
         if type(value) not in (set, frozenset):
             return None
         return "set", sorted(_digest(element, self._roots, self._saved) for element in value)
@@ -216,7 +221,8 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 def _of_torch(value: nn.Module | torch.optim.Optimizer) -> dict[str, Any]:
     """Return the attributes, with the hooks as lists, because each process numbers them."""
-    own = vars(value).items()
+    hidden = ("param_groups", "defaults") if isinstance(value, torch.optim.Optimizer) else ()
+    own = [(name, part) for name, part in vars(value).items() if name not in hidden]
     return {n: list(v.values()) if "_hooks" in n and isinstance(v, dict) else v for n, v in own}
 
 

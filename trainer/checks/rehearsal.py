@@ -68,6 +68,7 @@ class Rehearsal:
             OutOfMemory: A step does not fit in memory. The rehearsal then starts again.
             StorageFailure: The checkpoint cannot be written or read.
         """
+        of_the_run = job.checkpoints
         job.checkpoints = RunCheckpoints(
             self._folder / "checkpoints",
             1,
@@ -83,6 +84,7 @@ class Rehearsal:
             raise
         finally:
             job.checkpoints.finish()
+            job.checkpoints = of_the_run
         self._outcomes.append(outcome)
         if not job.config.deterministic:
             self._pass("1 step, a validation and a checkpoint")

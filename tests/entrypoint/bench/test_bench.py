@@ -126,7 +126,9 @@ def test_every_second_round_is_in_reverse_order() -> None:
 
 
 FOREVER = "--max-steps 1000000000 --eval-every 1000000000 --checkpoint-minutes 1000000000"
-LENGTH = f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --mirror= --nnodes 1"
+LENGTH = (
+    f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --mirror= --nnodes 1 --no-rehearsal"
+)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ def test_the_table() -> None:
 def test_the_arguments_of_a_training() -> None:
     arguments = training_arguments("digits", 4, 60, Path("d"), ["--gpus", "{processes}"])
     expected = (
-        "digits --shards 4 --max-steps 60 --log-steps 1 --nnodes 1 --checkpoint-steps 5 "
-        "--runs-dir d --run run --mirror= --gpus {processes}"
+        "digits --shards 4 --max-steps 60 --log-steps 1 --no-rehearsal --nnodes 1 "
+        "--checkpoint-steps 5 --runs-dir d --run run --mirror= --gpus {processes}"
     )
     assert arguments == expected.split()
 

@@ -88,7 +88,9 @@ class Sweeps:
         if isinstance(slots, int):
             slots = {f"CPU slot {number}": "" for number in range(slots)}
         variables = {**_slots("cpu", slots), **(env or {})}
-        return self.ranks.start(1, "sweep", task, "--name", "s", *arguments, env=variables)
+        return self.ranks.start(
+            1, "sweep", task, "--name", "s", "--no-rehearsal", *arguments, env=variables
+        )
 
     def __call__(
         self,
