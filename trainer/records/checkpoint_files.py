@@ -115,8 +115,9 @@ class CheckpointFiles:
         return {
             step: f"its sidecar {self.path(step).name} is missing"
             for step in steps_in(self.folder, ".pt")
+            # A training may rename the sidecar, or remove the checkpoint, between two looks.
             if not any(self.path(step, end).exists() for end in (".json.tmp", ".json", ".json.tmp"))
-            and self.path(step, ".pt").exists()
+            and os.path.lexists(self.path(step, ".pt"))
         }
 
     def refuse_to_restart(self, problems: Mapping[int, str]) -> None:
