@@ -72,7 +72,10 @@ def test_row_12_a_page_zeroed_fifty_times(tmp_path: Path) -> None:
     reports: list[str] = []
     saved = RunCheckpoints(tmp_path, 3, True, reports.append)
     for step in (1, 2):
-        state = {"model": {"weight": torch.randn(100_000)}, "progress": {"step": step, "best_step": None}}
+        state = {
+            "model": {"weight": torch.randn(100_000)},
+            "progress": {"step": step, "best_step": None},
+        }
         saved.save(step, state, {}, None)
     saved.wait()
     tensors, sidecar = tmp_path / "step-00000002.pt", tmp_path / "step-00000002.json"
