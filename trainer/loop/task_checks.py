@@ -228,9 +228,11 @@ def _check_one_optimizer(task: Task, returned: Any, model: nn.Module) -> None:
             f"task {_name(task)}: build_optimizer() returned {type(returned).__name__}, "
             "which has no parameter of the model: give it model.parameters()"
         )
+    # A scheduler replaces the method of the object.
+    _, *parameters = inspect.signature(type(returned).step).parameters.items()
     needed = [
         name
-        for name, parameter in inspect.signature(returned.step).parameters.items()
+        for name, parameter in parameters
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]

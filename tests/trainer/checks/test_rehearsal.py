@@ -292,3 +292,33 @@ def test_a_sparse_gradient_is_refused(
     monkeypatch.setattr(Tiny, "build_model", lambda _task: _Sparse())
     with pytest.raises(WrongUse, match=r"the gradient of rows.weight is sparse and cannot be"):
         here.train(max_steps=2, shards=shards, threads=1)
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_a_scheduler_of_torch_is_refused_only_if_it_counts(
+    here: Here, monkeypatch: pytest.MonkeyPatch, steps: bool
+) -> None:
+    def build_optimizer(task: Tiny, model: nn.Module, *_: Any) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        vars(task)["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+        return optimizer
+
+    plain = Tiny.losses
+
+    def losses(task: Tiny, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        if steps and model.training:
+            vars(task)["scheduler"].step()
+        return plain(task, model, batch)
+
+    monkeypatch.setattr(Tiny, "build_optimizer", build_optimizer)
+    monkeypatch.setattr(Tiny, "losses", losses)
+    if not steps:
+        here.train(max_steps=2)
+        return
+    with (
+        pytest.warns(UserWarning, match="lr_scheduler.step"),
+        pytest.raises(
+            WrongUse, match=r"Tiny.scheduler, .*: remove the scheduler, and write schedu"
+        ),
+    ):
+        here.train(max_steps=2)
