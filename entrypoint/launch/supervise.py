@@ -19,8 +19,9 @@ STOP_BUDGET_S = 50
 _POLL_S = 0.2
 # The wait for a process after `kill_tree`. A hang in a GPU's driver may never end.
 _DEATH_S = 1.0
-# `docker compose run` delivers each signal twice, about 10 ms apart. The second one is ignored.
-_ECHO_S = 0.3
+# `docker compose run` delivers each signal twice, about 10 ms apart, and more than 300 ms on a busy
+# machine. The second one is ignored.
+_ECHO_S = 1.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 # Exit codes that a broken GPU can also cause: a lost process, or one killed by a signal.
 _AMBIGUOUS_CODES = (ExitCode.NETWORK, *range(129, 160))
@@ -124,7 +125,7 @@ def supervise(
         now = time.monotonic()
         if not received or now - received_at > _ECHO_S:
             received.append(number)
-        received_at = now
+            received_at = now
 
     for number in _STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP

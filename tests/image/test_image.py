@@ -46,7 +46,9 @@ def mount(path: Path) -> list[str]:
 
 def assert_whole(run: Path) -> int:
     """Check the digest of each checkpoint against its sidecar; return the newest step."""
-    sidecars = [json.loads(path.read_text()) for path in sorted(run.glob("checkpoints/*.json"))]
+    sidecars = [
+        json.loads(path.read_text()) for path in sorted(run.glob("checkpoints/step-*.json"))
+    ]
     assert sidecars
     for sidecar in sidecars:
         weights = run / "checkpoints" / f"step-{sidecar['step']:08}.pt"

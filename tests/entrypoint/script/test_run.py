@@ -270,7 +270,7 @@ def test_a_script_that_ignores_the_stop_is_killed_by_a_second_signal(trainbox: T
     for line in process.stderr:
         if "SIGTERM received" in line:
             break
-    # A second signal within 0.3 s counts as an echo of the first one.
+    # A second signal within 1 s counts as an echo of the first one.
     wait_until(lambda: _second(process), process)
     ended = finish(process)
     assert ended.code == 143
