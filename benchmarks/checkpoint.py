@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from trainbox.snapshot import tensors_of
-from trainer.records.checkpoint import RunCheckpoints
+from trainer.run.checkpoint import RunCheckpoints
 
 TURNS = 11
 

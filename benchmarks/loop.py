@@ -27,8 +27,8 @@ from trainer.loop.build import build, build_data
 from trainer.loop.fit import fit
 from trainer.loop.settle import settle
 from trainer.parallel.strategy import join
-from trainer.records.run_gpus import RunGpus
-from trainer.records.run_log import RunLog
+from trainer.run.run_gpus import RunGpus
+from trainer.run.run_log import RunLog
 from trainer.system.signals import StopRequest
 from trainer.tasks.mnist import Mnist
 

@@ -33,8 +33,8 @@ ORDER = {
         "checkpoint_writer checkpoints pictures task classification initial_weights"
     ),
     "trainer": (
-        "system outputs launch task_errors load_task task_list data parallel records track loop "
-        "checks session sweep cli __main__"
+        "system outputs launch task_errors load_task task_list data parallel run track loop checks "
+        "session use sweep cli __main__"
     ),
 }
 
@@ -43,7 +43,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     "pynvml": {
         "entrypoint.driver.nvml",
         "entrypoint.driver.readers",
-        "trainer.records.gpu_reader",
+        "trainer.run.gpu_reader",
     },
     "optuna": {"trainer.sweep.samplers", "trainer.sweep.storage", "trainer.sweep.study"},
     "torch.distributed": {
@@ -55,12 +55,12 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "trainer.launch.store",
         "trainer.launch.torchrun",
     },
-    "torch.utils.tensorboard": {"trainer.records.tensorboard"},
-    "tensorboard": {"trainer.records.tensorboard"},
-    "fsspec": {"trainbox.contract.mirror_url", "trainer.records.mirror_storage"},
+    "torch.utils.tensorboard": {"trainer.run.tensorboard"},
+    "tensorboard": {"trainer.run.tensorboard"},
+    "fsspec": {"trainbox.contract.mirror_url", "trainer.run.mirror_storage"},
     "mlflow": {"trainer.track.to_mlflow"},
     "wandb": {"trainer.track.to_wandb"},
-    "onnxruntime": {"trainer.session.export_formats"},
+    "onnxruntime": {"trainer.use.export_formats"},
     "prometheus_client": {"entrypoint.health.metrics"},
     "click": {
         *(

@@ -92,4 +92,4 @@ def watched(
         if events.exists():
             # A killed or crashed trainer did not write these events to the run. Only code of the
             # trainer writes there, so it runs in a process of its own.
-            subprocess.run(command_of("trainer.records.gpu_events", str(events)), check=False)
+            subprocess.run(command_of("trainer.run.gpu_events", str(events)), check=False)

@@ -17,7 +17,7 @@ class Board:
     def __init__(self, run: Path) -> None:
         """Start the process for the folder `run`."""
         self._process = subprocess.Popen(
-            command_of("trainer.records.script_board", str(run / METRICS)),
+            command_of("trainer.run.script_board", str(run / METRICS)),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

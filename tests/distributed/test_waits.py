@@ -14,9 +14,9 @@ from tests.support.ranks import Ranks
 from tests.support.tiny import Tiny
 from trainbox.contract import streams
 from trainer.parallel.world import TIMEOUT
-from trainer.records.checkpoint import RunCheckpoints
-from trainer.records.checkpoint_files import CheckpointFiles
-from trainer.session import evaluate, predict
+from trainer.run.checkpoint import RunCheckpoints
+from trainer.run.checkpoint_files import CheckpointFiles
+from trainer.use import evaluate, predict
 
 
 def _note(what: str) -> None:

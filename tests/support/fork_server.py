@@ -145,8 +145,8 @@ def _load() -> None:
         "trainer.cli.commands",
         "trainer.cli.verbs",
         "trainer.parallel.fsdp",
-        "trainer.session.evaluate",
-        "trainer.session.predict",
+        "trainer.use.evaluate",
+        "trainer.use.predict",
         "trainer.session.verify",
     ):
         importlib.import_module(name)

@@ -28,8 +28,8 @@ from trainbox.contract.config import Config
 from trainbox.contract.launch_facts import launch_facts
 from trainbox.task import Task
 from trainer.cli.commands import main
-from trainer.records.digest import value_digest
-from trainer.records.run_log import RunLog
+from trainer.run.digest import value_digest
+from trainer.run.run_log import RunLog
 from trainer.session.train import train_task
 from trainer.system import sources
 from trainer.system.signals import StopRequest

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainbox import metrics
 from trainbox.contract.seeding import derive_seed
-from trainer.records.digest import same_bits, value_digest
+from trainer.run.digest import same_bits, value_digest
 
 
 # Frozen: another value would give every old run another result on resume.

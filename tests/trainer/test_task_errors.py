@@ -690,7 +690,7 @@ def test_the_trial_of_a_validation_leaves_no_trace(
     monkeypatch.setattr(Tiny, "figures", figures)
     drawn = []
     monkeypatch.setattr(
-        "trainer.records.tensorboard.TensorBoardLog.pictures",
+        "trainer.run.tensorboard.TensorBoardLog.pictures",
         lambda _run, step, _figures: drawn.append(step),
     )
     here.train("tried", max_steps=2, rehearses=True)

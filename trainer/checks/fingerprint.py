@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from trainer.records.digest import tensor_digest
+from trainer.run.digest import tensor_digest
 from trainer.system.sources import is_users_module, loaded_sources
 
 GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)

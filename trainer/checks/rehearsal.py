@@ -22,9 +22,9 @@ from trainer.loop.digests import optimizer_tensors
 from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
 from trainer.loop.task_checks import collate_of
-from trainer.records.checkpoint import RunCheckpoints
-from trainer.records.digest import tensor_digest, tensor_digests, value_digest
-from trainer.records.run_log import RunLog
+from trainer.run.checkpoint import RunCheckpoints
+from trainer.run.digest import tensor_digest, tensor_digests, value_digest
+from trainer.run.run_log import RunLog
 
 _SAVED_STEP, _STEPS = 1, 2
 

@@ -18,7 +18,7 @@ from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_end, checked_metrics
 from trainer.loop.validate import compare, draw
 from trainer.parallel.world import World
-from trainer.records.digest import tensor_digests, value_digest
+from trainer.run.digest import tensor_digests, value_digest
 
 # A task raises these errors for any batch. Other errors may come from the sample, such as a class
 # that is missing from it.

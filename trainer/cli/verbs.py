@@ -83,7 +83,7 @@ def train(
 def verify(run: Path, other: Path | None, steps: int | None, data_dir: Path, device: str) -> None:
     """Repeat RUN and compare the digests, or compare RUN with the run OTHER without training."""
     if other is not None:
-        from trainer.records.evidence import compare_runs
+        from trainer.run.evidence import compare_runs
 
         click.echo(compare_runs(run, other))
         return
@@ -97,7 +97,7 @@ def verify(run: Path, other: Path | None, steps: int | None, data_dir: Path, dev
 def evaluate(run: Path, data_dir: Path, device: str, **request: Any) -> None:
     """Evaluate a checkpoint of RUN on its validation data or its test data."""
     stop = StopRequest.install()
-    from trainer.session.evaluate import EvaluateRequest, evaluate_run
+    from trainer.use.evaluate import EvaluateRequest, evaluate_run
 
     evaluate_run(run, EvaluateRequest(**request), stop, device, data_dir)
 
@@ -108,7 +108,7 @@ def predict(
 ) -> None:
     """Predict FILES with a checkpoint of RUN, and write a row for each to standard output."""
     stop = StopRequest.install()
-    from trainer.session.predict import PredictRequest, predict_run
+    from trainer.use.predict import PredictRequest, predict_run
 
     predict_run(run, PredictRequest(files, **request), stop, device, data_dir)
 
@@ -119,7 +119,7 @@ def export(run: Path, data_dir: Path, **request: Any) -> None:
     from trainer.system.signals import interruptible
 
     with interruptible("the export"):
-        from trainer.session.export import ExportRequest, export_run
+        from trainer.use.export import ExportRequest, export_run
 
         export_run(run, ExportRequest(**request), data_dir)
 

@@ -43,10 +43,10 @@ from trainer.parallel.exchange import Reduction
 from trainer.parallel.loss_sums import RunningLosses
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
-from trainer.records.checkpoint import RunCheckpoints
-from trainer.records.digest import tensor_digests
-from trainer.records.run_gpus import RunGpus
-from trainer.records.run_log import RunLog
+from trainer.run.checkpoint import RunCheckpoints
+from trainer.run.digest import tensor_digests
+from trainer.run.run_gpus import RunGpus
+from trainer.run.run_log import RunLog
 from trainer.system.allocator import keep_freed_memory
 
 _MOST_LOADER_WORKERS = 16

@@ -10,7 +10,7 @@ from trainbox.contract.errors import WrongUse
 from trainer.data.schedule import epoch_order
 from trainer.loop.out_of_memory import failed_allocations, failed_allocations_change_bits
 from trainer.loop.state import Job
-from trainer.records.digest import (
+from trainer.run.digest import (
     digest_of_digests,
     saved_digests,
     tensor_digest,

@@ -16,7 +16,7 @@ from trainer.loop.out_of_memory import examples_at_once, has_batch_norm
 from trainer.loop.rnn_precision import WithoutAutocast
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_notes
-from trainer.records.digest import digest_of_digests
+from trainer.run.digest import digest_of_digests
 
 
 def header(job: Job) -> None:

@@ -10,7 +10,7 @@ from trainer.loop.digests import DigestLog
 from trainer.loop.log import not_finite
 from trainer.loop.pace import Pace
 from trainer.loop.state import Job
-from trainer.records.mirror import STOP_S
+from trainer.run.mirror import STOP_S
 from trainer.system.signals import StopRequest
 
 

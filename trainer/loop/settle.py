@@ -21,7 +21,7 @@ from trainbox.contract.launch_facts import launch_facts
 from trainbox.task import Task
 from trainer.loop.task_checks import check_task
 from trainer.parallel.strategy import Strategy
-from trainer.records.run_log import RunLog
+from trainer.run.run_log import RunLog
 
 
 def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Settings:

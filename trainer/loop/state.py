@@ -21,11 +21,11 @@ from trainer.parallel.exchange import Reduction
 from trainer.parallel.loss_sums import RunningLosses
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
-from trainer.records.checkpoint import RunCheckpoints
-from trainer.records.digest import value_digest
-from trainer.records.manifest import SourceRecord
-from trainer.records.run_gpus import RunGpus
-from trainer.records.run_log import RunLog
+from trainer.run.checkpoint import RunCheckpoints
+from trainer.run.digest import value_digest
+from trainer.run.manifest import SourceRecord
+from trainer.run.run_gpus import RunGpus
+from trainer.run.run_log import RunLog
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 To add a strategy, add its class here and a line to `STRATEGIES`. The rest of the trainer asks a
 `Strategy` object and never its name. Importing this file does not load torch, because
-`trainer.records.compare` asks `bits_depend_on_processes` without torch.
+`trainer.run.compare` asks `bits_depend_on_processes` without torch.
 """
 
 import contextlib

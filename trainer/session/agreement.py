@@ -17,7 +17,7 @@ from trainbox.contract.hints import command
 from trainbox.contract.secret_rule import without_secrets
 from trainbox.task import Task
 from trainer.parallel.world import World
-from trainer.records import manifest
+from trainer.run import manifest
 
 _SAME_COMMAND = (
     "start the same version with the same arguments and TRAINBOX_ variables on each machine"

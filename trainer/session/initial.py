@@ -18,7 +18,7 @@ from trainbox.initial_weights import (
     unwrapped,
 )
 from trainer.loop.state import Job
-from trainer.records.run_record import RunRecord
+from trainer.run.run_record import RunRecord
 from trainer.session.agreement import refuse_difference
 
 _BEST = "model.safetensors"

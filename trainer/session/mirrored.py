@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Iterator
 
 from trainer.parallel.world import World
-from trainer.records.mirror import Mirror
-from trainer.records.mirror_restore import restore_newer
-from trainer.records.mirror_storage import Storage
-from trainer.records.run_log import RunLog
+from trainer.run.mirror import Mirror
+from trainer.run.mirror_restore import restore_newer
+from trainer.run.mirror_storage import Storage
+from trainer.run.run_log import RunLog
 from trainer.system.signals import StopRequest
 
 

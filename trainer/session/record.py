@@ -12,15 +12,15 @@ from trainbox.contract.errors import Changed, WrongUse
 from trainer.loop.state import Job
 from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy
-from trainer.records import manifest
-from trainer.records.compare import (
+from trainer.run import manifest
+from trainer.run.compare import (
     cannot_resume,
     changes_bits,
     edited_settings,
     listed_changes,
     manifest_differences,
 )
-from trainer.records.run_log import RunLog
+from trainer.run.run_log import RunLog
 from trainer.session.agreement import refuse_other_classes
 from trainer.system.sources import loaded_sources, located_sources
 

@@ -4,7 +4,7 @@ import secrets
 
 from trainbox.contract.errors import WrongUse
 from trainer.loop.state import Job
-from trainer.records.jsonl import read_entries
+from trainer.run.jsonl import read_entries
 from trainer.session.record import read_manifest
 
 

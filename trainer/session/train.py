@@ -25,8 +25,8 @@ from trainer.loop.report import closing, header, samples_per_second, smaller_mic
 from trainer.loop.settle import settle
 from trainer.loop.state import Job
 from trainer.parallel.strategy import Strategy, join
-from trainer.records.run_gpus import RunGpus
-from trainer.records.run_log import RunLog
+from trainer.run.run_gpus import RunGpus
+from trainer.run.run_log import RunLog
 from trainer.session.agreement import check_command, check_settings
 from trainer.session.failures import errors_as_failures
 from trainer.session.initial import start_from_weights

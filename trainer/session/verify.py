@@ -9,8 +9,8 @@ from trainbox.contract.config import CONTIGUOUS
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.temporary import temporary_folder
 from trainer.parallel.strategy import bits_depend_on_processes, launched_as
-from trainer.records.evidence import Evidence, contradictions, verdict
-from trainer.records.run_record import RunRecord
+from trainer.run.evidence import Evidence, contradictions, verdict
+from trainer.run.run_record import RunRecord
 from trainer.session.initial import refuse_other_weights
 from trainer.session.train import train_task
 from trainer.system.signals import StopRequest

@@ -179,7 +179,7 @@ def _show_all(study: Study, folder: Path, storage: str | None) -> None:
 
     Nothing here imports torch. matplotlib draws the picture in about a second of CPU time.
     """
-    from trainer.records.tensorboard import write_picture
+    from trainer.run.tensorboard import write_picture
 
     print_above_bar(show(folder, storage, None, False, None))
     results.write_csv(folder, study.records())

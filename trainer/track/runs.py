@@ -13,7 +13,7 @@ from typing import Any
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.contract.files import read_object
 from trainbox.contract.secret_rule import NOT_SHOWN, is_secret, without_secrets
-from trainer.records.numbers import numbers
+from trainer.run.numbers import numbers
 
 METRICS, MANIFEST, _CONFIG = "metrics.jsonl", "manifest.json", "config.json"
 _TRIAL = re.compile(r"trial-\d+")

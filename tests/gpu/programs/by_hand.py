@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from benchmarks.loop import BATCH_SIZE, LEARNING_RATE, Mlp, RandomMnist
 from tests.gpu.program import tried
-from trainer.records.digest import value_digest
+from trainer.run.digest import value_digest
 from trainer.tasks.digits import Digits
 from trainer.tasks.language.gpt import BYTES, Gpt
 

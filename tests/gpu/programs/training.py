@@ -14,7 +14,7 @@ from trainer.checks import validation_sample
 from trainer.loop import validate
 from trainer.loop.arithmetic import set_cuda_variables
 from trainer.loop.out_of_memory import free_memory
-from trainer.records.run_log import RunLog
+from trainer.run.run_log import RunLog
 from trainer.session.train import train_task
 from trainer.system.signals import StopRequest
 

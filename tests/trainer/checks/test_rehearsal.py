@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import StepCounter, Tiny
 from trainbox.contract.errors import Preempted, WrongUse
-from trainer.records.jsonl import read_entries
+from trainer.run.jsonl import read_entries
 
 _OWN = numpy.random.default_rng(0)
 _REMEDY = "draw random numbers only from the global generators of torch, NumPy and Python"

@@ -26,12 +26,12 @@ from torch import Tensor
 
 from tests.support.here import Here
 from tests.support.pictures import make_pictures
-from trainer.session import export_formats
-from trainer.session.export import ROUNDING, TOLERANCE, _compared, difference
-from trainer.session.export_formats import FORMATS
-from trainer.session.model_card import value_range
 from trainer.tasks.digits import Digits
 from trainer.tasks.images import Images
+from trainer.use import export_formats
+from trainer.use.export import ROUNDING, TOLERANCE, _compared, difference
+from trainer.use.export_formats import FORMATS
+from trainer.use.model_card import value_range
 
 _ONNX = all(importlib.util.find_spec(name) for name in FORMATS["onnx"].packages)
 _DIGITS: dict[str, Any] = {"task": "digits", "max_steps": 30, "fields": {"width": 4}}

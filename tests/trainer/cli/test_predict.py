@@ -18,9 +18,9 @@ from tests.support.ranks import Ranks
 from tests.support.tiny import StepCounter
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.given import check_files
-from trainer.records.predictions import csv_rows, json_lines
-from trainer.session.predict import _write
 from trainer.system.given_files import given_files
+from trainer.use.predict import _write
+from trainer.use.predictions import csv_rows, json_lines
 
 TASK = "tests.support.tiny:FromFiles"
 _NUMBERS = {"a": "1 2 3 4", "b/c": "0.5 -1 2 8", "b/d": "-2 1 1 1", "e": "4 3 2 1", "f": "0 1 1 1"}

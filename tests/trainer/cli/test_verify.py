@@ -25,19 +25,19 @@ from tests.support.tiny import TEXTS, Tiny
 from trainbox.contract.errors import Changed, Failure, Preempted, StorageFailure, WrongUse
 from trainbox.contract.launch_facts import LaunchFacts
 from trainer.loop.digests import DigestLog
-from trainer.records import manifest
-from trainer.records.checkpoint import RunCheckpoints
-from trainer.records.compare import (
+from trainer.run import manifest
+from trainer.run.checkpoint import RunCheckpoints
+from trainer.run.compare import (
     BitsDifference,
     first_difference,
     first_validation_difference,
     shown_arguments,
     shown_value,
 )
-from trainer.records.digest import value_digest
-from trainer.records.evidence import Evidence, verdict
-from trainer.records.jsonl import read_entries
-from trainer.records.run_log import RunLog
+from trainer.run.digest import value_digest
+from trainer.run.evidence import Evidence, verdict
+from trainer.run.jsonl import read_entries
+from trainer.run.run_log import RunLog
 
 
 def _digests(here: Here, run: str = "r") -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from trainer.data.batches import TimedBatches
 from trainer.loop.log import TrainingLog, not_finite
 from trainer.loop.state import Stopwatch
 from trainer.parallel.world import World
-from trainer.records.console import Console
+from trainer.run.console import Console
 from trainer.system.elapsed import Elapsed
 
 

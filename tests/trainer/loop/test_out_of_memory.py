@@ -17,7 +17,7 @@ from tests.support.here import Here, StopAfter
 from tests.support.tiny import TINY, Large, Tiny
 from trainbox.contract.errors import OutOfMemory, Preempted, WrongUse
 from trainer.loop.out_of_memory import memory_used_up
-from trainer.records.compare import first_difference
+from trainer.run.compare import first_difference
 
 LARGE = "tests.support.tiny:Large"
 _FOUND = "the GPU's memory is used up (CUDA out of memory. Tried to allocate 2.00 GiB.)"

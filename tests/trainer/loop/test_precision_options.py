@@ -17,7 +17,7 @@ from tests.support.tiny import StepCounter, Tiny
 from trainbox.contract.config import warmup_then_cosine
 from trainbox.contract.errors import Failure, Preempted, WrongUse
 from trainer.loop.pace import Pace
-from trainer.records.checkpoint import RunCheckpoints
+from trainer.run.checkpoint import RunCheckpoints
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.here import Here
 from trainer.loop import validate
-from trainer.records.run_log import RunLog
+from trainer.run.run_log import RunLog
 
 
 def test_a_training_ends_after_as_many_validations_without_progress_as_its_patience(

@@ -21,7 +21,7 @@ from trainbox.contract.errors import (
     WrongUse,
 )
 from trainer.parallel.exchange import Reduction
-from trainer.records.run_log import RunLog
+from trainer.run.run_log import RunLog
 from trainer.session.failures import errors_as_failures
 
 _ENDS = [

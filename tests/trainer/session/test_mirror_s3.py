@@ -23,7 +23,7 @@ import pytest
 from tests.support.faults import GATED, Gate, SignalGate
 from tests.support.nodes import free_port
 from tests.support.ranks import Ranks
-from trainer.records.mirror_storage import Storage
+from trainer.run.mirror_storage import Storage
 
 pytestmark = [
     pytest.mark.slow,

@@ -18,8 +18,8 @@ from trainbox.contract.config import Config
 from trainbox.contract.errors import Preempted, StorageFailure, WrongUse
 from trainbox.contract.sidecar import write_checkpoint
 from trainer.parallel.world import World
-from trainer.records.mirror import Mirror
-from trainer.records.mirror_storage import Storage
+from trainer.run.mirror import Mirror
+from trainer.run.mirror_storage import Storage
 from trainer.session import agreement
 from trainer.session.mirrored import mirrored
 from trainer.system.signals import StopRequest

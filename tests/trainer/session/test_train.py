@@ -28,9 +28,9 @@ from trainer.loop.settle import settle
 from trainer.parallel.device import choose_device
 from trainer.parallel.strategy import STRATEGIES, Replicated
 from trainer.parallel.world import World
-from trainer.records.compare import manifest_differences
-from trainer.records.jsonl import read_entries
-from trainer.records.run_log import RunLog
+from trainer.run.compare import manifest_differences
+from trainer.run.jsonl import read_entries
+from trainer.run.run_log import RunLog
 from trainer.session.agreement import refuse_difference
 from trainer.system.signals import StopRequest
 

@@ -29,7 +29,7 @@ from tests.trainer.sweep.tasks import HELD_STEP
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.launch_facts import LaunchFacts
-from trainer.records.jsonl import read_entries
+from trainer.run.jsonl import read_entries
 from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.grid import Sweep
 from trainer.sweep.retries import TrialLimits

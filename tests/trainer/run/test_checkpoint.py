@@ -1,0 +1,935 @@
+"""Checkpoints are complete or absent, whatever happens to the disk or the process."""
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import random
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from tests.support.commands import clean_environment
+from tests.support.unsafe_pickle import MakesFolder
+from trainbox.contract.errors import Failure, StorageFailure
+from trainbox.contract.files import replacing
+from trainer.run.checkpoint import RunCheckpoints
+
+
+class Saver:
+    """Checkpoints in their own folder, and their reports."""
+
+    def __init__(self, folder: Path, keep: int = 3) -> None:
+        self.folder, self.reports = folder / "checkpoints", list[str]()
+        self.checkpoints = RunCheckpoints(
+            self.folder, keep, True, self.reports.append, run_id="0123"
+        )
+
+    def save(
+        self,
+        step: int,
+        state: dict[str, Any] | None = None,
+        best: int | None = None,
+        **metrics: float,
+    ) -> None:
+        """Save, and wait until the checkpoint is durable."""
+        self.checkpoints.save(step, state or simple(step), metrics, best)
+        self.checkpoints.wait()
+
+    def path(self, step: int, suffix: str = ".pt") -> Path:
+        return self.folder / f"step-{step:08d}{suffix}"
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir())
+
+
+def simple(value: float) -> dict[str, Any]:
+    return {"model": {"weight": torch.full((100,), float(value))}, "progress": {"step": int(value)}}
+
+
+@pytest.fixture
+def saver(tmp_path: Path) -> Iterator[Saver]:
+    yield (saver := Saver(tmp_path))
+    saver.checkpoints.finish()
+
+
+@pytest.fixture
+def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Return an event. Until it is set, no save writes its tensors."""
+    released, save = threading.Event(), torch.save
+
+    def wait_and_save(*arguments: Any, **options: Any) -> None:
+        assert released.wait(60)
+        save(*arguments, **options)
+
+    monkeypatch.setattr(torch, "save", wait_and_save)
+    yield released
+    released.set()
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and one.equal(other)
+    if isinstance(one, dict):
+        return (
+            isinstance(other, dict)
+            and list(one) == list(other)
+            and all(_equal(one[name], other[name]) for name in one)
+        )
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(_equal(a, b) for a, b in zip(one, other, strict=True))
+    return type(one) is type(other) and one == other
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_model_optimizer_and_nested_primitives_are_restored(saver: Saver, kind: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
+    optimizer = kind(model.parameters(), lr=0.1, weight_decay=0.01)
+    for _ in range(3):
+        model(torch.randn(8, 3).double()).sum().backward()
+        optimizer.step()
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "nested": {
+            "none": None,
+            "flag": True,
+            "text": "ä",
+            "list": [1, 2.5, {"x": torch.arange(3)}],
+            "empty": {},
+        },
+    }
+    saver.save(7, state)
+    loaded = saver.checkpoints.files.load(7)
+    assert _equal(loaded, state)
+
+    fresh = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
+    fresh.load_state_dict(loaded["model"])
+    other = kind(fresh.parameters(), lr=0.5)
+    other.load_state_dict(loaded["optimizer"])
+    for net, opt in ((model, optimizer), (fresh, other)):
+        opt.zero_grad()
+        net(torch.ones(4, 3).double()).sum().backward()
+        opt.step()
+    assert _equal(fresh.state_dict(), model.state_dict())
+
+
+def test_the_sidecar_describes_the_file(saver: Saver) -> None:
+    saver.save(7, simple(7), best=5, loss=0.5)
+    sidecar = json.loads(saver.path(7, ".json").read_text())
+    data = saver.path(7).read_bytes()
+    assert sidecar.pop("saved_at_unix_s") > 1.7e9
+    assert sidecar == {
+        "step": 7,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "bytes": len(data),
+        "run_id": "0123",
+        "metrics": {"loss": 0.5},
+        "best_step": 5,
+    }
+    assert saver.names() == ["step-00000007.json", "step-00000007.pt"]
+
+
+def test_views_tied_and_transposed_tensors_keep_their_values(saver: Saver) -> None:
+    base = torch.arange(12.0).view(3, 4)
+    state = {
+        "model": {
+            "whole": base,
+            "tied": base,
+            "transposed": base.T,
+            "slice": base[:, 1],
+            "wide": torch.ones(1).expand(5),
+        }
+    }
+    saver.save(1, state, best=1)
+    assert _equal(saver.checkpoints.files.load(1), state)
+    assert _equal(
+        dict(sorted(load_file(saver.folder.parent / "model.safetensors").items())),
+        dict(sorted(state["model"].items())),
+    )
+
+
+def test_training_continues_while_the_save_is_written(
+    saver: Saver, writer: threading.Event
+) -> None:
+    state = simple(1)
+    saver.checkpoints.prepare(state)
+    saver.checkpoints.save(1, state, {}, None)  # returns before anything is written
+    state["model"]["weight"].fill_(2)
+    state["progress"]["step"] = 2
+    assert saver.checkpoints.files.steps() == []
+    writer.set()
+    saver.checkpoints.wait()
+    assert _equal(saver.checkpoints.files.load(1), simple(1))
+
+
+def test_the_next_save_waits_for_the_current_one(
+    saver: Saver, writer: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = simple(1)
+    saver.checkpoints.save(1, first, {}, None)
+    order: list[bool] = []
+    waits, wait, take = threading.Event(), saver.checkpoints.wait, saver.checkpoints._snapshot.take
+
+    def note_wait() -> None:
+        waits.set()
+        wait()
+
+    def note_copy(state: dict[str, Any]) -> dict[str, Any]:
+        # The first save is written from the buffers that this copy overwrites.
+        order.append(saver.path(1, ".json").exists())
+        return take(state)
+
+    monkeypatch.setattr(saver.checkpoints, "wait", note_wait)
+    monkeypatch.setattr(saver.checkpoints._snapshot, "take", note_copy)
+
+    thread = threading.Thread(target=saver.checkpoints.save, args=(2, simple(2), {}, None))
+    thread.start()
+    assert waits.wait(60)
+    writer.set()
+    thread.join()
+    saver.checkpoints.wait()
+    assert order == [True]
+    assert _equal(saver.checkpoints.files.load(1), simple(1))
+    assert _equal(saver.checkpoints.files.load(2), simple(2))
+
+
+def test_a_wait_for_the_digests_of_a_save_ends_when_they_are_recorded(saver: Saver) -> None:
+    """Otherwise, the digests of the next step could be written first."""
+    may_record, recorded = threading.Event(), list[int]()
+
+    def record(_state: Mapping[str, Any]) -> None:
+        assert may_record.wait(60)
+        recorded.append(1)
+
+    saver.checkpoints.save(1, simple(1), {}, None, record)
+    threading.Timer(0.1, may_record.set).start()
+    saver.checkpoints.wait_until_recorded()
+    assert recorded == [1]
+    saver.checkpoints.wait()
+
+
+def test_a_state_may_change_its_shape_between_saves(saver: Saver) -> None:
+    saver.checkpoints.prepare(simple(0))
+    for step in (1, 2, 3):
+        state = {
+            "model": {"weight": torch.full((step, 2), float(step)), "more": torch.arange(step)}
+        }
+        saver.save(step, state)
+        assert _equal(saver.checkpoints.files.load(step), state)
+
+
+def test_the_newest_few_and_the_best_are_kept(saver: Saver) -> None:
+    saver.checkpoints.keep = 2
+    for step in range(1, 7):
+        saver.save(step, best=1 if step < 4 else 4)
+    assert saver.checkpoints.files.steps() == [4, 5, 6]
+    assert saver.names() == [
+        f"step-0000000{step}{suffix}" for step in (4, 5, 6) for suffix in (".json", ".pt")
+    ]
+    saver.save(7, best=4)
+    saver.save(8, best=4)
+    assert saver.checkpoints.files.steps() == [4, 7, 8]
+    saver.save(9, best=9)
+    assert saver.checkpoints.files.steps() == [8, 9]
+
+
+def test_the_best_weights_are_written_to_model_safetensors(saver: Saver) -> None:
+    saver.save(1, best=1)
+    saver.save(2, best=1)
+    assert load_file(saver.folder.parent / "model.safetensors")["weight"].equal(
+        torch.full((100,), 1.0)
+    )
+    saver.save(3, best=3)
+    assert load_file(saver.folder.parent / "model.safetensors")["weight"].equal(
+        torch.full((100,), 3.0)
+    )
+
+
+def test_only_the_first_process_writes(tmp_path: Path) -> None:
+    checkpoints = RunCheckpoints(tmp_path / "checkpoints", 3, False, lambda _: None)
+    checkpoints.prepare(simple(1))
+    checkpoints.save(1, simple(1), {}, 1)
+    checkpoints.wait()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_temporary_files_of_an_interrupted_save_are_removed(saver: Saver) -> None:
+    saver.save(1)
+    saver.path(2, ".pt.tmp").write_bytes(b"half")
+    saver.path(4, ".json.tmp").write_bytes(b"{")
+    kept = {
+        "backbone.pt": b"the user's own",
+        "notes.tmp": b"too",
+        "step-00000003.pt": b"tensors without a sidecar",
+        "step-00000005.pt.damaged": b"set aside before",
+    }
+    for name, data in kept.items():
+        (saver.folder / name).write_bytes(data)
+    saver.checkpoints.files.remove_leftovers()
+    assert saver.names() == sorted([*kept, "step-00000001.json", "step-00000001.pt"])
+
+
+def test_a_foreign_file_with_a_temporary_name_is_set_aside(saver: Saver, tmp_path: Path) -> None:
+    """A FIFO would block the next save, and a save through a link would overwrite its target."""
+    saver.save(1)
+    (tmp_path / "precious").write_text("the user's own")
+    saver.path(2, ".pt.tmp").symlink_to(tmp_path / "precious")
+    os.mkfifo(saver.path(3, ".pt.tmp"))
+    saver.path(4, ".json.tmp").mkdir()
+    saver.checkpoints.files.remove_leftovers()
+    assert [report.split()[0] for report in sorted(saver.reports)] == [
+        str(saver.path(step, suffix))
+        for step, suffix in ((2, ".pt.tmp"), (3, ".pt.tmp"), (4, ".json.tmp"))
+    ]
+    for step in (2, 3, 4):
+        saver.save(step)
+    assert saver.checkpoints.files.newest() == 4
+    assert (tmp_path / "precious").read_text() == "the user's own"
+    saver.path(5, ".pt.tmp").symlink_to(tmp_path / "precious")
+    saver.save(5)
+    assert saver.checkpoints.files.newest() == 5
+    assert (tmp_path / "precious").read_text() == "the user's own"
+
+
+def test_stray_files_are_ignored(saver: Saver) -> None:
+    saver.save(1)
+    for name in ("step-latest00.json", "step-12.json", "latest", "step-00000009 (copy).json"):
+        (saver.folder / name).write_text("")
+    assert saver.checkpoints.files.newest() == 1
+    assert saver.reports == []
+
+
+def test_a_new_run_has_no_checkpoint_and_no_failure(saver: Saver) -> None:
+    assert saver.checkpoints.files.newest() is None
+    saver.checkpoints.files.remove_leftovers()
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _replace(make: Callable[[Path], Any]) -> Callable[[Path], None]:
+    def replace(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return replace
+
+
+def _sidecar(damage: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    return lambda path: damage(path.with_suffix(".json"))
+
+
+def _change_sidecar(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
+    return _sidecar(
+        lambda sidecar: sidecar.write_text(json.dumps(change(json.loads(sidecar.read_text()))))
+    )
+
+
+_DAMAGES = [
+    pytest.param(_truncate, "[0-9]+ bytes instead of [0-9]+", id="truncated"),
+    pytest.param(lambda path: os.truncate(path, 0), "0 bytes instead of [0-9]+", id="empty"),
+    pytest.param(
+        lambda path: os.truncate(path, 2**40), "1099511627776 bytes instead of", id="huge"
+    ),
+    pytest.param(
+        lambda path: path.write_bytes(path.read_bytes()[::-1]),
+        "sha256 [0-9a-f]{12}... instead of",
+        id="other bytes",
+    ),
+    pytest.param(
+        lambda path: path.unlink(), "its tensors cannot be read: No such file", id="no tensors"
+    ),
+    pytest.param(
+        _replace(os.mkfifo), "its tensors cannot be read: not a regular file", id="a FIFO"
+    ),
+    pytest.param(
+        _replace(Path.mkdir), "its tensors cannot be read: not a regular file", id="a folder"
+    ),
+    pytest.param(
+        _replace(lambda path: path.symlink_to(path.name)),
+        "its tensors cannot be read: Too many levels of symb",
+        id="a loop",
+    ),
+    pytest.param(
+        _replace(lambda path: path.symlink_to("/dev/zero")),
+        "its tensors cannot be read: not a regul",
+        id="a device",
+    ),
+    pytest.param(
+        _sidecar(Path.unlink), "its sidecar step-00000003.json is missing", id="no sidecar"
+    ),
+    pytest.param(
+        _sidecar(lambda path: path.write_text("")),
+        "its sidecar cannot be read: Expecting value",
+        id="empty sidecar",
+    ),
+    pytest.param(
+        _sidecar(lambda path: path.write_bytes(b"\xff\xfe")),
+        "its sidecar cannot be read: 'utf-8' codec",
+        id="binary sidecar",
+    ),
+    pytest.param(
+        _sidecar(lambda path: path.write_text("[" * 100_000)),
+        "its sidecar cannot be read: nested too",
+        id="nested sidecar",
+    ),
+    pytest.param(
+        _sidecar(lambda path: os.truncate(path, 2**40)),
+        "its sidecar cannot be read: more than",
+        id="huge sidecar",
+    ),
+    pytest.param(
+        _sidecar(_replace(os.mkfifo)),
+        "its sidecar cannot be read: not a regular",
+        id="a FIFO as sidecar",
+    ),
+    pytest.param(
+        _sidecar(_replace(Path.mkdir)),
+        "its sidecar cannot be read: not a regular",
+        id="a folder as sidecar",
+    ),
+    pytest.param(
+        _change_sidecar(lambda _: {"step": 3, "run_id": "0123"}),
+        "[0-9]+ bytes instead of None",
+        id="too little",
+    ),
+    pytest.param(
+        _change_sidecar(lambda _: [1]),
+        "its sidecar cannot be read: not a JSON object",
+        id="sidecar is a list",
+    ),
+    pytest.param(
+        _change_sidecar(lambda old: old | {"sha256": None}),
+        "sha256 .* instead of None",
+        id="sha256 is null",
+    ),
+    pytest.param(
+        _change_sidecar(lambda old: old | {"step": "3"}),
+        "its sidecar is of step '3'",
+        id="step is a text",
+    ),
+    pytest.param(
+        _change_sidecar(lambda old: old | {"run_id": "4567"}),
+        "its sidecar is of another run, with the id '4567' instead of '0123'",
+        id="another run",
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "reason"), _DAMAGES)
+@pytest.mark.timeout(30)  # opening a FIFO without a writer blocks
+def test_a_damaged_checkpoint_is_set_aside_for_the_previous_one(
+    saver: Saver, damage: Callable[[Path], Any], reason: str
+) -> None:
+    for step in (1, 2, 3):
+        saver.save(step)
+    damage(saver.path(3))
+    assert saver.checkpoints.files.newest() == 2
+    assert _equal(saver.checkpoints.files.load(2), simple(2))
+    (report,) = saver.reports
+    assert re.fullmatch(
+        rf"checkpoint {saver.path(3)} is damaged \({reason}.*\): set aside, using step 2", report
+    )
+    assert not any(
+        name.startswith("step-00000003") and not name.endswith(".damaged") for name in saver.names()
+    )
+    assert any(name.endswith(".damaged") for name in saver.names())
+    assert saver.checkpoints.files.newest() == 2
+    assert len(saver.reports) == 1
+    saver.save(3)
+    assert saver.checkpoints.files.newest() == 3
+
+
+def test_each_of_fifty_flipped_bits_is_noticed(saver: Saver) -> None:
+    saver.save(1)
+    saver.save(2)
+    whole, sidecar = saver.path(2).read_bytes(), saver.path(2, ".json").read_bytes()
+    draw = random.Random(0)  # noqa: S311
+    for _ in range(50):
+        data = bytearray(whole)
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        saver.path(2).write_bytes(data)
+        saver.path(2, ".json").write_bytes(sidecar)
+        assert saver.checkpoints.files.newest() == 1
+    assert len(saver.reports) == 50
+    saver.path(2).write_bytes(whole)
+    saver.path(2, ".json").write_bytes(sidecar)
+    assert saver.checkpoints.files.newest() == 2
+
+
+def _change_content(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Replace the tensors, and update their sidecar."""
+    torch.save(change(torch.load(path, weights_only=True)), path)
+    data = path.read_bytes()
+    _change_sidecar(
+        lambda old: old | {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    )(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            {"run_id": "4567", "step": 3},
+            "its content is of another run, with the id '4567' instead of '0123'",
+        ),
+        ({"run_id": "0123", "step": 8}, "its content is of step 8"),
+        ([], r"its content is of step \[\]"),
+        (None, "its content is of another run, with the id None instead of '0123'"),
+    ],
+)
+def test_a_checkpoint_whose_content_does_not_match_its_name_is_set_aside(
+    saver: Saver, change: Any, reason: str
+) -> None:
+    saver.save(2)
+    saver.save(3)
+    _change_content(saver.path(3), lambda state: state | {"checkpoint": change})
+    assert saver.checkpoints.files.newest() == 2
+    assert re.search(
+        rf"step-00000003.pt is damaged \({reason}\): set aside, using step 2", saver.reports[0]
+    )
+
+
+def test_a_renamed_checkpoint_is_set_aside(saver: Saver) -> None:
+    saver.save(1)
+    saver.save(2)
+    for suffix in (".pt", ".json"):
+        saver.path(2, suffix).rename(saver.path(99999999, suffix))
+    assert saver.checkpoints.files.newest() == 1
+    (report,) = saver.reports
+    assert (
+        "step-99999999.pt is damaged (its sidecar is of step 2): set aside, using step 1" in report
+    )
+
+
+def test_a_run_without_an_id_reads_its_own_checkpoints_and_no_others(
+    saver: Saver, tmp_path: Path
+) -> None:
+    """An earlier version wrote such runs."""
+    old = Saver(tmp_path / "old")
+    old.checkpoints.files.run_id = None
+    old.save(1)
+    _change_content(
+        old.path(1),
+        lambda state: {name: value for name, value in state.items() if name != "checkpoint"},
+    )
+    _change_sidecar(
+        lambda sidecar: {name: value for name, value in sidecar.items() if name != "run_id"}
+    )(old.path(1))
+    assert old.checkpoints.files.newest() == 1
+    assert _equal(old.checkpoints.files.load(1), simple(1))
+    saver.save(2)
+    for suffix in (".pt", ".json"):
+        shutil.copy(saver.path(2, suffix), old.path(2, suffix))
+    assert old.checkpoints.files.newest() == 1
+    assert "its sidecar is of another run, with the id '0123' instead of None" in old.reports[0]
+
+
+def test_files_set_aside_do_not_replace_earlier_ones(saver: Saver) -> None:
+    saver.save(1)
+    for _ in range(2):
+        saver.save(2)
+        _truncate(saver.path(2))
+        assert saver.checkpoints.files.newest() == 1
+    assert [name for name in saver.names() if "damaged" in name] == [
+        f"step-00000002.{suffix}.damaged{number}"
+        for suffix in ("json", "pt")
+        for number in ("", ".2")
+    ]
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_fails_and_does_not_restart(saver: Saver) -> None:
+    for step in (1, 2):
+        saver.save(step)
+        _truncate(saver.path(step))
+    before = _files(saver.folder)
+    for _ in range(2):  # and again at the next start
+        with pytest.raises(StorageFailure) as failure:
+            saver.checkpoints.files.newest()
+        assert re.fullmatch(
+            rf"no valid checkpoint in {saver.folder} \(step-00000002.pt: [0-9]+ bytes .*; "
+            r"step-00000001.pt: .*\): restore the "
+            "missing or damaged files from a backup, or start a new run with --run NAME",
+            str(failure.value),
+        )
+        assert _files(saver.folder) == before
+    for path in saver.folder.iterdir():
+        path.rename(path.with_name(path.name + ".damaged"))
+    with pytest.raises(
+        StorageFailure,
+        match=r"no valid checkpoint in .* \(4 file\(s\) set aside as damaged\): restore",
+    ):
+        saver.checkpoints.files.newest()
+
+
+def test_a_run_without_sidecars_fails_and_keeps_the_tensors(saver: Saver) -> None:
+    for step in range(1, 6):
+        saver.save(step)
+    for step in (3, 4, 5):
+        saver.path(step, ".json").unlink()
+    before = _files(saver.folder)
+    assert len(before) == 3
+    saver.checkpoints.files.remove_leftovers()
+    with pytest.raises(
+        StorageFailure,
+        match="step-00000005.pt: its sidecar step-00000005.json is missing; step-00000004.pt",
+    ):
+        saver.checkpoints.files.newest()
+    assert _files(saver.folder) == before
+
+
+def test_a_missing_sidecar_of_an_older_checkpoint_is_reported(saver: Saver) -> None:
+    for step in (1, 2, 3):
+        saver.save(step)
+    saver.path(1, ".json").unlink()
+    saver.checkpoints.files.remove_leftovers()
+    assert saver.checkpoints.files.newest() == 3
+    assert len(saver.reports) == 1
+    assert (
+        "step-00000001.pt is damaged (its sidecar step-00000001.json is missing): set "
+        "aside, using step 3" in saver.reports[0]
+    )
+    assert "step-00000001.pt.damaged" in saver.names()
+
+
+def test_a_run_without_its_checkpoints_folder_fails(saver: Saver) -> None:
+    saver.save(7)
+    shutil.rmtree(saver.folder)
+    with pytest.raises(
+        StorageFailure,
+        match=r"no checkpoint in .*, but this run has saved some \(first_checkpoint.json exists\)",
+    ):
+        saver.checkpoints.files.newest()
+
+
+class Crashed(BaseException):
+    """The process is killed, so no handler of the save runs."""
+
+
+def _crash_when_replacing(monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    """Crash at the first rename to a name with `suffix`, and leave the temporary file."""
+    replace, unlink = Path.replace, Path.unlink
+
+    def crash(self: Path, target: Path) -> Path:
+        if target.name.endswith(suffix):
+            monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
+            raise Crashed
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", crash)
+    monkeypatch.setattr(Path, "unlink", unlink)
+
+
+def _save_and_crash(saver: Saver, step: int, state: dict[str, Any], at: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        _crash_when_replacing(patch, at)
+        saver.checkpoints.save(step, state, {}, step)
+        with pytest.raises(Crashed):
+            saver.checkpoints.wait()
+
+
+@pytest.mark.parametrize("at", [".pt", "model.safetensors", ".json"])
+def test_a_crash_during_a_save_keeps_the_previous_checkpoint(saver: Saver, at: str) -> None:
+    saver.save(1, best=1)
+    _save_and_crash(saver, 2, simple(2), at)
+    assert any(name.endswith(".tmp") for name in saver.names()) or at == "model.safetensors"
+
+    after = Saver(saver.folder.parent)
+    after.checkpoints.files.remove_leftovers()
+    saved = [1, 2] if at == ".json" else [1]  # only the last rename was missing
+    assert after.names() == sorted(
+        f"step-0000000{step}{suffix}" for step in saved for suffix in (".json", ".pt")
+    )
+    assert after.checkpoints.files.newest() == saved[-1]
+    assert after.reports == []
+    assert _equal(after.checkpoints.files.load(saved[-1]), simple(saved[-1]))
+
+
+def test_the_very_first_checkpoint_survives_a_crash_before_its_last_rename(saver: Saver) -> None:
+    saver.folder.mkdir()
+    _save_and_crash(saver, 1, simple(1), ".json")
+    assert saver.names() == ["step-00000001.json.tmp", "step-00000001.pt"]
+    after = Saver(saver.folder.parent)
+    after.checkpoints.files.remove_leftovers()
+    assert after.checkpoints.files.newest() == 1
+
+
+@pytest.mark.parametrize("unlinks", [0, 1])
+def test_a_crash_while_an_old_checkpoint_is_removed_leaves_no_tensors_without_a_sidecar(
+    saver: Saver, monkeypatch: pytest.MonkeyPatch, unlinks: int
+) -> None:
+    saver.checkpoints.keep = 1
+    saver.save(1)
+    unlink, left = Path.unlink, [unlinks]
+
+    def crash(self: Path, missing_ok: bool = False) -> None:
+        if self.name.startswith("step-00000001"):
+            if not left[0]:
+                raise Crashed
+            left[0] -= 1
+        unlink(self, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", crash)
+    saver.checkpoints.save(2, simple(2), {}, None)
+    with pytest.raises(Crashed):
+        saver.checkpoints.wait()
+    monkeypatch.undo()
+    after = Saver(saver.folder.parent)
+    after.checkpoints.files.remove_leftovers()
+    assert after.checkpoints.files.newest() == 2
+    assert after.reports == []
+    assert after.checkpoints.files.steps() == ([2] if unlinks else [1, 2])
+
+
+@pytest.mark.parametrize("at", [".pt", "model.safetensors", ".json"])
+@pytest.mark.parametrize("before", [[], [1]])
+def test_a_crash_while_a_step_is_saved_again_damages_nothing(
+    saver: Saver, before: list[int], at: str
+) -> None:
+    """`--checkpoint-steps` and the validation may each save the same step."""
+    for step in [*before, 2]:
+        saver.save(step)
+    evaluated = simple(2) | {"progress": {"step": 2, "evaluated_step": 2}}
+    _save_and_crash(saver, 2, evaluated, at)
+
+    after = Saver(saver.folder.parent)
+    after.checkpoints.files.remove_leftovers()
+    newest = after.checkpoints.files.newest()
+    assert after.reports == []
+    assert newest in [*before, 2] or (newest is None and not before)
+    if newest is not None:
+        assert after.checkpoints.files.load(newest)["model"]["weight"].equal(
+            torch.full((100,), float(newest))
+        )
+
+
+@pytest.mark.parametrize("form", ["torch.save", "plain pickle"])
+def test_a_malicious_checkpoint_with_a_valid_sidecar_is_refused_and_runs_nothing(
+    saver: Saver, tmp_path: Path, form: str
+) -> None:
+    saver.save(1)
+    marker, evil = tmp_path / "it ran", saver.path(2)
+    state = simple(2) | {"extra": MakesFolder(marker)}
+    if form == "torch.save":
+        torch.save(state, evil)
+    else:
+        evil.write_bytes(pickle.dumps({"model": {}, "extra": MakesFolder(marker)}))
+    sidecar = json.loads(saver.path(1, ".json").read_text())
+    data = evil.read_bytes()
+    sidecar |= {"step": 2, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    saver.path(2, ".json").write_text(json.dumps(sidecar))
+    for load in (saver.checkpoints.files.newest, lambda: saver.checkpoints.files.load(2)):
+        with pytest.raises(
+            StorageFailure, match="step-00000002.pt cannot be loaded safely"
+        ) as failure:
+            load()
+        assert failure.value.exit_code == 4
+    assert not marker.exists()
+    with evil.open("rb") as file, contextlib.suppress(RuntimeError):  # an unsafe load runs the code
+        torch.load(file, weights_only=False)
+    assert marker.exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_and_nothing_is_written(
+    saver: Saver, value: float
+) -> None:
+    saver.save(1, best=1)
+    bad = {
+        "model": {
+            "count": torch.arange(3),
+            "fine": torch.ones(3),
+            "layer.weight": torch.tensor([1.0, value]),
+        }
+    }
+    saver.checkpoints.save(2, bad, {}, 2)
+    with pytest.raises(
+        Failure, match=r"the weights 'layer.weight' are not finite at step 2: lower --lr"
+    ) as failure:
+        saver.checkpoints.wait()
+    assert failure.value.exit_code == 6
+    assert saver.names() == ["step-00000001.json", "step-00000001.pt"]
+    assert load_file(saver.folder.parent / "model.safetensors")["weight"].equal(
+        torch.full((100,), 1.0)
+    )
+    saver.checkpoints.wait()  # raised only once
+
+
+def test_best_weights_of_a_later_step_stay(saver: Saver) -> None:
+    """A killed save has replaced them, but its checkpoint is not complete."""
+    files = saver.checkpoints.files
+    files.write_best(5, {"weight": torch.ones(2)})
+    before = files.best.read_bytes()
+    files.restore_best(3)
+    assert files.best.read_bytes() == before
+
+
+@pytest.mark.parametrize(("value", "saved"), [(float("-inf"), True), (float("nan"), False)])
+def test_a_buffer_may_have_infinities_as_a_mask(saver: Saver, value: float, saved: bool) -> None:
+    state = {"model": {"mask": torch.tensor([0.0, value])}, "buffers": ["mask"]}
+    saver.checkpoints.save(1, state, {}, None)
+    with contextlib.nullcontext() if saved else pytest.raises(Failure, match="'mask'"):
+        saver.checkpoints.wait()
+    assert (saver.folder / "step-00000001.pt").exists() == saved
+
+
+def test_any_other_failure_of_a_save_is_raised(saver: Saver) -> None:
+    saver.save(1)
+    saver.checkpoints.save(
+        2, {"model": {"w": torch.ones(2)}, "progress": {"best": lambda: 3}}, {}, None
+    )  # torch cannot pickle it
+    with pytest.raises(Exception, match="(?i)pickle"):
+        saver.checkpoints.wait()
+    assert saver.names() == ["step-00000001.json", "step-00000001.pt"]
+
+
+@pytest.fixture
+def file_size_limit() -> Iterator[Callable[[int], None]]:
+    """Return a function that limits the file size of this process. A larger write is an OSError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_failed_write_reports_path_reason_and_space_and_damages_nothing(
+    saver: Saver, file_size_limit: Callable[[int], None]
+) -> None:
+    saver.save(1, best=1)
+    before = {path.name: path.read_bytes() for path in saver.folder.iterdir()}
+    file_size_limit(10_000)
+    big = {"model": {"weight": torch.ones(100_000)}, "progress": {"step": 3}}
+    saver.checkpoints.save(2, big, {}, 2)
+    with pytest.raises(StorageFailure) as failure:
+        saver.checkpoints.wait()
+    file_size_limit(resource.RLIM_INFINITY)
+    text = str(failure.value)
+    assert failure.value.exit_code == 4
+    assert (
+        f"cannot write {saver.folder}: File too large (1 MiB needed): raise the limit of "
+        "a file's size" in text
+    )
+    assert {path.name: path.read_bytes() for path in saver.folder.iterdir()} == before
+    saver.save(3, big)  # the next save works
+    assert saver.checkpoints.files.newest() == 3
+
+
+def test_a_failed_second_save_of_a_step_keeps_the_first(
+    saver: Saver, file_size_limit: Callable[[int], None]
+) -> None:
+    saver.save(1)
+    file_size_limit(10_000)
+    saver.checkpoints.save(1, {"model": {"weight": torch.ones(100_000)}}, {}, None)
+    with pytest.raises(StorageFailure):
+        saver.checkpoints.wait()
+    file_size_limit(resource.RLIM_INFINITY)
+    assert saver.checkpoints.files.newest() == 1
+    assert _equal(saver.checkpoints.files.load(1), simple(1))
+
+
+def test_a_removed_folder_is_created_again(saver: Saver) -> None:
+    saver.save(1)
+    shutil.rmtree(saver.folder)
+    saver.save(2)
+    assert saver.names() == ["step-00000002.json", "step-00000002.pt"]
+
+
+def test_replacing_leaves_the_old_file_if_the_body_fails(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("old")
+    with pytest.raises(KeyError), replacing(path) as file:
+        file.write(b"new")
+        raise KeyError
+    assert path.read_text() == "old"
+    with replacing(path) as file:
+        file.write(b"new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+_FULL_DISK = """
+mount -t tmpfs -o size=8m tmpfs runs || exit 99
+"$@"
+code=$?
+cd runs/r
+sha256sum checkpoints/*.pt
+find . -name '*.tmp'
+cat checkpoints/*.json
+exit $code
+"""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("unshare"),
+    reason="a private mount namespace needs root and unshare",
+)
+@pytest.mark.slow
+def test_a_full_disk_exits_with_code_4_and_keeps_the_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    if subprocess.run(
+        ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", tmp_path / "runs"], capture_output=True
+    ).returncode:
+        pytest.skip("mounting is not permitted, even in a private namespace")
+    train = [
+        sys.executable,
+        "-P",
+        "-m",
+        "trainer",
+        "train",
+        "--device",
+        "cpu",
+        "--run",
+        "r",
+        "--max-steps",
+        "40",
+    ]
+    ended = subprocess.run(
+        [
+            "unshare",
+            "-m",
+            "sh",
+            "-c",
+            _FULL_DISK,
+            "sh",
+            *train,
+            "--checkpoint-steps",
+            "5",
+            "--keep",
+            "20",
+        ],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 4, ended.stderr
+    messages = [line for line in ended.stderr.splitlines() if line.startswith("trainbox:")]
+    assert len(messages) == 1
+    assert "cannot write runs/r/checkpoints: No space left on device (" in messages[0]
+    assert "MiB free): free some space" in messages[0]
+    assert "Traceback" not in ended.stderr
+    assert ".tmp" not in ended.stdout
+    written = dict(
+        reversed(line.split()) for line in ended.stdout.splitlines() if line.endswith(".pt")
+    )
+    assert len(written) >= 2
+    sidecars = ended.stdout[ended.stdout.index("\n{\n") :].split("\n{\n")[1:]
+    assert {json.loads("{" + sidecar)["sha256"] for sidecar in sidecars} == set(written.values())

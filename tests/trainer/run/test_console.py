@@ -1,0 +1,80 @@
+"""The progress bars of a training."""
+
+import contextlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.here import Here, StopAfter
+from trainbox.contract.errors import Preempted
+from trainer.data.schedule import Schedule
+from trainer.run.console import Console
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the time of the bars, in seconds, which only a test changes."""
+    now = [1000.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    return now
+
+
+def _validated(tmp_path: Path, clock: list[float], seconds: float, stderr: io.StringIO) -> int:
+    """Return how many of 10 batches of `seconds` each a console has given."""
+
+    def batches() -> Iterator[int]:
+        for number in range(10):
+            clock[0] += seconds
+            yield number
+
+    with contextlib.redirect_stderr(stderr):
+        console = Console(tmp_path / "log", prints=True)
+        console.start_bar(0, Schedule(0, 64, 8, 8, ()))
+        count = sum(1 for _ in console.validation_bar(batches(), 10))
+        console.close()
+    return count
+
+
+def test_a_long_validation_has_a_bar(tmp_path: Path, clock: list[float]) -> None:
+    terminal = _Terminal()
+    assert _validated(tmp_path, clock, 0.5, terminal) == 10
+    assert "validation   10%" not in terminal.getvalue()  # within the first two seconds
+    assert "validation   50% |" in terminal.getvalue()
+    assert " 5/10 batches [00:02<00:02]" in terminal.getvalue()
+
+
+def test_a_short_validation_has_no_bar(tmp_path: Path, clock: list[float]) -> None:
+    terminal = _Terminal()
+    assert _validated(tmp_path, clock, 0.1, terminal) == 10
+    assert "samples" in terminal.getvalue()
+    assert "validation" not in terminal.getvalue()
+
+
+def test_a_bar_needs_a_terminal(tmp_path: Path, clock: list[float]) -> None:
+    stream = io.StringIO()
+    assert _validated(tmp_path, clock, 9.0, stream) == 10
+    assert stream.getvalue() == ""
+
+
+def test_a_validation_shows_its_own_batches(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[int, int]] = []
+
+    def note(_console: Console, batches: Iterator[int], count: int) -> list[int]:
+        given = list(batches)
+        shown.append((len(given), count))
+        return given
+
+    monkeypatch.setattr(Console, "validation_bar", note)
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(7))
+    assert shown == [(3, 3)]  # 20 examples in batches of 8
+    code, _, err = here.command("evaluate", "runs/r", "--checkpoint", "last")
+    assert (code, err) == (0, "")
+    assert shown == [(3, 3)] * 2

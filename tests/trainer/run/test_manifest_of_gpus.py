@@ -1,0 +1,110 @@
+"""The manifest has what the bits of a GPU depend on, and a resume compares it."""
+
+import importlib.metadata
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.checks import torch_info
+from trainer.parallel.strategy import Replicated
+from trainer.parallel.world import World
+from trainer.run import manifest
+from trainer.run.compare import changes_bits, manifest_differences
+
+
+def _described(monkeypatch: pytest.MonkeyPatch, multiprocessors: list[int]) -> dict[str, Any]:
+    """Return the manifest of a process that sees GPUs with these counts."""
+    gpus = [
+        SimpleNamespace(
+            name="NVIDIA A",
+            uuid=f"GPU-{number}",
+            major=9,
+            minor=0,
+            multi_processor_count=count,
+        )
+        for number, count in enumerate(multiprocessors)
+    ]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpus[index])
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
+    world = World(0, 1, torch.device("cuda", 0))
+    return manifest.describe(Replicated("single", world), [], {}, {}, {})
+
+
+def test_another_number_of_multiprocessors_changes_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, half = (_described(monkeypatch, [count, count]) for count in (132, 66))
+    assert whole["device"]["multiprocessors"] == [132]
+    changed = manifest_differences(whole, half)
+    assert changed == {"device.multiprocessors": ([132], [66])}
+    assert changes_bits("device.multiprocessors")
+
+
+def test_a_torch_without_nccl_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_nccl_version", raising=False)
+    version = torch.cuda.nccl.version
+    _described(monkeypatch, [132])
+    monkeypatch.setattr(torch.cuda.nccl, "version", version)
+    assert manifest._device(World(0, 1, torch.device("cuda", 0)))["nccl"] is None
+    assert "nccl" not in torch_info.seen()
+
+
+def test_kernels_that_torch_compiles_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TORCH_DISABLE_NATIVE_JIT"
+    found = []
+    for value in ("1", "0", None):
+        monkeypatch.setenv(name, str(value)) if value else monkeypatch.delenv(name, raising=False)
+        found.append(_described(monkeypatch, [132]))
+    off, on, earlier = found
+    assert manifest_differences(off, on) == {f"environment.{name}": (None, "0")}
+    assert changes_bits(f"environment.{name}")
+    assert manifest_differences(off, earlier) == {}, "runs of earlier versions do not have it"
+
+
+def test_variables_that_several_processes_get_are_left_out() -> None:
+    several = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    found = manifest_differences({"environment": {}}, {"environment": several})
+    assert found == {}
+
+
+def test_the_version_of_cublas_is_that_of_the_loaded_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = manifest.cublas_version()
+    installed = [
+        package.version
+        for package in importlib.metadata.distributions()
+        if package.name.startswith("nvidia-cublas")
+    ]
+    if not installed:
+        assert found is None
+    else:
+        assert found is not None
+        assert installed[0].startswith(found)
+    assert _described(monkeypatch, [132])["device"]["cublas"] == found
+    assert changes_bits("device.cublas")
+
+
+def test_variables_of_cublaslt_are_recorded_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _described(monkeypatch, [132])
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "4096")
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50")
+    changed = manifest_differences(before, _described(monkeypatch, [132]))
+    assert changed == {
+        "environment.CUBLASLT_WORKSPACE_SIZE": (None, "4096"),
+        "environment.CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": (None, "50"),
+    }
+    assert [name for name in changed if changes_bits(name)] == [
+        "environment.CUBLASLT_WORKSPACE_SIZE"
+    ]
+
+
+def test_a_variable_that_is_not_shown_differs_only_if_it_is_set_or_not() -> None:
+    """Manifests of earlier versions have its value."""
+    earlier, shown = {"NCCL_X_LOGIN": "karo", "NCCL_DEBUG": "INFO"}, {"NCCL_DEBUG": "INFO"}
+    now = shown | {"NCCL_X_LOGIN": "(set, not shown)"}
+    assert manifest_differences({"environment": earlier}, {"environment": now}) == {}
+    found = manifest_differences({"environment": earlier}, {"environment": shown})
+    assert list(found) == ["environment.NCCL_X_LOGIN"]
+    assert "karo" not in str(found)

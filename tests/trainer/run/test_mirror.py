@@ -1,0 +1,616 @@
+"""Copies of checkpoints in an object storage: complete or not used, whatever happens to it."""
+
+import contextlib
+import errno
+import json
+import shutil
+import threading
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.storages import Storages
+from trainbox.contract.errors import NetworkFailure, Preempted, StorageFailure, WrongUse
+from trainer.run.checkpoint import RunCheckpoints
+from trainer.run.mirror import Mirror
+from trainer.run.mirror_plan import MARKER
+from trainer.run.mirror_restore import restore_newer
+from trainer.run.mirror_storage import Storage, check_url
+
+URL = "faulty://bucket/prefix"
+SECRET = "AKIAIOSFODNN7EXAMPLE"  # noqa: S105
+
+
+def has_ended(mirror: Mirror) -> bool:
+    """Wait for the thread as at the end of a training."""
+    mirror._end_s = None
+    return mirror._wait(lambda: False)
+
+
+class Copied:
+    """A run in `folder/r` whose checkpoints have a mirror."""
+
+    def __init__(self, folder: Path, keep: int = 2, run_id: str = "0123") -> None:
+        self.path, self.reports = folder / "r", list[str]()
+        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        for name in ("config.json", "manifest.json"):
+            (self.path / name).write_text(json.dumps({"run_id": run_id}))
+        self.checkpoints = RunCheckpoints(
+            self.path / "checkpoints", keep, True, self.reports.append, run_id=run_id
+        )
+        self.mirror = Mirror(Storage(URL, "r"), self.path, self.reports.append)
+        self.checkpoints.mirror = self.mirror
+
+    def save(self, step: int, best: int | None = None) -> None:
+        """Save a checkpoint, and wait until its copy has ended."""
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(f'{{"step": {step}}}\n')
+        state = {"model": {"weight": torch.full((9,), float(step))}, "progress": {"step": step}}
+        self.checkpoints.save(step, state, {}, best)
+        self.checkpoints.wait()
+        assert has_ended(self.mirror)
+
+    def steps(self) -> list[int]:
+        return self.checkpoints.files.steps()
+
+
+def restored(folder: Path, may_restore: bool = True, stopped: bool = False) -> list[str]:
+    """Restore the run in `folder/r`, and return the reports."""
+    reports = list[str]()
+    (folder / "r").mkdir(parents=True, exist_ok=True)
+    restore_newer(Storage(URL, "r"), folder / "r", may_restore, lambda: stopped, reports.append)
+    return reports
+
+
+def stored_steps() -> list[int]:
+    return sorted(step for step, whole in Storage(URL, "r").steps().items() if whole)
+
+
+def replace(path: str, data: bytes) -> None:
+    Storages().pipe_file(f"/bucket/prefix/r/{path}", data)
+
+
+def test_the_mirror_keeps_what_the_run_keeps(tmp_path: Path, faulty: type[Storages]) -> None:
+    run = Copied(tmp_path)
+    for step, best in ((1, 1), (2, 1), (3, 1), (4, 4), (5, 4)):
+        run.save(step, best)
+        assert stored_steps() == run.steps()
+    assert run.steps() == [4, 5]
+    assert {name.split("/")[4] for name in Storages().names()} == {"step-00000004", "step-00000005"}
+    run.mirror.finish()
+    assert run.reports == [f"mirror     {URL}/r has the checkpoint of step 5"]
+
+
+def test_a_new_checkpoint_waits_for_few_removals_of_old_ones(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    """Some are removed in each round, so that the storage does not grow."""
+    run, order = Copied(tmp_path, keep=1), list[str]()
+    removing, saved = threading.Event(), threading.Event()
+
+    def wait_in_the_first_removal(operation: str, path: str) -> None:
+        if operation == "put" or (operation == "rm" and path.endswith(MARKER)):
+            order.append(f"{operation} {path.partition('/r/')[2][:13]}")
+            if len(order) == 2:
+                removing.set()
+                assert saved.wait(60)
+
+    for step in (1, 2, 3, 4, 5):
+        Storage(URL, "r").put(b"", step, MARKER)
+    Storages.before = staticmethod(wait_in_the_first_removal)
+    state = {"model": {"weight": torch.ones(2)}}
+    run.checkpoints.save(6, state, {}, None)
+    run.checkpoints.wait()
+    assert removing.wait(60)
+    run.checkpoints.save(7, state, {}, None)
+    run.checkpoints.wait()
+    saved.set()
+    assert has_ended(run.mirror)
+    assert order == [
+        *("put step-00000006", "rm step-00000001", "rm step-00000002", "rm step-00000003"),
+        *("put step-00000007", "rm step-00000004", "rm step-00000005", "rm step-00000006"),
+    ]
+    assert stored_steps() == [7]
+
+
+def test_a_lost_run_is_restored_with_its_best_checkpoint_and_its_records(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    run = Copied(tmp_path, keep=1)
+    for step in (1, 2, 3):
+        run.save(step, 1)
+    whole = {path.relative_to(run.path): path for path in run.path.rglob("*.*") if path.is_file()}
+    assert restored(tmp_path / "new") == [f"restored the checkpoint of step 3 from {URL}/r"]
+    for name, path in whole.items():
+        if name.name != "model.safetensors":
+            assert (tmp_path / "new/r" / name).read_bytes() == path.read_bytes()
+    found = {path.name for path in (tmp_path / "new/r").rglob("*.*")}
+    assert found == {path.name for path in whole.values()} - {"model.safetensors"}
+    assert restored(tmp_path / "new") == []  # nothing is newer
+
+
+def test_a_folder_that_was_removed_during_the_training_keeps_its_copies(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    run = Copied(tmp_path, keep=1)
+    for step in (1, 2):
+        run.save(step, 1)
+    # Only the checkpoints are removed: the best one stays in the storage.
+    shutil.rmtree(run.checkpoints.files.folder)
+    run.save(3, 1)
+    assert stored_steps() == [1, 3]
+    assert restored(tmp_path / "one") == [f"restored the checkpoint of step 3 from {URL}/r"]
+    # The records are removed as well: a copy without them could not be restored.
+    shutil.rmtree(run.path)
+    run.path.mkdir()
+    for step in (4, 5):
+        run.save(step, 1)
+    run.mirror.finish()
+    assert stored_steps() == [1, 3]
+    failed, last = run.reports[-2:]
+    assert "(FileNotFoundError: [Errno 2] No such file or directory: " in failed
+    assert last == f"mirror     {URL}/r has the checkpoint of step 3; 3 of 6 copies failed"
+    assert restored(tmp_path / "two") == [f"restored the checkpoint of step 3 from {URL}/r"]
+
+
+def test_a_checkpoint_whose_best_one_is_lost_is_not_copied(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    """A mirror that is new, or has only a damaged copy of the best checkpoint."""
+    run = Copied(tmp_path)
+    run.save(2, None)
+    run.save(3, 1)
+    assert stored_steps() == [2]
+    assert "(FileNotFoundError: the best checkpoint, of step 1, is missing): " in run.reports[0]
+    run.save(4, 4)
+    assert stored_steps() == [4]
+
+
+def _refuse_lost_files() -> None:
+    """Check that each complete step has all its files."""
+    storage = Storage(URL, "r")
+    for step in stored_steps():
+        with contextlib.suppress(ValueError):  # a torn marker
+            for name in storage.marker(step).files:
+                assert f"/bucket/prefix/r/step-{step:08d}/{name}" in Storages.store
+
+
+def test_a_kill_at_any_operation_leaves_a_complete_checkpoint(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    """The storage has steps 1 and 2. The third, which is the best, replaces both."""
+    run = Copied(tmp_path, keep=1)
+    run.save(1, 1)
+    run.save(2, 1)
+    before = Storages().names()
+    run.mirror.abandon()
+    run.save(3, 3)
+
+    for last in range(100):
+        Storages.store.clear()
+        for path, data in before.items():
+            Storages().pipe_file(path, data)
+        left = last
+
+        def count(operation: str, path: str) -> None:
+            nonlocal left
+            left -= operation in ("put", "pipe", "rm")
+            if left < 0 and operation != "find":
+                if operation != "rm":
+                    Storages().open(path, "wb")  # a file that is being written is torn
+                raise ConnectionError("killed")
+
+        Storages.before = staticmethod(count)
+        mirror = Mirror(Storage(URL, "r"), run.path, run.reports.append)
+        mirror.saved("0123", 3)
+        assert has_ended(mirror)
+        Storages.before = staticmethod(lambda operation, path: None)
+        _refuse_lost_files()
+        new = tmp_path / f"new-{last}"
+        restored(new)
+        files = RunCheckpoints(new / "r/checkpoints", 1, True, print, run_id="0123").files
+        # The copy has seven files, and the marker is the last one.
+        assert files.newest() == (2 if last < 7 else 3)
+        assert files.steps() == ([1, 2] if last < 7 else [3])
+        if left >= 0:
+            break
+    assert last == 7 + 2 * 7
+    assert stored_steps() == [3]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        MARKER,
+        "config.json",
+        "metrics.jsonl",
+        *(f"checkpoints/step-00000002{s}" for s in (".pt", ".json")),
+    ],
+)
+@pytest.mark.parametrize("data", [None, b"", b"{}"])
+def test_a_damaged_copy_is_not_used(
+    tmp_path: Path, faulty: type[Storages], name: str, data: bytes | None
+) -> None:
+    run = Copied(tmp_path)
+    run.save(1)
+    run.save(2)
+    path = f"/bucket/prefix/r/step-00000002/{name}"
+    if data is None:
+        del Storages.store[path]
+    else:
+        replace(f"step-00000002/{name}", data)
+    *problems, last = restored(tmp_path / "new")
+    assert last == f"restored the checkpoint of step 1 from {URL}/r"
+    # A step without a marker is a copy that was not finished.
+    assert len(problems) == (not (data is None and name == MARKER))
+    assert all(f"the copy of step 2 in {URL}/r is damaged (" in problem for problem in problems)
+    assert not list((tmp_path / "new").rglob("*.tmp"))
+    assert not (tmp_path / "new/r/checkpoints/step-00000002.pt").exists()
+
+
+def test_a_run_whose_copies_are_all_damaged_is_refused(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    Copied(tmp_path).save(1)
+    replace("step-00000001/checkpoints/step-00000001.pt", b"")
+    with pytest.raises(
+        StorageFailure,
+        match=f"no copy in {URL}/r is intact together with the best ",
+    ):
+        restored(tmp_path / "new")
+    # A run whose folder has an older checkpoint continues from there.
+    run = Copied(tmp_path / "other")
+    run.mirror.abandon()
+    run.save(0)
+    assert len(restored(tmp_path / "other")) == 1
+
+
+def test_a_newer_checkpoint_of_another_machine_is_restored(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    for folder, step in (("one", 1), ("two", 2), ("one", 1)):
+        run = Copied(tmp_path / folder)
+        run.mirror.abandon()
+        run.save(step)
+    run = Copied(tmp_path / "two")
+    run.save(3)
+    assert restored(tmp_path / "one") == [f"restored the checkpoint of step 3 from {URL}/r"]
+    # The storage keeps it, although an older checkpoint was saved elsewhere.
+    run = Copied(tmp_path / "stale")
+    run.save(2)
+    assert stored_steps() == [2, 3]
+    with pytest.raises(WrongUse, match="^--resume never was given, but faulty.* of step 3: choose"):
+        restored(tmp_path / "new", may_restore=False)
+    with pytest.raises(Preempted, match="^stopped while the run was restored from faulty"):
+        restored(tmp_path / "new", stopped=True)
+    assert not list((tmp_path / "new").rglob("*.*"))
+
+
+def test_the_copies_of_another_run_are_neither_used_nor_replaced(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    Copied(tmp_path / "one").save(5)
+    before = Storages().names()
+    run = Copied(tmp_path / "two", run_id="4567")
+    run.save(7)
+    assert Storages().names() == before
+    (report,) = run.reports
+    message = f"{URL}/r has another run, with the id '0123' instead of '4567': "
+    assert message in report
+    with pytest.raises(WrongUse, match=f"^{message}"):
+        restored(tmp_path / "two")
+
+
+def test_a_failure_is_logged_once_and_the_last_copy_is_tried_again(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    def fail(operation: str, path: str) -> None:
+        raise OSError(5, f"error of the server, key {SECRET}")
+
+    run = Copied(tmp_path)
+    Storages.before = staticmethod(fail)
+    run.save(1)
+    run.save(2)
+    Storages.before = staticmethod(lambda operation, path: None)
+    run.mirror.finish()
+    first, last = run.reports
+    assert first == (
+        f"--mirror: a checkpoint could not be copied to {URL}/r (OSError: [Errno 5] error of the "
+        "server, key (not shown)): the training continues, and the next checkpoint is copied "
+        "again; the same cause is not logged again"
+    )
+    assert last == f"mirror     {URL}/r has the checkpoint of step 2; 2 of 3 copies failed"
+    assert stored_steps() == [2]
+
+
+def test_a_storage_that_hangs_delays_neither_saves_nor_the_end(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    released, hanging = threading.Event(), threading.Event()
+
+    def hang(operation: str, path: str) -> None:
+        if operation == "put":
+            hanging.set()
+            assert released.wait(60)
+
+    Storages.before = staticmethod(hang)
+    run = Copied(tmp_path)
+    for step in range(1, 6):
+        run.checkpoints.save(step, {"model": {"weight": torch.ones(2)}}, {}, 1)
+        run.checkpoints.wait()
+        assert hanging.wait(60)
+    assert run.steps() == [1, 4, 5]
+    run.mirror.finish(0.05)
+    assert run.reports == [
+        f"mirror     {URL}/r has no checkpoint; the last copy was not finished in time"
+    ]
+    released.set()
+    assert has_ended(run.mirror)
+    assert len(run.reports) == 1 and stored_steps() == []
+
+
+def test_a_step_that_is_saved_again_during_its_copy_is_copied_again(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    begun, released = threading.Event(), threading.Event()
+
+    def wait(operation: str, path: str) -> None:
+        if operation == "put" and path.endswith(".pt"):
+            begun.set()
+            assert released.wait(60)
+
+    Storages.before = staticmethod(wait)
+    run = Copied(tmp_path)
+    for weight in (1.0, 2.0):
+        run.checkpoints.save(1, {"model": {"weight": torch.full((2,), weight)}}, {}, None)
+        run.checkpoints.wait()
+        assert begun.wait(60)
+    released.set()
+    run.mirror.finish()
+    assert restored(tmp_path / "new") == [f"restored the checkpoint of step 1 from {URL}/r"]
+    names = ("step-00000001.pt", "step-00000001.json")
+    here, there = (
+        [(folder / "r/checkpoints" / name).read_bytes() for name in names]
+        for folder in (tmp_path, tmp_path / "new")
+    )
+    assert here == there
+
+
+def test_a_file_that_only_the_storage_misses_is_a_failure(
+    tmp_path: Path, faulty: type[Storages], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put_file(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "no such bucket")
+
+    monkeypatch.setattr(Storage, "put_file", put_file)
+    run = Copied(tmp_path)
+    run.save(1)
+    assert "(FileNotFoundError: [Errno 2] no such bucket): the training continues" in run.reports[0]
+
+
+def test_a_signal_limits_the_wait_for_the_last_copy(
+    tmp_path: Path, faulty: type[Storages], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    Storages.before = staticmethod(lambda operation, path: operation == "put" and released.wait(60))
+    monkeypatch.setattr("trainer.run.mirror.STOP_S", 0.05)
+    run = Copied(tmp_path)
+    run.checkpoints.save(1, {"model": {"weight": torch.ones(2)}}, {}, None)
+    run.checkpoints.wait()
+    run.mirror.finish(stopped=lambda: True)
+    assert run.reports[-1].endswith("the last copy was not finished in time")
+    released.set()
+    assert has_ended(run.mirror)
+
+
+def test_a_slow_storage_gets_the_newest_checkpoint_and_not_each_one(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    released, put, begun = threading.Semaphore(0), list[str](), threading.Event()
+
+    def wait(operation: str, path: str) -> None:
+        if operation == "put":
+            put.append(path[-11:-3])
+            begun.set()
+            assert released.acquire(timeout=60)
+
+    Storages.before = staticmethod(wait)
+    run = Copied(tmp_path)
+    for step in range(1, 6):
+        run.checkpoints.save(step, {"model": {"weight": torch.ones(2)}}, {}, None)
+        run.checkpoints.wait()
+        assert begun.wait(60)
+    released.release(9)
+    run.mirror.finish()
+    # The file of step 1 was removed while it was copied, so its copy is not completed.
+    assert put == ["00000001", "00000005"]
+    assert stored_steps() == [5]
+    assert restored(tmp_path / "new") == [f"restored the checkpoint of step 5 from {URL}/r"]
+
+
+class _Refused(Exception):
+    """An error as gcsfs and the package of Azure raise it."""
+
+    def __init__(self, **fields: int) -> None:
+        super().__init__("refused")
+        self.__dict__ |= fields
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (ConnectionError("reset"), NetworkFailure, "give the same command again, or drop --mirror"),
+        (_Refused(code=503), NetworkFailure, "give the same command again, or drop --mirror"),
+        (PermissionError("403"), WrongUse, "check the login of the storage's package"),
+        (_Refused(code=401), WrongUse, "check the login of the storage's package"),
+        (_Refused(status_code=403), WrongUse, "check the login of the storage's package"),
+        (OSError("Forbidden: b/lab/o"), WrongUse, "check the login of the storage's package"),
+    ],
+)
+def test_a_storage_that_cannot_be_read_is_an_error_only_without_a_checkpoint(
+    tmp_path: Path, faulty: type[Storages], error: Exception, kind: type[Exception], text: str
+) -> None:
+    def fail(operation: str, path: str) -> None:
+        raise error
+
+    run = Copied(tmp_path)
+    run.save(4)
+    Storages.before = staticmethod(fail)
+    with pytest.raises(kind, match=f"^--mirror: {URL}/r cannot be read .*{text}$"):
+        restored(tmp_path / "new")
+    (report,) = restored(tmp_path)
+    assert report.endswith("resuming from the checkpoint of step 4 in the run's folder")
+
+
+def test_a_storage_without_an_answer_does_not_delay_the_start(
+    tmp_path: Path, faulty: type[Storages], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    Copied(tmp_path).save(4)
+    Storages.before = staticmethod(lambda operation, path: released.wait(60) and None)
+    monkeypatch.setattr("trainer.run.mirror_restore._ANSWER_S", 0.05)
+    (report,) = restored(tmp_path)
+    assert "(TimeoutError: no answer in 0 s): resuming from the checkpoint of step 4" in report
+    released.set()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(FileNotFoundError("no bucket"), _Refused(status_code=404)),
+        *(PermissionError("403"), _Refused(code=401)),
+    ],
+)
+def test_a_new_run_needs_a_bucket_that_it_can_write(
+    tmp_path: Path, faulty: type[Storages], error: Exception
+) -> None:
+    def fail(operation: str, path: str) -> None:
+        if operation == "pipe":
+            raise error
+
+    Storages.before = staticmethod(fail)
+    with pytest.raises(
+        WrongUse, match=f"^--mirror: {URL}/r cannot be written .*: create the bucket"
+    ):
+        restored(tmp_path)
+    Storages.before = staticmethod(lambda operation, path: None)
+    assert restored(tmp_path) == [] == list(Storages.store)
+
+
+def test_a_full_disk_is_not_a_failure_of_the_storage(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    def fail(operation: str, path: str) -> None:
+        if operation == "get":
+            raise OSError(28, "No space left on device", str(tmp_path / "new/r/config.json.tmp"))
+
+    Copied(tmp_path).save(1)
+    Storages.before = staticmethod(fail)
+    with pytest.raises(StorageFailure, match=r"^cannot write .*config.json.tmp: No space left"):
+        restored(tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("bucket/prefix", "--mirror 'bucket/prefix' is not a storage: write s3://bucket/prefix"),
+        (
+            "/mnt/my disk",
+            "--mirror '/mnt/my disk' is a path: for a folder, write 'file:///mnt/my disk'",
+        ),
+        ("file:///", "--mirror 'file:///' is not a storage: write s3://bucket/prefix"),
+        ("file://a\n", "is not a storage: write s3://bucket/prefix"),
+        ("simplecache::s3://bucket", "is not a storage: write s3://bucket/prefix"),
+        ("memory://a", "--mirror 'memory://a' ends with the process: write s3://bucket/prefix"),
+        ("none://bucket", "--mirror 'none://bucket' has an unknown scheme: use one of fsspec, "),
+        (f"ftp://me:{SECRET}@host/x", "--mirror ftp://... contains a login, which other users"),
+    ],
+)
+def test_a_url_that_is_not_a_storage_is_refused(url: str, text: str) -> None:
+    with pytest.raises(WrongUse) as refused:
+        check_url(url)
+    assert text in str(refused.value)
+    assert SECRET not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_mirror_in_the_folder_of_the_runs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be lost with the runs, and the copies of a run could be in the run's own folder."""
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "disk/runs"
+    (runs / "r").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(runs)
+    for url in (f"file://{runs}", f"file://{runs}/r/copies", "file://link/r", f"local://{runs}/r"):
+        for spelling in (runs, Path("disk/runs"), Path("link")):
+            with pytest.raises(WrongUse, match=r"^--mirror '.*' is in the folder of the runs \("):
+                check_url(url, spelling)
+    check_url(f"file://{runs}-copies", runs)
+    check_url(f"file://{tmp_path}/disk", runs)
+
+
+def test_a_storage_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(NetworkFailure, match=r"^--mirror: zip://none.zip cannot be opened \("):
+        Storage("zip://none.zip", "r")
+
+
+def test_a_package_without_a_login_is_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("Must provide a connection_string")
+
+    monkeypatch.setattr("fsspec.url_to_fs", refuse)
+    with pytest.raises(WrongUse, match=r"_string\): check the URL and the login of the storage's "):
+        Storage("file:///a", "r")
+
+
+def test_torn_copies_do_not_fill_a_full_storage(tmp_path: Path, faulty: type[Storages]) -> None:
+    def fail(operation: str, path: str) -> None:
+        if operation == "put" and len(Storages.store) > 0:
+            raise OSError(28, "No space left on device")
+
+    Storages().pipe_file("/bucket/prefix/r/step-00000001/checkpoints/step-00000001.pt", b"torn")
+    Storages.before = staticmethod(fail)
+    run = Copied(tmp_path, keep=1)
+    run.save(2)
+    assert stored_steps() == [2]
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(scheme: str) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr("fsspec.get_filesystem_class", missing)
+    with pytest.raises(WrongUse, match="^--mirror 's3://b': Install s3fs to access S3: write the "):
+        check_url("s3://b")
+
+
+def test_signs_of_patterns_in_a_name_remove_no_other_copies(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    names = [*("r*", "r?", "[r]a", "ra", "rb"), *("p*/r", "pa/r")]
+    for name in names:
+        for step in (1, 2):
+            Storage(URL, name).put(b"", step, MARKER)
+    for index, name in enumerate(names):
+        Storage(URL, name).remove(1)
+        left = [1 in Storage(URL, other).steps() for other in names]
+        assert left == [place > index for place in range(len(names))]
+
+
+def test_a_folder_of_a_disk_is_a_mirror(tmp_path: Path) -> None:
+    run = Copied(tmp_path)
+    storage = Storage(f"file://{tmp_path}/far/away", "r")
+    run.checkpoints.mirror = run.mirror = Mirror(storage, run.path, run.reports.append)
+    for step in (1, 2, 3):
+        run.save(step, step)
+    assert storage.steps() == {2: True, 3: True}
+    assert len(list((tmp_path / "far/away/r").iterdir())) == 2
+    shutil.rmtree(run.path)
+    run.path.mkdir()
+    restore_newer(storage, run.path, True, lambda: False, run.reports.append)
+    assert run.steps() == [3]
+    digest = sha256(run.checkpoints.files.path(3, ".pt").read_bytes()).hexdigest()
+    assert digest == json.loads(run.checkpoints.files.path(3).read_text())["sha256"]

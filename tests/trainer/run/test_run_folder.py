@@ -1,0 +1,39 @@
+"""The folder of a run: a full disk, and a symbolic link."""
+
+from pathlib import Path
+
+import pytest
+
+from trainbox.contract.errors import StorageFailure, WrongUse
+from trainer.run.run_folder import RunFolder
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+def test_an_entry_that_does_not_fit_is_reported_with_its_file_and_frees_the_lock(
+    tmp_path: Path,
+) -> None:
+    folder = RunFolder(tmp_path / "r", writes=True)
+    folder._metrics = Path("/dev/full").open("w")  # noqa: SIM115 - the folder closes it
+    folder.append_entry({"kind": "train", "step": 1})  # into the buffer
+    with pytest.raises(StorageFailure, match=r"cannot write \S+/r/metrics.jsonl: No space left"):
+        folder.close()
+    RunFolder(tmp_path / "r", writes=True).close()
+
+
+def test_a_run_may_be_a_link_and_has_one_lock(tmp_path: Path) -> None:
+    target, link = tmp_path / "disk" / "r", tmp_path / "runs" / "r"
+    link.parent.mkdir()
+    target.mkdir(parents=True)
+    link.symlink_to(target)
+    folder = RunFolder(link, writes=True)
+    with pytest.raises(WrongUse, match="^another process trains in "):
+        RunFolder(target, writes=True)
+    folder.close()
+    assert (target / "checkpoints").is_dir()
+    RunFolder(target, writes=True).close()
+
+
+def test_a_link_without_a_target_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "r").symlink_to(tmp_path / "gone")
+    with pytest.raises(StorageFailure, match=r"cannot write \S+/r"):
+        RunFolder(tmp_path / "r", writes=True)

@@ -1,0 +1,341 @@
+"""The GPUs of a run: their names, load and energy, read from the NVML stub by a real training."""
+
+import _ctypes
+import ctypes
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+import torch
+
+import trainer.loop.fit
+import trainer.session.train
+from tests.support.here import Here, StopAfter
+from tests.support.nvml_stub.build import write_config
+from tests.support.ranks import Ranks
+from tests.support.tiny import TINY
+from trainbox.contract.errors import Preempted
+from trainer.parallel.strategy import STRATEGIES, Strategy
+from trainer.parallel.world import World
+from trainer.run import gpu_reader
+from trainer.run.gpu_reader import GpuReader
+from trainer.run.run_folder import RunFolder
+from trainer.run.run_gpus import RunGpus
+
+UUIDS = [f"GPU-00000000-0000-0000-0000-00000000000{index}" for index in range(4)]
+KWH = 3.6e9  # millijoules
+
+Put = Callable[..., None]
+
+
+@pytest.fixture
+def put(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
+    """Load the NVML stub into this process; `put(profile, keys)` sets its answers."""
+    config = tmp_path / "nvml.conf"
+    monkeypatch.setenv("NVML_STUB_CONFIG", str(config))
+    # The library is then found by its name.
+    stub = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+
+    def put(profile: str, keys: dict[str, object] | None = None, **more: object) -> None:
+        write_config(config, profile, keys, **more)
+
+    yield put
+    pynvml.nvmlLib = None
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+    _ctypes.dlclose(stub._handle)
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let each training compute on these GPUs of the stub, in truth on the CPU."""
+
+    def on(*uuids: str) -> None:
+        monkeypatch.setattr(
+            Strategy, "own_gpus", lambda _strategy: [(uuid, "NVIDIA H100") for uuid in uuids]
+        )
+
+    return on
+
+
+def energy(here: Here, run: str = "r") -> Any:
+    return json.loads((here.folder / "runs" / run / "manifest.json").read_text()).get("energy")
+
+
+def test_the_header_names_each_gpu_by_its_uuid(
+    here: Here, put: Put, on: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.node", lambda: "node-7")
+    put("h100")
+    on(UUIDS[3], UUIDS[1])
+    lines = here.train(max_steps=1).splitlines()
+    row = lines.index("gpus       3 NVIDIA H100 GPU-00000000 on node-7")
+    assert lines[row + 1] == "           1 NVIDIA H100 GPU-00000000 on node-7"
+
+
+def test_an_entry_has_the_load_of_each_gpu(here: Here, put: Put, on: Callable[..., None]) -> None:
+    put("h100", {"gpu1.utilization.gpu": 90, "gpu3.utilization.gpu": 40, "gpu3.memory_used_mib": 7})
+    on(UUIDS[1], UUIDS[3])
+    here.train(max_steps=1)
+    (entry,) = here.entries("train")
+    assert entry["gpu_utilization_percent"] == 65.0
+    assert entry["gpu_utilization_percent_each"] == [90.0, 40.0]
+    # NVML counts the driver's own memory as used.
+    assert entry["gpu_memory_used_mib_each"] == [551.0, 558.0]
+    assert entry["energy_kwh"] == 0.0
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(here.folder / "runs/r/tensorboard"))
+    board.Reload()
+    shown = {
+        tag: board.Scalars(f"train/{tag}")[0].value
+        for tag in (
+            "gpu_utilization_percent/0",
+            "gpu_utilization_percent/1",
+            "gpu_memory_used_mib/1",
+        )
+    }
+    assert list(shown.values()) == [90.0, 40.0, 558.0]
+
+
+def test_rank_0_records_the_gpus_of_all_ranks(ranks: Ranks, library: Path, tmp_path: Path) -> None:
+    keys = {"gpu0.utilization.gpu": 10, "gpu1.utilization.gpu": 30}
+    config = write_config(tmp_path / "nvml.conf", "h100", keys, count=2)
+    ended = ranks(
+        2,
+        str(library),
+        "train",
+        TINY,
+        "--max-steps=1",
+        "--run=r",
+        module="tests.support.stub_gpus",
+        env={"NVML_STUB_CONFIG": str(config)},
+    )
+    assert ended.codes == [0, 0], ended
+    (entry,) = ranks.entries("r", "train")
+    assert entry["gpu_utilization_percent_each"] == [10.0, 30.0]
+    assert entry["gpu_memory_used_mib_each"] == [551.0, 551.0]
+    manifest = json.loads((tmp_path / "runs/r/manifest.json").read_text())
+    assert [gpu["uuid"] for gpu in manifest["energy"]["gpus"]] == UUIDS[:2]
+    lines = ended.out.splitlines()
+    row = next(i for i, line in enumerate(lines) if line.startswith("gpus       0 NVIDIA H100"))
+    assert lines[row + 1].startswith("           1 NVIDIA H100 GPU-00000000 on ")
+
+
+def test_the_bench_measures_the_energy_of_its_steps(
+    here: Here, put: Put, on: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counter rises by a joule at each batch, and by many before and after."""
+    counted, batches = itertools.count(), trainer.loop.fit.training_batches
+
+    def using_energy(*arguments: Any) -> Iterator[Any]:
+        for number, batch in zip(counted, batches(*arguments), strict=False):
+            put("h100", {"gpu0.energy_mj": 1000 * (number + (1000 if number else 0))})
+            now[0] += 1.0
+            yield batch
+
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(trainer.loop.fit, "training_batches", using_energy)
+    put("h100", {"gpu0.energy_mj": 0})
+    on(UUIDS[0])
+    code, _, err = here.command(
+        *("train", TINY, "--device", "cpu", "--run", "r", "--measure-seconds", "20"),
+        *("--max-steps", "1000", "--eval-every", "1000"),
+    )
+    assert code == 0, err
+    measured = json.loads((here.folder / "runs/r/measured.json").read_text())
+    assert (measured["steps"], measured["energy_joules"]) == (20, 20.0)
+
+
+def test_energy_is_summed_over_gpus_and_across_a_resume(
+    here: Here, put: Put, on: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counters start at the driver's load, so only their rise counts."""
+    counters = [5.0, 900.0]  # kWh
+
+    def rise(*kwh: float) -> None:
+        for index, own in enumerate(kwh):
+            counters[index] += own
+        put("h100", {f"gpu{i}.energy_mj": int(c * KWH) for i, c in enumerate(counters)}, count=2)
+
+    rise(0, 0)
+    on(*UUIDS[:2])
+    fit = trainer.session.train.fit
+
+    def using_energy(*arguments: Any) -> None:
+        rise(0.25, 0.5)
+        fit(*arguments)
+
+    monkeypatch.setattr(trainer.session.train, "fit", using_energy)
+    with pytest.raises(Preempted):
+        here.train(max_steps=4, stop=StopAfter(2))
+    assert energy(here)["kwh"] == 0.75
+    rise(100, 100)  # between the two starts, other programs use the GPUs
+    printed = here.train(max_steps=4)
+    assert "changed since the run's start" not in printed
+    assert energy(here) == {
+        "kwh": 1.5,
+        "gpus": [{"uuid": UUIDS[0], "kwh": 0.5}, {"uuid": UUIDS[1], "kwh": 1.0}],
+    }
+    assert "energy     1.5 kWh (GPU-00000000 0.5 kWh, GPU-00000000 1 kWh)" in printed.splitlines()
+    assert here.entries("train")[-1]["energy_kwh"] == 1.5
+    # A complete run uses no more energy.
+    rise(100, 100)
+    assert "energy     1.5 kWh (" in here.train(max_steps=4)
+    assert energy(here)["kwh"] == 1.5
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        None,
+        [],
+        {"gpus": 1},
+        {"gpus": [{"uuid": UUIDS[0]}]},
+        *({"gpus": [{"uuid": UUIDS[0], "kwh": kwh}]} for kwh in ("1", True, -1, 1e999, 10**400)),
+    ],
+    ids=repr,
+)
+def test_an_energy_in_the_manifest_that_is_not_valid_is_reported(
+    here: Here, put: Put, on: Callable[..., None], edited: Any
+) -> None:
+    put("h100")
+    on(UUIDS[0])
+    with pytest.raises(Preempted):
+        here.train(max_steps=4, stop=StopAfter(2))
+    path = here.path() / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"energy": edited}))
+    lines = here.train(max_steps=4).splitlines()
+    assert (
+        "energy     not measured, because 'energy' in runs/r/manifest.json is not valid: restore it"
+        in lines
+    )
+    assert "energy     not measured" in lines  # at the end
+    assert energy(here)["kwh"] is None
+    assert "energy_kwh" not in here.entries("train")[-1]
+
+
+def test_energy_that_a_gpu_does_not_count_is_not_measured(
+    here: Here, put: Put, on: Callable[..., None]
+) -> None:
+    put("h100", {"gpu1.energy_mj": ""}, count=2)
+    on(*UUIDS[:2])
+    printed = here.train(max_steps=1)
+    assert "energy     not measured (GPU-00000000 0 kWh, GPU-00000000 not measured)" in printed
+    assert energy(here) == {
+        "kwh": None,
+        "gpus": [{"uuid": UUIDS[0], "kwh": 0.0}, {"uuid": UUIDS[1], "kwh": None}],
+    }
+    assert "energy_kwh" not in here.entries("train")[0]
+
+
+def test_energy_is_not_measured_if_a_counter_is_reset(
+    here: Here, put: Put, on: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counter falls at the second batch, and then rises above its first value."""
+    batches = trainer.loop.fit.training_batches
+
+    def resetting(*arguments: Any) -> Iterator[Any]:
+        for counted_kwh, batch in zip((5, 1, 9), batches(*arguments), strict=False):
+            put("h100", {"gpu0.energy_mj": int(counted_kwh * KWH)})
+            yield batch
+
+    monkeypatch.setattr(trainer.loop.fit, "training_batches", resetting)
+    put("h100", {"gpu0.energy_mj": int(4 * KWH)})
+    on(UUIDS[0])
+    printed = here.train(max_steps=3, log_steps=1)
+    assert "energy     not measured" in printed.splitlines()
+    assert [entry.get("energy_kwh") for entry in here.entries("train")] == [1.0, None, None]
+    assert energy(here)["kwh"] is None
+
+
+def test_a_slice_has_memory_and_no_utilisation(
+    here: Here, put: Put, on: Callable[..., None]
+) -> None:
+    put("a100-mig", {"gpu0.mig1.memory_used_mib": 30})
+    on("MIG-00000000-0000-0000-0000-000000000001")
+    lines = here.train(max_steps=1).splitlines()
+    (entry,) = here.entries("train")
+    assert entry["gpu_memory_used_mib_each"] == [30.0]
+    assert "gpu_utilization_percent" not in entry
+    assert any(line.startswith("gpus       0 NVIDIA H100 MIG-00000000 on ") for line in lines)
+    assert "energy     not measured" in lines
+
+
+def test_a_driver_that_hangs_does_not_stop_the_training(
+    here: Here, put: Put, on: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_reader, "_FIRST_S", 0.05)
+    monkeypatch.setattr(gpu_reader, "_NEXT_S", 0.05)
+    put("h100", {"hang": 1})
+    on(UUIDS[0])
+    printed = here.train(max_steps=3, log_steps=1)
+    assert "energy     not measured" in printed.splitlines()
+    assert len(here.entries("train")) == 3
+    put("h100")  # the thread's call returns, and the thread ends
+    for thread in threading.enumerate():
+        if thread.name == "gpu-reader":
+            thread.join()
+
+
+def test_without_a_driver_the_gpus_have_their_names_only(
+    here: Here, put: Put, on: Callable[..., None]
+) -> None:
+    put("h100", {"ret.init": 9})
+    on(UUIDS[0])
+    lines = here.train(max_steps=1).splitlines()
+    assert any(line.startswith("gpus       NVIDIA H100 GPU-00000000 on ") for line in lines)
+    assert "energy     not measured" in lines
+
+
+def test_a_late_answer_is_dropped(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_reader, "_FIRST_S", 0.01)
+    put("h100", {"hang.utilization": 1})
+    reader = GpuReader(UUIDS[:1])
+    assert reader.read() == [{}]
+    put("h100", {"gpu0.utilization.gpu": 55})
+    while not (found := reader.read()[0]):
+        pass
+    assert found["utilization_percent"] == 55.0
+    reader.close()
+
+
+def test_a_run_on_the_cpu_has_no_gpus(here: Here) -> None:
+    printed = here.train(max_steps=1)
+    assert energy(here) is None
+    assert not {name for name in here.entries("train")[0] if "gpu" in name or "energy" in name}
+    assert not [line for line in printed.splitlines() if line.startswith(("gpus ", "energy "))]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "each"),
+    [("single", [100.0]), ("dp", [100.0, 110.0, 120.0])],
+    ids=["one GPU", "three under DataParallel"],
+)
+def test_the_gpus_of_a_process_are_found_by_uuid(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, strategy: str, each: list[float]
+) -> None:
+    """NVML and CUDA order GPUs differently."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(
+        torch.cuda, "max_memory_allocated", lambda index: (100 + 10 * index) * 2**20
+    )
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda index: SimpleNamespace(uuid=f"0{index}", name="T4"),
+    )
+    made = STRATEGIES[strategy](strategy, World(0, 1, torch.device("cuda", 0)))
+    assert made.own_gpus() == [(f"GPU-0{index}", "T4") for index in range(len(each))]
+    gpus = RunGpus(made, RunFolder(tmp_path, writes=False))
+    assert gpus.figures() == {"gpu_memory_mib": each[-1], "gpu_memory_mib_each": each}
+    gpus.close()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1")
+    assert made.own_gpus()[0] == ("MIG-1", "T4")

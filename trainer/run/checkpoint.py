@@ -1,0 +1,131 @@
+"""The checkpoints of one run, and its best weights in model.safetensors."""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from trainbox.checkpoint_writer import CheckpointWriter
+from trainbox.contract.errors import ExitCode, Failure
+from trainer.run.checkpoint_files import CheckpointFiles
+from trainer.run.mirror import Mirror
+from trainer.system.storage import storage_failure
+
+
+class RunCheckpoints(CheckpointWriter):
+    """The saves of one run's checkpoints in `files`.
+
+    Attributes:
+        mirror: copies each complete checkpoint to an object storage; None by default.
+    """
+
+    mirror: Mirror | None = None
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        writes: bool,
+        report: Callable[[str], None],
+        gathered: bool = False,
+        run_id: str | None = None,
+    ) -> None:
+        """Save in `folder`. `writes` is true only on the first rank."""
+
+        def failure(error: BaseException, needed_bytes: int) -> BaseException:
+            if not isinstance(error, OSError):
+                return error
+            return storage_failure(folder, error, needed_bytes)
+
+        self.files = CheckpointFiles(folder, report, run_id, mapped=gathered)
+        super().__init__(folder, keep, report, failure, self.files.first, gathered)
+        self._writes = writes
+        self._since_s = time.monotonic()
+        self._recorded = threading.Event()
+        self._recorded.set()
+
+    def due(self, minutes: float) -> bool:
+        """Return whether the last save was more than `minutes` ago.
+
+        This is true only once per save, because the save happens a step later.
+        """
+        if not self._writes or time.monotonic() - self._since_s < minutes * 60:
+            return False
+        self._since_s = time.monotonic()
+        return True
+
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """Allocate the buffers for states like `state` in the thread."""
+        if self._writes:
+            super().prepare(state)
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        fields: Mapping[str, Any],
+        best_step: int | None,
+        before: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        """Copy `state`, and write it in a thread as the checkpoint of `step`.
+
+        `fields` are the metrics of a validation. If `step` is the best step, the model is written
+        to `model.safetensors` too.
+
+        Raises:
+            StorageFailure: The previous save failed.
+            Failure: The weights of the previous save were not finite, so nothing was written.
+        """
+        self._since_s = time.monotonic()
+        if not self._writes:
+            return
+        self.run_id, recorded = self.files.run_id, threading.Event()
+
+        def check_and_record(copy: Mapping[str, Any]) -> None:
+            tensors = {
+                name: value for name, value in copy["model"].items() if isinstance(value, Tensor)
+            }
+            try:
+                _refuse_not_finite(step, tensors, copy.get("buffers", ()))
+                # Record the digests first, because a next entry waits for them.
+                if before is not None:
+                    before(copy)
+            finally:
+                recorded.set()
+            if step == best_step:
+                self.files.write_best(step, tensors)
+
+        super().save(
+            step,
+            {**state, "checkpoint": {"run_id": self.run_id, "step": step}},
+            {"metrics": dict(fields), "best_step": best_step},
+            best_step,
+            check_and_record,
+        )
+        self._recorded = recorded
+
+    def wait_until_recorded(self) -> None:
+        """Wait until the current save has recorded its digests. It is not durable by then."""
+        self._recorded.wait()
+
+    def complete(self, best_step: int | None) -> None:
+        """Let the mirror copy the new checkpoint."""
+        if self.mirror is not None:
+            self.mirror.saved(self.run_id, best_step)
+
+
+def _refuse_not_finite(step: int, tensors: Mapping[str, Tensor], buffers: Collection[str]) -> None:
+    """Raise a Failure if a tensor is not finite. Buffers may contain infinities, as masks do."""
+    for name, tensor in tensors.items():
+        if (
+            tensor.is_floating_point()
+            and not (~tensor.isnan() if name in buffers else tensor.isfinite()).all()
+        ):
+            raise Failure(
+                f"the weights {name!r} are not finite at step {step}: lower --lr, or add "
+                "--warmup-epochs or --clip-norm; older checkpoints are valid",
+                exit_code=ExitCode.NOT_FINITE,
+            )

@@ -1,0 +1,134 @@
+"""Write the output of a running training to the run's folder, the console and TensorBoard."""
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainbox.contract.errors import StorageFailure
+from trainer.data.schedule import Schedule
+from trainer.run.console import Console
+from trainer.run.gpu_events import EVENT, hardware_events, note_run
+from trainer.run.run_folder import METRICS, RunFolder
+from trainer.run.tensorboard import TensorBoardLog
+
+_EVENTS_EVERY_S = 5.0
+
+
+class RunLog:
+    """The record of one run. On ranks other than the first, most methods do nothing."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        """Open the run in `path`.
+
+        Raises:
+            StorageFailure: The folder cannot be written.
+            WrongUse: Another process trains in it.
+        """
+        self.path, self.writes = path, rank == 0
+        self.folder = RunFolder(path, self.writes)
+        try:
+            self.console = Console(path / "logs" / f"rank-{rank}.log", self.writes)
+        except StorageFailure:
+            self.folder.close()
+            raise
+        self.report = self.console.report
+        self.board = TensorBoardLog(path, self.writes, self.report)
+        self._events, self._known_events = hardware_events(), list[dict[str, Any]]()
+        self._step, self._steps_per_epoch, self._events_at = 0, 1, 0.0
+
+    def begin(self, step: int, evaluated_step: int, schedule: Schedule) -> None:
+        """Start to record at `step`, and drop the entries of steps that will be repeated."""
+        if not self.writes:
+            return
+        for name in self.folder.cut_records(step, evaluated_step):
+            self.report(
+                f"{self.path / name} is missing or damaged: its entries up to step {step} are "
+                "lost, so verify will fail"
+            )
+        entries = self.folder.open_metrics()
+        note_run(self.path / METRICS)
+        self.board.from_step = step + 1
+        self._step, self._steps_per_epoch = step, schedule.steps_per_epoch
+        self._known_events = [entry for entry in entries if entry.get("kind") == "health"]
+        # TensorBoard drops everything after `step`, so later events are written again.
+        self._show_events([entry for entry in self._known_events if entry["step"] > step])
+        self.console.start_bar(step, schedule)
+
+    def advance(self) -> None:
+        """Count a step. Every few seconds, touch the heartbeat and record hardware events."""
+        self._step += 1
+        self.console.count_step()
+        if time.monotonic() > self._events_at:
+            self._events_at = time.monotonic() + _EVENTS_EVERY_S
+            self.console.beat()
+            self._record_events()
+
+    def record(
+        self,
+        kind: str,
+        step: int,
+        epoch: int,
+        values: Mapping[str, Any],
+        line: str,
+        speed: str | None = None,
+    ) -> None:
+        """Write an entry to metrics.jsonl and TensorBoard, and `line` to the terminal.
+
+        With `speed`, the line is shown on the bar, or every few seconds without a bar.
+
+        Raises:
+            StorageFailure: metrics.jsonl cannot be written.
+        """
+        if not self.writes:
+            return
+        now_unix_s = round(time.time(), 3)
+        entry = {"kind": kind, "step": step, "epoch": epoch, "time_unix_s": now_unix_s, **values}
+        self.folder.append_entry(entry)
+        self.board.scalars(kind, values, step)
+        if speed is None:
+            self.report(line)
+        else:
+            self.console.report_progress(line, speed)
+
+    def _record_events(self) -> None:
+        """Write new hardware events, which the entrypoint has already printed."""
+        if not self.folder.metrics_are_open:
+            return
+        known = [{name: entry.get(name) for name in EVENT} for entry in self._known_events]
+        events = [event for event in self._events.new() if event not in known]
+        epoch = (max(1, self._step) - 1) // self._steps_per_epoch + 1
+        for event in events:
+            self.folder.append_entry(
+                {"kind": "health", "step": self._step, "epoch": epoch, **event}
+            )
+        self._show_events(events)
+
+    def _show_events(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Write `events` to TensorBoard at the current step, one text per check."""
+        by_check: dict[Any, list[Mapping[str, Any]]] = {}
+        for event in events:
+            by_check.setdefault(event.get("check"), []).append(event)
+        for check, found in by_check.items():
+            texts = (
+                ", ".join(f"{n} {event[n]}" for n in EVENT[1:] if event.get(n) is not None)
+                for event in found
+            )
+            time_unix_s = found[-1].get("time_unix_s")
+            self.board.text(f"health/{check}", "\n\n".join(texts), self._step, time_unix_s)
+
+    def end_progress(self) -> None:
+        """Close the bar, TensorBoard's files and metrics.jsonl. `report` still works."""
+        # A failure to record events must not hide the result or the error of the training.
+        with contextlib.suppress(StorageFailure):
+            self._record_events()
+        self.console.end_bar()
+        self.board.close()
+        self.folder.close_metrics()
+
+    def close(self) -> None:
+        """Close all files and release the folder for other processes."""
+        self.end_progress()
+        self.console.close()
+        self.folder.close()

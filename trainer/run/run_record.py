@@ -1,0 +1,264 @@
+"""Read the record of a run: the one reader of its settings, manifest, checkpoints and digests.
+
+The run may still train. What is read is compared with the other files of the run: a forged or
+damaged file is an error for each command in the same way.
+"""
+
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainbox.contract.config import Config, parse_config
+from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.contract.files import parse_object, read_object, read_text
+from trainer.run.checkpoint_files import CheckpointFiles
+from trainer.run.compare import edited_settings, listed_changes
+from trainer.run.jsonl import read_entries
+
+BEST, LAST = "best", "last"
+
+
+class Edited(WrongUse):
+    """The settings of a run were edited after its start."""
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """The model's state in the checkpoint of `step` at `path`, whose file has this SHA-256."""
+
+    path: Path
+    step: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run whose settings and manifest agree.
+
+    Attributes:
+        values: The content of config.json.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+    config: Config
+    manifest: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, path: Path) -> "RunRecord":
+        """Read the settings and the manifest of the run in `path`.
+
+        Raises:
+            WrongUse: A file is missing, damaged or edited, or the run is one of a script.
+        """
+        values, manifest = _object_in(path / "config.json"), _object_in(path / "manifest.json")
+        if problem := _manifest_problem(manifest):
+            raise WrongUse(f"{path}/manifest.json is damaged ({problem}): restore it")
+        if edited := edited_settings(manifest, values):
+            raise Edited(
+                f"{path}/config.json was edited after the run was started "
+                f"({listed_changes(edited)}): restore it"
+            )
+        # Also check the settings that the manifest does not have.
+        config = parse_config(json.dumps(values), path / "config.json")
+        return cls(path, values, config, manifest)
+
+    @property
+    def run_id(self) -> str | None:
+        """The id that the checkpoints of the run have, or None for a run of an earlier version."""
+        found = self.manifest.get("run_id")
+        return found if isinstance(found, str) else None
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """The strategy and the number of processes of the newest start."""
+        plans = [self.manifest["plan"], *(r["plan"] for r in self.manifest.get("resumes", []))]
+        newest: Mapping[str, Any] = plans[-1]
+        return newest
+
+    @property
+    def files(self) -> CheckpointFiles:
+        """The checkpoints of the run, which are only read."""
+        return CheckpointFiles(self.path / "checkpoints", print, self.run_id, mapped=True)
+
+    def find(self, which: str) -> StoredWeights:
+        """Return the newest checkpoint, or that of the best step, after a check of its content.
+
+        The newest one names the best step, so both are checked. A training that still runs may
+        remove a checkpoint at any time.
+
+        Raises:
+            WrongUse: The run does not have a checkpoint, or was never validated.
+            StorageFailure: A checkpoint is missing, damaged or edited.
+            FileNotFoundError: It was removed during the call.
+        """
+        files = self.files
+        if not (steps := files.steps()):
+            files.refuse_to_restart(files.without_sidecar())
+            raise WrongUse(
+                f"{self.path} has no checkpoint: wait for the first one, or train it with the same "
+                "command"
+            )
+        for lost, problem in files.without_sidecar().items():
+            if lost > steps[-1]:
+                self._refuse(lost, problem)
+        found = self._checked(steps[-1])
+        if which == LAST:
+            return found
+        best_step = read_object(files.path(found.step)).get("best_step")
+        if best_step is None:
+            raise WrongUse(
+                f"{self.path} was never validated, so no checkpoint is the best: wait for the "
+                f"first validation, or use --checkpoint {LAST}"
+            )
+        return found if best_step == found.step else self._checked(best_step)
+
+    def _checked(self, step: int) -> StoredWeights:
+        """Return the checkpoint of `step`. See `find` for the errors."""
+        files = self.files
+        sidecar = files.path(step)
+        if problem := files.problem(step):
+            if step not in {*files.steps(), *files.without_sidecar()}:
+                raise FileNotFoundError(sidecar)
+            self._refuse(step, problem)
+        return StoredWeights(files.path(step, ".pt"), step, str(read_object(sidecar)["sha256"]))
+
+    def _refuse(self, step: int, problem: str) -> None:
+        raise StorageFailure(
+            f"checkpoint {self.files.path(step, '.pt')} is damaged ({problem}): restore it, or "
+            "remove it and its sidecar"
+        )
+
+    def load(self, step: int) -> Mapping[str, Any]:
+        """Return the model's state in the checkpoint of `step`: tensors on the CPU.
+
+        Raises:
+            FileNotFoundError: The checkpoint was removed.
+            StorageFailure: Loading the file could run code.
+        """
+        if not self.files.path(step, ".pt").exists():
+            raise FileNotFoundError(self.files.path(step, ".pt"))
+        state: Mapping[str, Any] = self.files.load(step)["model"]
+        return state
+
+    def best_weights(self) -> Path:
+        """Return model.safetensors after a check of its content.
+
+        Raises:
+            StorageFailure: It is damaged or edited, or of another step than the best.
+        """
+        try:
+            self.check_best(self.find(LAST).step)
+        except FileNotFoundError as error:
+            raise StorageFailure(
+                f"{error.filename} was removed by the training of {self.path}: let that run end"
+            ) from error
+        return self.files.best
+
+    def check_best(self, newest: int | None) -> int:
+        """Return the step of model.safetensors, which the checkpoint of step `newest` names.
+
+        A save that was interrupted may have replaced the weights but not written its checkpoint.
+        The weights are then of a later step.
+
+        Raises:
+            StorageFailure: It is missing, damaged or edited, or of another step.
+        """
+        try:
+            step = self.files.check_best()
+            if newest is not None and step <= newest:
+                expected = read_object(self.files.path(newest)).get("best_step")
+                if step != expected:
+                    raise ValueError(
+                        f"it is of step {step}, but the best step of the newest checkpoint is "
+                        f"{expected}"
+                    )
+        except ValueError as error:
+            raise StorageFailure(f"{self.files.best} is damaged ({error}): restore it") from error
+        return step
+
+    def check_all(
+        self, recorded: Collection[int], validated: Sequence[int]
+    ) -> tuple[int, int | None]:
+        """Check each checkpoint and the best weights, and return the steps of the newest and best.
+
+        Args:
+            recorded: The steps in digests.jsonl, which has one for each file.
+            validated: The steps of the validations in metrics.jsonl.
+
+        Raises:
+            StorageFailure: A file is missing, damaged or edited.
+        """
+        files, newest, best, needed = self.files, 0, None, list[int]()
+        if not (steps := files.steps()):
+            files.refuse_to_restart(files.without_sidecar())
+        for step, lost in files.without_sidecar().items():
+            self._refuse(step, lost)
+        for newest in steps:
+            if problem := files.problem(newest):
+                self._refuse(newest, problem)
+        expected = next(iter(validated), None)
+        if steps:
+            progress = files.load(newest)["progress"]
+            expected = progress.get("best_step")
+            needed = [progress.get("evaluated_step"), expected]
+        if expected is not None or os.path.lexists(files.best):
+            best = self.check_best(newest if steps else None)
+        for step in sorted({*steps, *([] if best is None else [best])} - set(recorded)):
+            raise StorageFailure(
+                f"{self.path} has a file of step {step}, which has no entry in digests.jsonl: "
+                "restore both, or remove the file"
+            )
+        for step in sorted({step for step in [*needed, best] if step} - set(validated)):
+            raise StorageFailure(
+                f"{self.path}/metrics.jsonl has no validation at step {step}, but a saved file "
+                "refers to one: restore it"
+            )
+        return newest, best
+
+    def validation_at(self, step: int) -> dict[str, Any] | None:
+        """Return the entry of the validation at `step` in metrics.jsonl, or None."""
+        for entry in read_entries(self.path / "metrics.jsonl"):
+            if entry["kind"] == "validation" and entry["step"] == step:
+                return entry
+        return None
+
+
+def _object_in(path: Path) -> dict[str, Any]:
+    try:
+        return parse_object(read_text(path))
+    except OSError as error:
+        raise WrongUse(
+            f"{path} cannot be read ({error.strerror}): name the folder of a run"
+        ) from error
+    except ValueError as error:
+        raise WrongUse(f"{path} is damaged ({error}): restore it") from error
+
+
+def _manifest_problem(manifest: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the entries that are read, or None."""
+    for name, kind, called in (
+        ("data", dict, "an object"),
+        ("sources", dict, "an object"),
+        ("classes", list, "a list"),
+    ):
+        if not isinstance(manifest.get(name, kind()), kind):
+            return f"{name} is not {called}"
+    resumes = manifest.get("resumes", [])
+    if not isinstance(manifest.get("settings"), dict):
+        return "it has no settings"
+    if not isinstance(resumes, list) or not all(isinstance(start, dict) for start in resumes):
+        return "resumes is not a list of objects"
+    for plan in (manifest.get("plan"), *(start.get("plan") for start in resumes)):
+        if not (
+            isinstance(plan, dict)
+            and isinstance(plan.get("strategy"), str)
+            and type(plan.get("world_size")) is int
+        ):
+            return "a plan has no strategy or world_size"
+    if not all(type(start.get("step")) is int for start in resumes):
+        return "a resume has no step"
+    return None

@@ -1,0 +1,63 @@
+"""Show the metrics.jsonl of a script's run in TensorBoard.
+
+The command is `python -m trainer.run.script_board METRICS`, with the path of the file. The
+process follows the file until its standard input ends, and then writes what is left. It records how
+far it has copied the file, so that the next start of a killed run copies the rest.
+"""
+
+import contextlib
+import select
+import sys
+from pathlib import Path
+
+from trainbox.contract.entries import EntryReader
+from trainbox.contract.processes import die_with_parent
+from trainer.run.tensorboard import EntryLog
+
+_LOOK_EVERY_S = 5.0
+_COPIED = ".copied"  # the number of bytes of metrics.jsonl that TensorBoard's files have
+
+
+class Follower:
+    """Copies the entries of metrics.jsonl that are not copied yet to TensorBoard."""
+
+    def __init__(self, metrics: Path) -> None:
+        self._folder = metrics.parent / "tensorboard"
+        try:
+            copied = int((self._folder / _COPIED).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            copied = 0
+        self._reader = EntryReader(metrics, copied)
+        self._log: EntryLog | None = None
+
+    def look(self) -> None:
+        """Copy the new entries."""
+        for entry in self._reader.read():
+            self._log = self._log or EntryLog(self._folder)
+            # TensorBoard cannot store a step above 64 bits, or a name that is not Unicode.
+            with contextlib.suppress(ValueError, OverflowError):
+                self._log.write(entry)
+        if self._log is not None:
+            self._log.flush()
+            with contextlib.suppress(OSError):
+                position = str(self._reader.position)
+                (self._folder / _COPIED).write_text(position, encoding="utf-8")
+
+    def close(self) -> None:
+        """Copy what is left and close TensorBoard's file."""
+        self.look()
+        if self._log is not None:
+            self._log.close()
+
+
+def main() -> None:
+    """Follow the file until standard input ends."""
+    die_with_parent()
+    follower = Follower(Path(sys.argv[1]))
+    while not select.select([sys.stdin], [], [], _LOOK_EVERY_S)[0]:
+        follower.look()
+    follower.close()
+
+
+if __name__ == "__main__":
+    main()

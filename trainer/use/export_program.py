@@ -1,0 +1,132 @@
+"""Export the function of the examples that `trainer.use.model_call` finds with torch.export."""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from trainbox.contract.errors import Failure, WrongUse
+from trainbox.task import Task
+from trainer.data.nested import tensors_in
+from trainer.use.model_call import Preparation, PreparedModel, find_call
+
+_LONGEST_REASON = 300  # characters of torch's error; the message has a remedy after it
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported model.
+
+    Attributes:
+        program: Computes the model's output from the examples, in any number from 1.
+        used: The indices of its inputs among the tensors of a batch.
+        names: The names of its inputs.
+    """
+
+    program: ExportedProgram
+    used: list[int]
+    names: list[str]
+
+    def inputs(self, batch: Any) -> list[Tensor]:
+        """Return the inputs of the program in a batch of the dataset."""
+        tensors = tensors_in(batch)
+        return [tensors[index] for index in self.used]
+
+
+@torch.no_grad()
+def export_program(task: Task, model: nn.Module, batch: Any) -> Exported:
+    """Export `prepare` and the model, which must be in evaluation mode.
+
+    `batch` has two examples of the dataset or more. Tensors that do not reach the model, such as
+    labels, are not inputs of the program.
+
+    Raises:
+        WrongUse: The task or torch cannot do this.
+    """
+    name = type(task).__name__
+    call = find_call(task, model, batch)
+    tensors = tensors_in(batch)
+    preparation = Preparation(task, call, batch, range(len(tensors)))
+    prepared = _export(preparation, tensors, f"task {name}: prepare()")
+    placeholders = [node for node in prepared.graph.nodes if node.op == "placeholder"]
+    # Constants of prepare() are placeholders as well, before the inputs.
+    used = [i for i, node in enumerate(placeholders[-len(tensors) :]) if _has_values_used(node)]
+    if not used:
+        raise WrongUse(
+            f"task {name}: prepare() gives the model nothing of the examples: return tensors that "
+            "depend on its batch"
+        )
+    chosen = PreparedModel(Preparation(task, call, batch, used), model)
+    program = _export(chosen, [tensors[index] for index in used], f"task {name}: the model")
+    return Exported(program, used, _names(batch, used))
+
+
+def _has_values_used(node: torch.fx.Node) -> bool:
+    """Return whether more than the number of examples of an input is used."""
+    return any(user.target is not torch.ops.aten.sym_size.int for user in node.users)
+
+
+def _export(module: nn.Module, inputs: list[Tensor], what: str) -> ExportedProgram:
+    """Export `module` with a dynamic batch dimension, or raise WrongUse."""
+    batch = torch.export.Dim("batch")
+    try:
+        with quiet():
+            return torch.export.export(
+                module.eval(), tuple(inputs), dynamic_shapes=(tuple({0: batch} for _ in inputs),)
+            )
+    except Failure:
+        raise
+    except Exception as error:  # torch and the task raise many types
+        logging.getLogger(__name__).exception("torch.export failed")
+        raise WrongUse(
+            f"{what} cannot be exported ({first_line(error)}): {_remedy(str(error))}"
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error of torch, or its type if it has no text."""
+    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    return line[:_LONGEST_REASON].rstrip(". ")
+
+
+def _remedy(text: str) -> str:
+    if "Constraints violated" in text:
+        return (
+            "its code fixes the number of examples: write x.shape[0] instead of len(x) or a "
+            "number, as in x.view(x.shape[0], -1)"
+        )
+    if "data-dependent" in text:
+        return (
+            "its code branches on values of tensors: use torch.where(condition, a, b) instead of "
+            "`if`"
+        )
+    return "use only operations of torch on tensors there, without NumPy and .item()"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drop the output, the logs and the warnings of torch, which prints a graph before an error."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _names(batch: Any, used: list[int]) -> list[str]:
+    """Return the keys of a dict of tensors, or else `inputs`, or `inputs_0`, `inputs_1` ..."""
+    if isinstance(batch, dict) and all(
+        str(key).isidentifier() and isinstance(value, Tensor) for key, value in batch.items()
+    ):
+        return [str(list(batch)[index]) for index in used]
+    return ["inputs"] if len(used) == 1 else [f"inputs_{i}" for i in range(len(used))]
