@@ -1,5 +1,7 @@
 """A fingerprint of the Python state that checkpoints leave out."""
 
+import contextvars
+import ctypes
 import functools
 import hashlib
 import itertools
@@ -51,12 +53,14 @@ def fingerprint(
     """
     roots = {id(part): str(number) for number, part in enumerate([task, optimizer])}
     roots |= {id(module): f"module {path}" for path, module in model.named_modules()}
+    owners = _of_users(task, optimizer, *model.modules(), *datasets.values())
+    roots |= {id(owner): name for name, owner in owners.items()}
     states = [model.state_dict(), *optimizer.state.values()]
     saved = {_storage(v) for state in states for v in state.values() if isinstance(v, Tensor)}
     found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python will not pickle iterators of itertools for ever
-        for name, value in _parts(task, model, optimizer, datasets, saved):
+        for name, value in _parts(task, model, optimizer, datasets, owners, saved):
             shown = repr(value) if type(value) in _PLAIN else ""
             digest = _digest(value, roots, saved)
             found[name] = Part(digest, shown if len(shown) < _SHOWN else "", type(value))
@@ -68,6 +72,7 @@ def _parts(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     datasets: Mapping[str, Any],
+    owners: Mapping[str, Any],
     saved: set[int],
 ) -> Iterator[tuple[str, Any]]:
     """Yield the name and the value of each part."""
@@ -88,15 +93,20 @@ def _parts(
         for name, value in _attributes(dataset).items():
             if isinstance(value, (int, float, *GENERATORS)):
                 yield f"{owner}.{name}", value
-    users = {name: sys.modules[name] for name in loaded_sources() if name in sys.modules}
-    owners = [type(part) for part in (task, optimizer, *model.modules(), *datasets.values())]
-    classes = dict.fromkeys(base for owner in owners for base in owner.__mro__)
-    named = {c.__name__: c for c in classes if c.__module__ in users} | users
-    for owner, values in named.items():
+    for owner, values in owners.items():
         for name, value in list(vars(values).items()):
             if not name.startswith("__") and not isinstance(value, _NO_STATE):
                 yield f"{owner}.{name}", value
     yield "the environment", sorted(os.environ.items())
+
+
+def _of_users(*parts: Any) -> dict[str, Any]:
+    """Return the user's modules, and the classes in them and of `parts`, by name."""
+    users = {name: sys.modules[name] for name in loaded_sources() if name in sys.modules}
+    owners = [base for part in parts for base in type(part).__mro__]
+    owners += [value for module in users.values() for value in vars(module).values()]
+    classes = [c for c in owners if isinstance(c, type) and c.__module__ in users]
+    return {cls.__name__: cls for cls in classes} | users
 
 
 def _digest(value: Any, roots: Mapping[int, str], saved: set[int]) -> str:
@@ -148,7 +158,8 @@ class _Pickler(pickle.Pickler):
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         if id(value) in self._roots:
             return _reduced, (self._roots[id(value)],)
-        if isinstance(value, _NO_STATE):
+        made = isinstance(value, type) and is_users_module(value.__module__)  # in a function
+        if isinstance(value, _NO_STATE) and not made:
             return _reduced, (f"{kind} {getattr(value, '__qualname__', value.__name__)}",)
         state = self._state(value)
         if state is not NotImplemented:
@@ -164,7 +175,7 @@ class _Pickler(pickle.Pickler):
             return self._of_tensor(value)
         if read := next((read for kind, read in _READ.items() if isinstance(value, kind)), None):
             return read(value)
-        module = type(value).__module__
+        module = (value if isinstance(value, type) else type(value)).__module__
         if is_users_module(module):
             items = list(value.items()) if isinstance(value, dict) else ()
             items = list(value) if isinstance(value, list | tuple | set | frozenset) else items
@@ -202,6 +213,8 @@ _READ: dict[Any, Callable[[Any], Any]] = {
     torch.Generator: lambda value: (value.get_state().tolist(),),
     itertools.count: lambda value: (repr(value),),
     types.FunctionType: _function,
+    ctypes.Array | memoryview: lambda value: (bytes(value),),
+    contextvars.ContextVar: lambda value: (value.get(None),),
     types.CellType: lambda value: () if value == types.CellType() else (value.cell_contents,),
     types.MethodType: lambda value: (value.__func__, value.__self__),
     functools.partial: lambda value: (value.func, value.args, value.keywords),

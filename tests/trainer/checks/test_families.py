@@ -1,0 +1,465 @@
+"""Families of hidden state: the rehearsal refuses each before step 1, if each forward changes it.
+
+They do not change the bits of any step, so only the fingerprint finds them.
+"""
+
+import array
+import collections
+import contextvars
+import ctypes
+import enum
+import functools
+import io
+import itertools
+import os
+import queue
+import random
+import threading
+import types
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from tests.support.here import Here
+from tests.support.tiny import StepCounter, Tiny
+from trainbox.contract.errors import WrongUse
+
+_HERE = "tests.trainer.checks.test_families"
+_COUNT = 0
+_GENERATOR = random.Random(0)  # noqa: S311
+_LOCAL = threading.local()
+_CONTEXT: contextvars.ContextVar[int] = contextvars.ContextVar("_CONTEXT", default=0)
+
+
+class _Meta(type):
+    total = 0
+
+
+class _Elsewhere:
+    """A class that is neither the task's nor the model's."""
+
+    total = 0
+
+
+class _Color(enum.Enum):
+    RED = 1
+
+
+class _Note:
+    """An object of a user's class."""
+
+    def __init__(self) -> None:
+        self.count, self.me, self.lock = 0, self, threading.Lock()
+
+    def __call__(self, *_: object) -> None:
+        """Be a hook with a state."""
+
+
+class _Slotted:
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class _Reducing(_Note):
+    """Hides its state from pickle."""
+
+    def __reduce__(self) -> Any:
+        return _Reducing, ()
+
+
+class _Stateless(_Note):
+    def __getstate__(self) -> object:
+        return {}
+
+
+class _Dict(dict[str, int]):
+    pass
+
+
+def _counter() -> Callable[..., None]:
+    count = 0
+
+    def counted(*_: object) -> None:
+        nonlocal count
+        if not _:  # a hook gets arguments
+            count += 1
+
+    return counted
+
+
+def _delegating() -> Iterator[int]:
+    yield from range(100)
+
+
+def _appending(to: list[int] = []) -> None:  # noqa: B006
+    to.append(1)
+
+
+def _plain() -> None:
+    pass
+
+
+class _Stateful(StepCounter):
+    """A model with attributes of each family, which its forward does not change."""
+
+    total = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        numbers = list(range(50))
+        self.number, self.flag, self.text = 1.0, False, ""
+        self.list, self.deque = [0], collections.deque([0], maxlen=3)
+        self.set, self.dict, self.own_dict = {"b", "a"}, dict.fromkeys(numbers, 0), _Dict(a=0)
+        self.nested = {"means": [torch.zeros(2)], "size": (1, 2)}
+        self.counts = collections.Counter("a")
+        self.lists = collections.defaultdict[str, list[int]](list)
+        self.ordered, self.chain = collections.OrderedDict(a=0), collections.ChainMap({"a": 0})
+        self.named = collections.namedtuple("_Named", "a")([0])
+        self.array, self.objects = numpy.zeros(3), numpy.array([[0], 1], dtype=object)
+        self.machine_array, self.bytes = array.array("i", [0]), bytearray(1)
+        self.view, self.c_array = memoryview(bytearray(1)), (ctypes.c_int * 1)()
+        self.file, self.queue = io.StringIO(), queue.Queue[int]()
+        self.torchs = torch.Generator().manual_seed(0)
+        self.numpys, self.state = numpy.random.default_rng(0), numpy.random.RandomState(0)
+        self.pythons, self.seeds = random.Random(0), numpy.random.SeedSequence(0)  # noqa: S311
+        self.counter, self.cycle = itertools.count(), itertools.cycle(numbers)
+        self.listed, self.ranged, self.keys = iter(numbers), iter(range(50)), iter(dict(self.dict))
+        self.reversed, self.enumerated = reversed(numbers), enumerate(numbers)
+        self.mapped, self.zipped = map(int, numbers), zip(numbers, numbers, strict=True)
+        self.chained, self.delegating = itertools.chain(numbers), _delegating()
+        self.expression = (number for number in numbers)
+        self.object, self.slotted = _Note(), _Slotted()
+        self.reducing, self.stateless = _Reducing(), _Stateless()
+        self.simple, self.made = types.SimpleNamespace(count=0), type("_Made", (), {"count": 0})
+        self.key = _Note()
+        self.weak = weakref.WeakKeyDictionary({self.key: 0})
+        self.reference, self.proxy = weakref.ref(_ALIVE), weakref.proxy(self.key)
+        self.closure, self.partial = _counter(), functools.partial(list.append, [])
+        self.method, self.functions = _Note().__call__, [lambda: None]
+        self.modules_of_list = [nn.Linear(1, 1)]
+        self.__dict__["average"] = nn.Linear(4, 1)
+        self.register_buffer("loose", torch.zeros(2), persistent=False)
+        for tensor in (self.linear.weight, self.forwards):
+            tensor.count = 0  # type: ignore[attr-defined]
+        self.hooks = [_counter() for _ in range(5)]
+        self.linear.register_forward_hook(self.hooks[0])
+        self.linear.register_forward_pre_hook(self.hooks[1])
+        self.linear.register_full_backward_pre_hook(self.hooks[2])
+        self.linear.weight.register_hook(self.hooks[3])  # type: ignore[no-untyped-call]
+        self.linear.bias.register_post_accumulate_grad_hook(self.hooks[4])  # type: ignore[no-untyped-call]
+        _HOOKS[:] = self.__dict__.pop("hooks")
+
+
+_ALIVE = _Note()
+_HOOKS: list[Callable[..., None]] = []
+
+
+def _grow(owner: Any, name: str = "count") -> None:
+    setattr(owner, name, getattr(owner, name, 0) + 1)
+
+
+def _add_one(module: nn.Linear) -> None:
+    with torch.no_grad():
+        module.weight.add_(1)
+
+
+def _grow_global() -> None:
+    global _COUNT  # noqa: PLW0603
+    _COUNT += 1
+
+
+def _in_environment() -> None:
+    os.environ["_FAMILIES"] = os.environ.get("_FAMILIES", "") + "."
+
+
+# The name in the message, with a note after "@", and the change.
+_FAMILIES: dict[str, Callable[[Tiny, Any], Any]] = {
+    # Values
+    "number from 3.0 to 2.0": lambda _, model: _grow(model, "number"),
+    "flag": lambda _, model: setattr(model, "flag", not model.flag),
+    "text": lambda _, model: setattr(model, "text", model.text + "."),
+    # Containers
+    "list": lambda _, model: model.list.append(1),
+    "deque": lambda _, model: model.deque.append(sum(model.deque) + 1),
+    "set": lambda _, model: model.set.add(str(len(model.set))),
+    "dict": lambda _, model: model.dict.__setitem__(len(model.dict), 1),
+    "own_dict": lambda _, model: model.own_dict.__setitem__("a", model.own_dict["a"] + 1),
+    "nested": lambda _, model: model.nested["means"][0].add_(1),
+    "counts": lambda _, model: model.counts.update("a"),
+    "lists": lambda _, model: model.lists["a"].append(1),
+    "ordered": lambda _, model: model.ordered.__setitem__("a", model.ordered["a"] + 1),
+    "chain": lambda _, model: model.chain.__setitem__("a", model.chain["a"] + 1),
+    "named": lambda _, model: model.named.a.append(1),
+    "array": lambda _, model: model.array.__iadd__(1),
+    "objects": lambda _, model: model.objects[0].append(1),
+    "machine_array": lambda _, model: model.machine_array.append(1),
+    "bytes": lambda _, model: model.bytes.append(1),
+    "view": lambda _, model: model.view.__setitem__(0, model.view[0] + 1),
+    "c_array": lambda _, model: model.c_array.__setitem__(0, model.c_array[0] + 1),
+    "file": lambda _, model: model.file.write("."),
+    "queue": lambda _, model: model.queue.put(1),
+    # Random generators
+    "torchs, a random generator": lambda _, model: torch.rand(1, generator=model.torchs),
+    "numpys, a random generator": lambda _, model: model.numpys.normal(),
+    "state, a random generator": lambda _, model: model.state.normal(),
+    "pythons, a random generator": lambda _, model: model.pythons.random(),
+    "seeds": lambda _, model: model.seeds.spawn(1),
+    f"{_HERE}._GENERATOR, a random generator": lambda _, _model: _GENERATOR.random(),
+    # Iterators and generators
+    "counter": lambda _, model: next(model.counter),
+    "cycle": lambda _, model: next(model.cycle),
+    "listed": lambda _, model: next(model.listed),
+    "ranged": lambda _, model: next(model.ranged),
+    "keys": lambda _, model: next(model.keys),
+    "reversed": lambda _, model: next(model.reversed),
+    "enumerated": lambda _, model: next(model.enumerated),
+    "mapped": lambda _, model: next(model.mapped),
+    "zipped": lambda _, model: next(model.zipped),
+    "chained": lambda _, model: next(model.chained),
+    "delegating": lambda _, model: next(model.delegating),
+    "expression": lambda _, model: next(model.expression),
+    # Objects and classes
+    "object": lambda _, model: _grow(model.object),
+    "slotted": lambda _, model: _grow(model.slotted),
+    "reducing": lambda _, model: _grow(model.reducing),
+    "stateless": lambda _, model: _grow(model.stateless),
+    "simple": lambda _, model: _grow(model.simple),
+    "made": lambda _, model: _grow(model.made),
+    "weak": lambda _, model: model.weak.__setitem__(model.key, model.weak[model.key] + 1),
+    "reference": lambda _, _model: _grow(_ALIVE),
+    "key": lambda _, model: _grow(model.proxy),
+    "_Stateful.total": lambda _, _model: _grow(_Stateful, "total"),
+    "_Elsewhere.total": lambda _, _model: _grow(_Elsewhere, "total"),
+    "_Meta.total": lambda _, _model: _grow(_Meta, "total"),
+    "_Color.RED": lambda _, _model: _grow(_Color.RED),
+    # Functions
+    "closure": lambda _, model: model.closure(),
+    "partial": lambda _, model: model.partial(1),
+    "method": lambda _, model: _grow(model.method.__self__),
+    "functions": lambda _, model: _grow(model.functions[0]),
+    f"{_HERE}._plain": lambda _, _model: _grow(_plain),
+    f"{_HERE}._appending": lambda _, _model: _appending(),
+    # Modules of Python, threads, and the process
+    f"{_HERE}._COUNT": lambda _, _model: _grow_global(),
+    f"{_HERE}._LOCAL": lambda _, _model: _grow(_LOCAL),
+    f"{_HERE}._CONTEXT": lambda _, _model: _CONTEXT.set(_CONTEXT.get() + 1),
+    "the environment": lambda _, _model: _in_environment(),
+    # Modules of torch, tensors and hooks
+    "modules_of_list": lambda _, model: _add_one(model.modules_of_list[0]),
+    "average": lambda _, model: _add_one(model.average),
+    "loose": lambda _, model: model.loose.add_(1),
+    "linear.weight.attributes@own": lambda _, model: _grow(model.linear.weight),
+    "forwards.attributes": lambda _, model: _grow(model.forwards),
+    "linear.hook@forward": lambda _, _model: _HOOKS[0](),
+    "linear.hook@before the forward": lambda _, _model: _HOOKS[1](),
+    "linear.hook@before the backward": lambda _, _model: _HOOKS[2](),
+    "linear.weight.attributes@gradient hook": lambda _, _model: _HOOKS[3](),
+    "linear.bias.attributes@accumulate hook": lambda _, _model: _HOOKS[4](),
+    # The task
+    "Tiny.calls": lambda task, _model: vars(task).update(calls=vars(task).get("calls", 0) + 1),
+}
+
+
+@pytest.fixture(autouse=True)
+def stateful(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Stateful())
+    monkeypatch.delenv("_FAMILIES", raising=False)
+
+
+def _changing(monkeypatch: pytest.MonkeyPatch, families: Callable[[int], Collection[str]]) -> None:
+    """Change the state of `families(n)` in training forward n, from 0."""
+    plain = Tiny.losses
+
+    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        if model.training:
+            for family in families(int(model.forwards)):
+                _FAMILIES[family](task, model)
+        return plain(task, model, batch)
+
+    monkeypatch.setattr(Tiny, "losses", losses)
+
+
+@pytest.mark.parametrize("family", _FAMILIES)
+def test_state_that_each_forward_changes_is_refused_before_step_1(
+    here: Here, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    _changing(monkeypatch, lambda _forwards: [family])
+    with pytest.raises(WrongUse) as refused:
+        here.train(max_steps=12)
+    name = family.partition("@")[0]
+    assert str(refused.value).startswith(f"task Tiny: a resume would change {name}")
+    assert str(refused.value).endswith("or use --fast, which does not guarantee the same bits")
+    assert here.steps() == []
+    assert not (here.path() / "rehearsal").exists()
+
+
+def test_a_model_with_such_attributes_trains_if_none_changes(here: Here) -> None:
+    here.train(max_steps=2)
+    assert here.steps() == [2]
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["text", "dict", "pythons, a random generator", "object", "_Stateful.total", "Tiny.calls"],
+)
+def test_state_that_changes_later_fails_the_run_at_the_next_digest(
+    here: Here, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    _changing(monkeypatch, lambda forwards: [family] if forwards == 4 else [])
+    with pytest.raises(WrongUse, match=f"^task Tiny: by step 6 it has changed {family}.* --fast, "):
+        here.train(max_steps=12)
+    assert here.steps() == []
+
+
+def test_no_checkpoint_is_saved_after_state_has_changed(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _changing(monkeypatch, lambda forwards: ["text"] if forwards == 2 else [])
+    with pytest.raises(WrongUse, match="by step 4 it has changed text from '' to '.', which check"):
+        here.train(max_steps=12, checkpoint_steps=2)
+    assert here.steps() == [2]
+
+
+def test_fast_and_no_rehearsal_train_a_task_with_hidden_state(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _changing(monkeypatch, lambda _forwards: _FAMILIES)
+    out = here.train("fast", max_steps=3, deterministic=False)
+    assert "\nrehearsal  1 step, a validation and a checkpoint in " in out
+    assert "\nrehearsal  skipped\n" in here.train("skipped", max_steps=3, rehearses=False)
+    assert here.steps("fast") == here.steps("skipped") == [3]
+
+
+def test_a_class_in_a_function_that_counts_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Local(StepCounter):
+        calls = 0
+
+        def forward(self, inputs_B4: Tensor) -> Tensor:
+            _grow(Local, "calls")
+            return super().forward(inputs_B4)
+
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: Local())
+    with pytest.raises(WrongUse, match="a resume would change Local.calls from . to .,"):
+        here.train(max_steps=2)
+
+
+@pytest.mark.parametrize(
+    "method", ["prepare", "schedule", "finished", "statistics", "metrics", "figures"]
+)
+def test_a_method_that_counts_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    plain = getattr(Tiny, method)
+
+    def counted(task: Tiny, *arguments: Any, **options: Any) -> Any:
+        vars(task)["calls"] = vars(task).get("calls", 0) + 1
+        return plain(task, *arguments, **options)
+
+    monkeypatch.setattr(Tiny, method, counted)
+    with pytest.raises(WrongUse, match="a resume would change Tiny.calls from . to .,"):
+        here.train(max_steps=12)
+
+
+def _lookahead(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    slow, count = [parameter.detach().clone() for parameter in model.parameters()], 0
+
+    def hook(*_: object) -> None:
+        nonlocal count
+        count += 1
+        for mean, parameter in zip(slow, model.parameters(), strict=True):
+            if count % 5 == 0:
+                parameter.data.copy_(mean.lerp_(parameter.data, 0.5))
+
+    optimizer.register_step_post_hook(hook)
+
+
+def _moving_average(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    means = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def hook(*_: object) -> None:
+        for mean, parameter in zip(means, model.parameters(), strict=True):
+            mean.lerp_(parameter.data, 0.1)
+
+    optimizer.register_step_post_hook(hook)
+
+
+def _attribute(optimizer: torch.optim.Optimizer, _model: nn.Module) -> None:
+    optimizer.register_step_pre_hook(lambda *_: _grow(optimizer))
+
+
+@pytest.mark.parametrize("plant", [_lookahead, _moving_average, _attribute])
+def test_an_optimizer_with_a_state_of_its_own_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch, plant: Callable[..., None]
+) -> None:
+    def build_optimizer(_task: Tiny, model: nn.Module, *_: Any) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        plant(optimizer, model)
+        return optimizer
+
+    monkeypatch.setattr(Tiny, "build_optimizer", build_optimizer)
+    with pytest.raises(WrongUse, match="a resume would change optimizer[.]"):
+        here.train(max_steps=12)
+
+
+class _Rows(Dataset[Any]):
+    """A dataset that changes its state when it is read, and not its examples."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.count = kind, 0
+        self.pythons, self.numpys = random.Random(0), numpy.random.default_rng(0)  # noqa: S311
+        self.torchs = torch.Generator()
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        changes: dict[str, Callable[[], Any]] = {
+            "count": lambda: _grow(self),
+            "pythons": self.pythons.random,
+            "numpys": self.numpys.normal,
+            "torchs": lambda: torch.rand(1, generator=self.torchs),
+        }
+        changes[self.kind]()
+        return torch.full((4,), float(index)), torch.tensor(1.0)
+
+
+@pytest.mark.parametrize("where", ["train_dataset", "validation_dataset"])
+@pytest.mark.parametrize("kind", ["count", "pythons", "numpys", "torchs"])
+def test_a_dataset_that_the_training_reads_itself_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch, kind: str, where: str
+) -> None:
+    monkeypatch.setattr(Tiny, where, lambda _task, _folder: _Rows(kind))
+    with pytest.raises(WrongUse, match=f"a resume would change {where}.{kind}"):
+        here.train(max_steps=12, workers=0)
+
+
+@pytest.mark.parametrize("kind", ["file", "library"])
+def test_state_out_of_reach_is_refused_if_it_changes_step_2(
+    here: Here, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Here the bits find what the fingerprint cannot."""
+    plain, file = Tiny.losses, Path("count")
+    file.touch()
+    monkeypatch.setattr(array, "_count", 0, raising=False)
+
+    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        if model.training:
+            file.write_text(file.read_text() + ".")
+            _grow(array, "_count")
+        count = len(file.read_text()) if kind == "file" else array._count  # type: ignore[attr-defined]
+        return {name: loss_B * (1 + count) for name, loss_B in plain(task, model, batch).items()}
+
+    monkeypatch.setattr(Tiny, "losses", losses)
+    with pytest.raises(WrongUse, match="the loss squared_error differs when the same step is"):
+        here.train(max_steps=12)
