@@ -59,7 +59,7 @@ class Evidence:
                 "restore it"
             )
         # Check each checkpoint, and the best weights.
-        newest, best_step = run.check_all({entry["step"] for entry in digests}, steps)
+        newest, best_step = run.check_all(steps)
         return cls(name or str(run.path), run.manifest, digests, metrics, newest, best_step)
 
     @property

@@ -28,8 +28,9 @@ from trainer.system.sources import loaded_sources, located_sources
 def read_manifest(run: RunLog) -> dict[str, Any] | None:
     """Return the run's manifest, or None if it is missing or damaged."""
     found = run.folder.read_json("manifest.json") or {}
-    kinds = {"settings": dict, "sources": dict, "plan": dict, "resumes": list, "classes": list}
+    kinds = {"settings": dict, "sources": dict, "plan": dict, "resumes": list}
     valid = all(isinstance(found.get(name, kind()), kind) for name, kind in kinds.items())
+    valid &= isinstance(found.get("classes"), list | None)
     return found if found and valid else None
 
 
@@ -147,8 +148,7 @@ def _write_manifest(
     found = manifest.describe(job.strategy, sys.argv[1:], settings, data.digests, data.sources)
     if job.initial is not None:
         found["init"] = job.initial
-    if isinstance(job.task, Classification):
-        found["classes"] = list(job.task.class_names)
+    found["classes"] = list(job.task.class_names) if isinstance(job.task, Classification) else None
     if step == 0:
         found["rehearsal"] = job.rehearsal
     attempts = {"did_not_fit": list(did_not_fit)} if did_not_fit else {}
@@ -170,7 +170,7 @@ def _write_manifest(
     found["sources"] |= located_sources(known.keys() - data.sources.keys())
     changed = manifest_differences(stored, found)
     if not anyway:
-        refuse_other_classes(job.task, run.path, stored)
+        refuse_other_classes(job.task, run.path, stored.get("classes"))
     breaking = {name: values for name, values in changed.items() if changes_bits(name)}
     if breaking and not anyway:
         if not complete:

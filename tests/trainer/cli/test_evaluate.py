@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from trainer.use.intervals import bootstrap_intervals
 
 from tests.support.here import Here, StopAfter
 from tests.support.ranks import Ranks
@@ -24,7 +25,6 @@ from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.run.run_folder import RunFolder
 from trainer.run.run_record import RunRecord
 from trainer.tasks.digits import Digits
-from trainer.use.bootstrap import bootstrap_intervals
 
 SPLIT = "tests.support.tiny:Split"
 
@@ -334,7 +334,7 @@ def test_a_checkpoint_that_the_training_removes_is_looked_up_again(
 
 def test_a_signal_stops_the_evaluation_with_75(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     here.train(max_steps=2)
-    monkeypatch.setattr("trainer.use.evaluate._stopped", lambda _world, _stop: True)
+    monkeypatch.setattr("trainer.system.signals.StopRequest.__bool__", lambda _stop: True)
     code, _, err = _evaluate(here)
     assert code == 75
     assert "before the end of the evaluation: start the same command again" in err
@@ -477,7 +477,7 @@ def test_too_many_numbers_have_no_intervals_and_no_predictions(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.train(task="tests.support.tiny:Predicting", max_steps=2)
-    monkeypatch.setattr("trainer.use.per_example.MOST_NUMBERS", 19)
+    monkeypatch.setattr("trainer.use.predictions.MOST_NUMBERS", 19)
     code, out, _ = _evaluate(here)
     assert code == 0
     assert "no intervals: the statistics of each example cannot be collected\n" in out

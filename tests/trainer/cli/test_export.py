@@ -351,7 +351,7 @@ def test_a_changed_task_is_refused_unless_accepted(here: Here) -> None:
     code, _, err = _export(here)
     assert code == 2
     assert "the task of runs/r was changed since the run's start (sources.tests.support" in err
-    assert "or export with the new ones by --anyway" in err
+    assert "or accept the new ones with --anyway" in err
     code, out, _ = _export(here, "--anyway")
     assert code == 0
     line = "sources.tests.support.tiny: an earlier digest -> "

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from trainer.use.evaluation_files import check_predictions, write_results
 
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainer.parallel.world import World
-from trainer.use.evaluation_files import check_predictions, write_results
 
 
 def test_a_picture_with_a_slash_in_its_name_is_in_the_folder(tmp_path: Path) -> None:
