@@ -1,6 +1,6 @@
 """Text of a user in a page."""
 
-# The characters that have a meaning in HTML or Markdown within a line, as both decode them.
+# They begin or end a tag, an entity, a value, a cell, code, a link or an emphasis.
 _ENTITIES = str.maketrans({character: f"&#{ord(character)};" for character in "&<\"'|`[]*\\"})
 
 

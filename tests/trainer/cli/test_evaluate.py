@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from trainer.use.intervals import bootstrap_intervals
 
 from tests.support.here import Here, StopAfter
 from tests.support.ranks import Ranks
@@ -25,6 +24,7 @@ from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.run.run_folder import RunFolder
 from trainer.run.run_record import RunRecord
 from trainer.tasks.digits import Digits
+from trainer.use.intervals import bootstrap_intervals
 
 SPLIT = "tests.support.tiny:Split"
 
