@@ -2,14 +2,16 @@
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from torch.utils.data import Dataset
 
 from trainbox.classification import Classification
 from trainbox.contract.config import FREE_AT_RESUME, Config
 from trainbox.contract.errors import Changed, WrongUse
-from trainer.loop.state import Job
+from trainer.loop.state import Inference, Job
 from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy
 from trainer.run import manifest
@@ -62,23 +64,23 @@ def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool
 
 @dataclass(frozen=True)
 class DataRecord:
-    """Digests of both datasets and of source files.
+    """Digests of datasets and of source files.
 
-    The source files are those that are loaded after both datasets were read.
+    The source files are those that are loaded after the datasets were read.
     """
 
     digests: dict[str, str]
     sources: dict[str, str]
 
 
-def look_at_data(job: Job) -> DataRecord:
-    """Read some examples of both datasets, and compare them between ranks.
+def look_at_data(job: Inference, datasets: Mapping[str, Dataset[Any]]) -> DataRecord:
+    """Read some examples of the `datasets` by name, and compare them between ranks.
 
     Raises:
         WrongUse: The data differ between ranks.
     """
     digests, sources = {}, dict[str, str]()
-    for name, dataset in (("train", job.train), ("validation", job.evaluation.dataset)):
+    for name, dataset in datasets.items():
         examples, sources_of_reader = manifest.sampled_examples(
             dataset, job.workers, collate_of(job.task)
         )

@@ -22,7 +22,7 @@ from trainer.loop.evaluate import evaluate
 from trainer.loop.state import Inference
 from trainer.loop.task_checks import check_defines, checked_metrics
 from trainer.loop.validate import draw
-from trainer.run.compare import changes_bits, differing_names, listed_changes
+from trainer.run.compare import changes_bits, first_figure_difference, listed_changes
 from trainer.run.console import Console
 from trainer.run.run_folder import finite_or_null
 from trainer.session.failures import errors_as_failures
@@ -37,6 +37,9 @@ from trainer.use.stored_model import (
     results_in,
     writing,
 )
+
+# Whether the figures are those of the training, or None if they are not compared; and a line.
+_Comparison = tuple[bool | None, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +80,10 @@ def evaluate_run(request: EvaluateRequest, stop: StopRequest) -> None:
             job = build_inference(settings, task, strategy, request.data_dir, is_test)
             predictions = _predictions(job, request.predictions)
             model = StoredModel.load(record, job, request, request.data, console.report)
-            comparison = _evaluate(model, request, out, predictions, stop, console)
+            equal, line = _evaluate(model, request, out, predictions, stop, console)
         strategy.world.leave()
-    if comparison.unexplained:
-        raise Failure(
-            f"DIFFERENT FIGURES: {request.run}: {comparison.line}", exit_code=ExitCode.DIFFERENT
-        )
+    if equal is False and not _reason(model):
+        raise Failure(f"DIFFERENT FIGURES: {request.run}: {line}", exit_code=ExitCode.DIFFERENT)
 
 
 def _predictions(job: Inference, path: Path | None) -> Predictions | None:
@@ -119,7 +120,7 @@ def _evaluate(
     predictions: Predictions | None,
     stop: StopRequest,
     console: Console,
-) -> "FigureComparison":
+) -> _Comparison:
     """Evaluate, report and write; all ranks must call this."""
     job, seed_parts = model.job, model.seed_parts
 
@@ -132,7 +133,7 @@ def _evaluate(
         lambda stopped: evaluate(job, seed_parts, stopped, observers, console.validation_bar),
     )
     figures = finite_or_null(result.figures)
-    comparison = compare_figures(model, figures, request.data)
+    equal, comparison = _comparison(model, figures, request.data)
 
     # Gather what all ranks have computed.
     drawing = draw(job, result, seed_parts) if job.strategy.forward_is_collective else None
@@ -142,7 +143,7 @@ def _evaluate(
     # Draw the task's pictures, and write and print the results.
     with job.world.wait_for_all("the results"):
         if not job.world.is_first:
-            return comparison
+            return equal, comparison
         drawing = drawing or draw(job, result, seed_parts)
         intervals = {}
         if sampled is not None:
@@ -156,7 +157,7 @@ def _evaluate(
             "figures": figures,
             "intervals": intervals,
             "resamples": RESAMPLES if intervals else 0,
-            "training": {"equal": comparison.equal, "comparison": comparison.line},
+            "training": {"equal": equal, "comparison": comparison},
             "changed": model.changed,
         }
         write_results(out, entry, drawing())
@@ -169,9 +170,9 @@ def _evaluate(
             written += f" and {request.predictions}"
         for line in _lines(job, result.metrics, request, intervals):
             console.report(line)
-        console.report(f"  {comparison.line}")
+        console.report(f"  {comparison}")
         console.report(f"  written to {written}")
-    return comparison
+    return equal, comparison
 
 
 def _origin(model: StoredModel, request: EvaluateRequest) -> dict[str, Any]:
@@ -225,42 +226,24 @@ def _lines(
     return lines
 
 
-@dataclass(frozen=True)
-class FigureComparison:
-    """Whether the figures are those of the training; `equal` is None if nothing is compared.
-
-    `unexplained` is true if they differ although nothing that may change bits has changed.
-    """
-
-    equal: bool | None
-    line: str
-    unexplained: bool = False
-
-
-def compare_figures(model: StoredModel, figures: Mapping[str, Any], part: str) -> FigureComparison:
+def _comparison(model: StoredModel, figures: Mapping[str, Any], part: str) -> _Comparison:
     """Compare `figures` of the data `part` with those that the training recorded for the step."""
     step = model.weights.step
     if part != VALIDATION:
-        return FigureComparison(None, f"not compared: the training did not read the {part} data")
+        return None, f"not compared: the training did not read the {part} data"
     if f"data.{VALIDATION}" in model.changed:
-        return FigureComparison(
-            None, "not compared: the validation data differ from the training's"
-        )
+        return None, "not compared: the validation data differ from the training's"
     if (before := model.record.figures_at(step)) is None:
-        return FigureComparison(
-            None, f"not compared: metrics.jsonl has no validation at step {step}"
-        )
-    names = differing_names(before, figures)
-    if not names:
-        return FigureComparison(True, f"equal to those of training at step {step}")
-    now, then = (_shown(each, names[0]) for each in (figures, before))
-    line = f"different from those of training at step {step}: {names[0]} is {now} instead of {then}"
+        return None, f"not compared: metrics.jsonl has no validation at step {step}"
+    if (difference := first_figure_difference(before, figures)) is None:
+        return True, f"equal to those of training at step {step}"
     reason = _reason(model)
-    return FigureComparison(False, f"{line}{reason and f'; {reason}'}", unexplained=not reason)
+    line = f"different from those of training at step {step}: {difference}"
+    return False, f"{line}; {reason}" if reason else line
 
 
 def _reason(model: StoredModel) -> str:
-    """Return why the bits may differ, or an empty text."""
+    """Return why the figures may differ from those of the training, or an empty text."""
     if not model.record.config.deterministic:
         return "the run has --fast"
     reasons = {
@@ -269,12 +252,3 @@ def _reason(model: StoredModel) -> str:
         if changes_bits(name) or name.startswith("plan.")
     }
     return f"changed: {listed_changes(reasons)}" if reasons else ""
-
-
-def _shown(figures: Mapping[str, Any], name: str) -> str:
-    if name not in figures:
-        return "missing"
-    value = figures[name]
-    if value is None:
-        return "not finite"
-    return "a table" if isinstance(value, list) else str(value)

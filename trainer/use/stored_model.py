@@ -15,7 +15,6 @@ from trainer.load_task import load_task
 from trainer.loop.arithmetic import set_cuda_variables
 from trainer.loop.settle import completed
 from trainer.loop.state import Inference, load_weights
-from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy, join
 from trainer.run import manifest
 from trainer.run.compare import listed_changes, manifest_differences
@@ -24,8 +23,9 @@ from trainer.run.digest import digest_of_digests, tensor_digests
 from trainer.run.run_record import RunRecord, StoredWeights
 from trainer.session.agreement import refuse_difference, refuse_other_classes
 from trainer.session.failures import errors_as_failures
+from trainer.session.record import look_at_data
 from trainer.system.signals import StopRequest
-from trainer.system.sources import loaded_sources, located_sources
+from trainer.system.sources import located_sources
 
 VALIDATION = "validation"
 _OF_THE_MACHINE = {"run", "data_dir", "device"}  # each machine may have its own
@@ -238,19 +238,14 @@ def _changes(
     Raises:
         WrongUse: The data differ between ranks.
     """
-    dataset, before = job.evaluation.dataset, record.manifest
-    examples, sources_of_reader = manifest.sampled_examples(
-        dataset, job.workers, collate_of(job.task)
-    )
-    digest = manifest.dataset_digest(dataset, examples)
-    refuse_difference(job.world, {f"the {part} data": digest}, "copy the same data to all machines")
-    sources = sources_of_reader | loaded_sources()
-    sources |= located_sources(before.get("sources", {}).keys() - sources.keys())
-    data = {VALIDATION: digest} if part == VALIDATION else {}
-    found = manifest.describe(job.strategy, sys.argv[1:], before["settings"], data, sources)
+    data, before = look_at_data(job, {part: job.evaluation.dataset}), record.manifest
+    known = before.get("sources", {}).keys() - data.sources.keys()
+    sources = data.sources | located_sources(known)
+    read = data.digests if part == VALIDATION else {}
+    found = manifest.describe(job.strategy, sys.argv[1:], before["settings"], read, sources)
     # The data that are read now count, and the number of processes of the newest start.
-    data_before = {name: before.get("data", {}).get(name) for name in data}
+    data_before = {name: before.get("data", {}).get(name) for name in read}
     changed = manifest_differences({**before, "data": data_before, "plan": record.plan}, found)
     # The other ranks get lists in JSON.
     agreed = job.world.from_first({name: list(values) for name, values in changed.items()})
-    return {name: (old, new) for name, (old, new) in agreed.items()}, digest
+    return {name: (old, new) for name, (old, new) in agreed.items()}, data.digests[part]

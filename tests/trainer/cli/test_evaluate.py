@@ -138,7 +138,8 @@ def test_other_figures_than_those_of_the_training_exit_with_8(here: Here) -> Non
     metrics.write_text(metrics.read_text().replace(repr(last), repr(math.nextafter(last, 1e9))))
     code, out, err = _evaluate(here)
     assert code == 8
-    line = f"different from those of training at step 18: loss is {last!r} instead of "
+    now = math.nextafter(last, 1e9)
+    line = f"different from those of training at step 18: loss ({now!r} -> {last!r})"
     assert line in err and line in out
     found = _evaluation(here.folder)
     assert (found["training"]["equal"], found["figures"]["loss"]) == (False, last)
@@ -155,8 +156,8 @@ def test_other_figures_than_those_of_the_training_exit_with_8(here: Here) -> Non
 @pytest.mark.parametrize(
     ("missing", "line"),
     [
-        ("training", "more is not finite instead of missing"),
-        ("evaluation", "more is missing instead of not finite"),
+        ("training", "more (missing -> null)"),
+        ("evaluation", "more (null -> missing)"),
     ],
 )
 def test_a_metric_that_only_one_of_them_has_is_a_difference(
