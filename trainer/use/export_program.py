@@ -75,18 +75,21 @@ def find_call(task: Task, model: nn.Module, batch: Any) -> ModelCall:
     return found[0]
 
 
-class Preparation(nn.Module):
-    """The task's `prepare` for validation, as a function of some tensors of a batch.
+class PreparedModel(nn.Module):
+    """The task's `prepare` for validation and then the model, as a function of tensors of a batch.
 
-    It returns the arguments of the model. `used` has the indices of these tensors in `batch`. All
-    other tensors, such as labels, become zeros.
+    `used` has the indices of these tensors in `batch`. All other tensors, such as labels, become
+    zeros. Without a model, the result is the arguments of the model.
     """
 
-    def __init__(self, task: Task, call: ModelCall, batch: Any, used: Sequence[int]) -> None:
+    def __init__(
+        self, task: Task, call: ModelCall, batch: Any, used: Sequence[int], model: nn.Module | None
+    ) -> None:
         super().__init__()
         self._task, self._call, self._batch, self._used = task, call, batch, list(used)
+        self.model = model
 
-    def forward(self, *inputs: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def forward(self, *inputs: Tensor) -> Any:
         given = dict(zip(self._used, inputs, strict=True))
         examples = inputs[0].shape[0]
         whole = iter(
@@ -102,19 +105,7 @@ class Preparation(nn.Module):
         args, kwargs = mapped(
             lambda tensor: prepared[self._call.positions[id(tensor)]], self._call.arguments
         )
-        return args, kwargs
-
-
-class PreparedModel(nn.Module):
-    """The model behind the task's `prepare`: the examples of a dataset to the model's output."""
-
-    def __init__(self, preparation: Preparation, model: nn.Module) -> None:
-        super().__init__()
-        self.preparation, self.model = preparation, model
-
-    def forward(self, *inputs: Tensor) -> Any:
-        args, kwargs = self.preparation(*inputs)
-        return self.model(*args, **kwargs)
+        return (args, kwargs) if self.model is None else self.model(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -150,7 +141,7 @@ def export_program(task: Task, model: nn.Module, batch: Any) -> Exported:
     name = type(task).__name__
     call = find_call(task, model, batch)
     tensors = tensors_in(batch)
-    preparation = Preparation(task, call, batch, range(len(tensors)))
+    preparation = PreparedModel(task, call, batch, range(len(tensors)), None)
     prepared = _export(preparation, tensors, f"task {name}: prepare()")
     placeholders = [node for node in prepared.graph.nodes if node.op == "placeholder"]
     # Constants of prepare() are placeholders as well, before the inputs.
@@ -160,7 +151,7 @@ def export_program(task: Task, model: nn.Module, batch: Any) -> Exported:
             f"task {name}: prepare() gives the model nothing of the examples: return tensors that "
             "depend on its batch"
         )
-    chosen = PreparedModel(Preparation(task, call, batch, used), model)
+    chosen = PreparedModel(task, call, batch, used, model)
     program = _export(chosen, [tensors[index] for index in used], f"task {name}: the model")
     return Exported(program, used, _names(batch, used))
 

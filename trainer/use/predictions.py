@@ -60,17 +60,14 @@ class PerExample:
         columns = world.from_first(
             own and [[n, list(x.shape[1:]), x.is_floating_point()] for n, x in own[0].items()]
         )
-        widths = [torch.Size(shape).numel() for _, shape, _ in columns]
-        flat = [
-            torch.cat([value.double().reshape(len(value), -1) for value in batch.values()], 1)
-            for batch in own
-        ]
-        rows_NK = torch.cat([torch.zeros(0, sum(widths), dtype=torch.float64), *flat])
-        all_NK = world.gather_rows(rows_NK, world.from_each(len(rows_NK)))
+        counts = world.from_each(sum(len(next(iter(values.values()))) for values in own))
         found = {}
-        for (name, shape, is_float), part in zip(columns, all_NK.split(widths, 1), strict=True):
-            values = part.reshape(len(all_NK), *shape)
-            found[name] = values if is_float else values.long()
+        for name, shape, is_float in columns:
+            none = torch.zeros(0, *shape, dtype=torch.float64)
+            values = torch.cat([none, *(each[name].double() for each in own)])
+            rows_NK = values.reshape(len(values), torch.Size(shape).numel())
+            all_N = world.gather_rows(rows_NK, counts).reshape(-1, *shape)
+            found[name] = all_N if is_float else all_N.long()
         return found
 
 
