@@ -56,7 +56,7 @@ def card_text(model: StoredModel, file: ExportedFile, checkpoint: str, licence: 
         "SHA-256 of the file": _code(file_digest),
         "Digest of the weights": _code(model.digest),
         **{
-            f"Digest of the {_shown(name)} data": _code(value)
+            f"Digest of the {name} data": _code(value)
             for name, value in manifest.get("data", {}).items()
         },
         "Commit of Trainbox": _code(build.get("revision")),
@@ -69,11 +69,11 @@ def card_text(model: StoredModel, file: ExportedFile, checkpoint: str, licence: 
     }
     figures = record.figures_at(step)
     metrics = {
-        _shown(name): _shown(value)
+        name: _shown(value)
         for name, value in (figures or {}).items()
         if not isinstance(value, list)
     }
-    settings = {_shown(name): _code(value) for name, value in params_of(record.values).items()}
+    settings = {name: _code(value) for name, value in params_of(record.values).items()}
     parts = [
         f"# {_shown(record.path.name)}",
         "## Load the model",
@@ -129,11 +129,11 @@ def _interface(task: Task, file: ExportedFile) -> list[str]:
 
 
 def _table(first: str, second: str, rows: Mapping[str, str]) -> str:
-    """Return a table of Markdown, or nothing without rows."""
+    """Return a table of Markdown, or nothing without rows. The values are Markdown."""
     if not rows:
         return ""
-    cells = [(first, second), ("---", "---"), *rows.items()]
-    return "\n".join(f"| {name} | {value} |" for name, value in cells)
+    lines = [f"| {first} | {second} |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {_shown(name)} | {value} |" for name, value in rows.items())])
 
 
 def _shown(value: object) -> str:
