@@ -94,34 +94,32 @@ def verify(run: Path, other: Path | None, steps: int | None, data_dir: Path, dev
 
 
 @_command("evaluate")
-def evaluate(run: Path, data_dir: Path, device: str, **request: Any) -> None:
+def evaluate(**request: Any) -> None:
     """Evaluate a checkpoint of RUN on its validation data or its test data."""
     stop = StopRequest.install()
     from trainer.use.evaluate import EvaluateRequest, evaluate_run
 
-    evaluate_run(run, EvaluateRequest(**request), stop, device, data_dir)
+    evaluate_run(EvaluateRequest(**request), stop)
 
 
 @_command("predict")
-def predict(
-    run: Path, files: tuple[Path, ...], data_dir: Path, device: str, **request: Any
-) -> None:
+def predict(**request: Any) -> None:
     """Predict FILES with a checkpoint of RUN, and write a row for each to standard output."""
     stop = StopRequest.install()
     from trainer.use.predict import PredictRequest, predict_run
 
-    predict_run(run, PredictRequest(files, **request), stop, device, data_dir)
+    predict_run(PredictRequest(**request), stop)
 
 
 @_command("export")
-def export(run: Path, data_dir: Path, **request: Any) -> None:
+def export(**request: Any) -> None:
     """Export the model of RUN as a file that needs no Trainbox, with a card."""
     from trainer.system.signals import interruptible
 
     with interruptible("the export"):
         from trainer.use.export import ExportRequest, export_run
 
-        export_run(run, ExportRequest(**request), data_dir)
+        export_run(ExportRequest(**request))
 
 
 @_command("config")

@@ -17,12 +17,10 @@ from trainbox.task import Task
 from trainer.data.examples import Collate
 from trainer.data.nested import tensors_in
 from trainer.loop.joined_optimizer import joined
+from trainer.run.jsonl import KEYS_OF_ENTRIES
 
 if TYPE_CHECKING:
     from trainbox.pictures import Picture
-
-# Keys that each entry of metrics.jsonl already has. A resume and `verify` read them.
-KEYS_OF_ENTRIES = ("kind", "step", "epoch", "time_unix_s")
 
 # Keys that an entry of a training also has. Others begin with "loss_" or "gpu_".
 _KEYS_OF_TRAINING = (
@@ -45,6 +43,12 @@ _REQUIRED = {
 }
 
 
+def check_defines(task: Task, name: str, remedy: str) -> None:
+    """Raise WrongUse if the task has no method `name` of its own. `remedy` follows `define it`."""
+    if getattr(type(task), name) is getattr(Task, name):
+        raise WrongUse(f"task {_name(task)} has no method {name}(): define it{remedy}")
+
+
 def check_task(task: Task) -> None:
     """Check the methods and defaults of a task.
 
@@ -54,8 +58,7 @@ def check_task(task: Task) -> None:
     """
     _check_defaults(task)
     for name, remedy in _REQUIRED.items():
-        if getattr(type(task), name) is getattr(Task, name):
-            raise WrongUse(f"task {_name(task)} has no method {name}(): define it, and {remedy}")
+        check_defines(task, name, f", and {remedy}")
     for name, method in vars(Task).items():
         if not inspect.isfunction(method) or name.startswith("_"):
             continue

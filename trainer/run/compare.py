@@ -131,28 +131,24 @@ def first_validation_difference(
         for entries in (one, other)
     )
     for step in sorted(of_one.keys() & of_other.keys()):
-        a, b = of_one[step], of_other[step]
-        if names := [name for name in differing_names(a, b) if name != "time_unix_s"]:
-            name = names[0]
-            return (
-                f"the validation at step {step} differs in {name} "
-                f"({_short(a.get(name, 'missing'))} -> {_short(b.get(name, 'missing'))})"
-            )
+        if difference := first_figure_difference(of_one[step], of_other[step]):
+            return f"the validation at step {step} differs in {difference}"
     return None
 
 
-def differing_names(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return the names whose values differ as JSON, in which NaN is equal to NaN.
+def first_figure_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """Return the first figure that differs as JSON, as in `loss (1 -> 2)`, or None.
 
-    A name that is missing on one side differs, also from null, which stands for NaN.
+    NaN, which is null, is equal to NaN. A missing figure differs from it. Times are not compared.
     """
-    return [
-        name
-        for name in {**one, **other}
-        if name not in one
-        or name not in other
-        or json.dumps(one[name], sort_keys=True) != json.dumps(other[name], sort_keys=True)
-    ]
+    for name in {**one, **other}:
+        old, new = (
+            json.dumps(figures[name], sort_keys=True) if name in figures else "missing"
+            for figures in (one, other)
+        )
+        if old != new and name != "time_unix_s":
+            return f"{name} ({_short(old)} -> {_short(new)})"
+    return None
 
 
 def manifest_differences(

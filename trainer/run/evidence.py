@@ -59,7 +59,7 @@ class Evidence:
                 "restore it"
             )
         # Check each checkpoint, and the best weights.
-        newest, best_step = run.check_all({entry["step"] for entry in digests}, steps)
+        newest, best_step = run.check_all(steps)
         return cls(name or str(run.path), run.manifest, digests, metrics, newest, best_step)
 
     @property
@@ -143,8 +143,8 @@ def verdict(run: Evidence, again: Evidence, until: int | None = None) -> str:
     one, other = run.name, again.name
     if run.manifest.get("classes") != again.manifest.get("classes"):
         raise Failure(
-            f"DIFFERENT CLASSES: {one} against {other}: the classes in their manifests differ "
-            "or are missing in one of them: restore manifest.json",
+            f"DIFFERENT CLASSES: {one} against {other}: the classes in their manifests differ: "
+            "restore manifest.json",
             exit_code=ExitCode.DIFFERENT,
         )
     manifests = listed_changes(manifest_differences(run.manifest, again.manifest))

@@ -11,6 +11,8 @@ from trainbox.contract.files import parse_object, read_bytes
 
 _Problem = Callable[[dict[str, Any], dict[str, Any] | None], str | None]
 
+# Keys that each entry of metrics.jsonl already has. A resume and `verify` read them.
+KEYS_OF_ENTRIES = ("kind", "step", "epoch", "time_unix_s")
 DIGESTS = ("model", "optimizer", "order")
 _KINDS = ("start", "step", "checkpoint", "resume")
 

@@ -1,12 +1,13 @@
 """Read the record of a run: the one reader of its settings, manifest, checkpoints and digests.
 
 The run may still train. What is read is compared with the other files of the run: a forged or
-damaged file is an error for each command in the same way.
+damaged file is an error for each command in the same way. docs/decisions/0014 has the rules.
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.contract.files import parse_object, read_object, read_text
 from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.run.compare import edited_settings, listed_changes
-from trainer.run.jsonl import read_entries
+from trainer.run.jsonl import KEYS_OF_ENTRIES, read_entries
 
 BEST, LAST = "best", "last"
 
@@ -27,9 +28,8 @@ class Edited(WrongUse):
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """The model's state in the checkpoint of `step` at `path`, whose file has this SHA-256."""
+    """The model's state in the checkpoint of `step`, whose file has this SHA-256."""
 
-    path: Path
     step: int
     sha256: str
 
@@ -124,13 +124,25 @@ class RunRecord:
             if step not in {*files.steps(), *files.without_sidecar()}:
                 raise FileNotFoundError(sidecar)
             self._refuse(step, problem)
-        return StoredWeights(files.path(step, ".pt"), step, str(read_object(sidecar)["sha256"]))
+        self._refuse_unrecorded(step)
+        return StoredWeights(step, str(read_object(sidecar)["sha256"]))
 
     def _refuse(self, step: int, problem: str) -> None:
         raise StorageFailure(
             f"checkpoint {self.files.path(step, '.pt')} is damaged ({problem}): restore it, or "
             "remove it and its sidecar"
         )
+
+    def _refuse_unrecorded(self, step: int) -> None:
+        """Raise StorageFailure if digests.jsonl has no entry of `step`.
+
+        A training records the digests of a checkpoint before the file is complete.
+        """
+        if not self.files.entries(step):
+            raise StorageFailure(
+                f"{self.path} has a file of step {step}, which has no entry in digests.jsonl: "
+                "restore both, or remove the file"
+            )
 
     def load(self, step: int) -> Mapping[str, Any]:
         """Return the model's state in the checkpoint of `step`: tensors on the CPU.
@@ -178,16 +190,13 @@ class RunRecord:
                     )
         except ValueError as error:
             raise StorageFailure(f"{self.files.best} is damaged ({error}): restore it") from error
+        self._refuse_unrecorded(step)
         return step
 
-    def check_all(
-        self, recorded: Collection[int], validated: Sequence[int]
-    ) -> tuple[int, int | None]:
+    def check_all(self, validated: Sequence[int]) -> tuple[int, int | None]:
         """Check each checkpoint and the best weights, and return the steps of the newest and best.
 
-        Args:
-            recorded: The steps in digests.jsonl, which has one for each file.
-            validated: The steps of the validations in metrics.jsonl.
+        `validated` has the steps of the validations in metrics.jsonl.
 
         Raises:
             StorageFailure: A file is missing, damaged or edited.
@@ -198,8 +207,8 @@ class RunRecord:
         for step, lost in files.without_sidecar().items():
             self._refuse(step, lost)
         for newest in steps:
-            if problem := files.problem(newest):
-                self._refuse(newest, problem)
+            with contextlib.suppress(FileNotFoundError):  # the training has removed it
+                self._checked(newest)
         expected = next(iter(validated), None)
         if steps:
             progress = files.load(newest)["progress"]
@@ -207,11 +216,6 @@ class RunRecord:
             needed = [progress.get("evaluated_step"), expected]
         if expected is not None or os.path.lexists(files.best):
             best = self.check_best(newest if steps else None)
-        for step in sorted({*steps, *([] if best is None else [best])} - set(recorded)):
-            raise StorageFailure(
-                f"{self.path} has a file of step {step}, which has no entry in digests.jsonl: "
-                "restore both, or remove the file"
-            )
         for step in sorted({step for step in [*needed, best] if step} - set(validated)):
             raise StorageFailure(
                 f"{self.path}/metrics.jsonl has no validation at step {step}, but a saved file "
@@ -219,11 +223,11 @@ class RunRecord:
             )
         return newest, best
 
-    def validation_at(self, step: int) -> dict[str, Any] | None:
-        """Return the entry of the validation at `step` in metrics.jsonl, or None."""
+    def figures_at(self, step: int) -> dict[str, Any] | None:
+        """Return the figures of the validation at `step` in metrics.jsonl, or None."""
         for entry in read_entries(self.path / "metrics.jsonl"):
             if entry["kind"] == "validation" and entry["step"] == step:
-                return entry
+                return {name: x for name, x in entry.items() if name not in KEYS_OF_ENTRIES}
         return None
 
 
@@ -240,17 +244,17 @@ def _object_in(path: Path) -> dict[str, Any]:
 
 def _manifest_problem(manifest: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the entries that are read, or None."""
-    for name, kind, called in (
-        ("data", dict, "an object"),
-        ("sources", dict, "an object"),
-        ("classes", list, "a list"),
+    for name, default, kind, problem in (
+        ("data", {}, dict, "data is not an object"),
+        ("sources", {}, dict, "sources is not an object"),
+        ("settings", None, dict, "it has no settings"),
+        ("classes", "missing", list | None, "it has no classes"),  # null without classes
+        ("resumes", [], list, "resumes is not a list of objects"),
     ):
-        if not isinstance(manifest.get(name, kind()), kind):
-            return f"{name} is not {called}"
+        if not isinstance(manifest.get(name, default), kind):
+            return problem
     resumes = manifest.get("resumes", [])
-    if not isinstance(manifest.get("settings"), dict):
-        return "it has no settings"
-    if not isinstance(resumes, list) or not all(isinstance(start, dict) for start in resumes):
+    if not all(isinstance(start, dict) for start in resumes):
         return "resumes is not a list of objects"
     for plan in (manifest.get("plan"), *(start.get("plan") for start in resumes)):
         if not (

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from trainbox.classification import Classification
 from trainbox.contract.config import Config
-from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import command
 from trainbox.contract.secret_rule import without_secrets
 from trainbox.task import Task
@@ -68,20 +68,16 @@ def refuse_difference(world: World, found: Mapping[str, Any], remedy: str) -> No
         )
 
 
-def refuse_other_classes(task: Task, path: Path, described: Mapping[str, Any]) -> None:
-    """Check that the outputs of the model mean the classes that the manifest of a run lists.
+def refuse_other_classes(task: Task, path: Path, classes: Sequence[str] | None) -> None:
+    """Check that the outputs of the model mean the `classes` in the manifest of a run.
 
     A task may find its classes in the data.
 
     Raises:
         WrongUse: A class differs.
-        StorageFailure: The manifest does not list them.
     """
-    if not isinstance(task, Classification):
-        return
-    if "classes" not in described:
-        raise StorageFailure(f"{path}/manifest.json is damaged (it has no classes): restore it")
-    pairs = itertools.zip_longest(described["classes"], task.class_names, fillvalue="missing")
+    names = task.class_names if isinstance(task, Classification) else ()
+    pairs = itertools.zip_longest(classes or (), names, fillvalue="missing")
     for k, (before, now) in enumerate(pairs):
         if before != now:
             raise WrongUse(

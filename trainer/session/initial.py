@@ -21,8 +21,6 @@ from trainer.loop.state import Job
 from trainer.run.run_record import RunRecord
 from trainer.session.agreement import refuse_difference
 
-_BEST = "model.safetensors"
-
 
 def start_from_weights(job: Job, init: str) -> None:
     """Load the weights of `init`, the folder of a run or a file, into the model of a new run.
@@ -90,14 +88,13 @@ def _weights_file(init: str, source: str) -> Path:
         return path
     if not path.is_dir():
         raise WrongUse(f"{source} is not a file: give the folder of a run, or a file of weights")
-    if not (path / "config.json").exists():
-        raise WrongUse(f"{source} has no config.json: give the folder of a run, or a file")
-    if not (path / _BEST).is_file():
+    run = RunRecord.open(path)
+    if not run.files.best.is_file():
         raise WrongUse(
-            f"{source} has no {_BEST}, which a run has after its first validation: let "
-            "the run validate, or give a file of its folder checkpoints"
+            f"{source} has no {run.files.best.name}, which a run has after its first validation: "
+            "let the run validate, or give a file of its folder checkpoints"
         )
-    return RunRecord.open(path).best_weights()
+    return run.best_weights()
 
 
 def _sha256(file: Path) -> str:

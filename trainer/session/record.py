@@ -2,14 +2,16 @@
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from torch.utils.data import Dataset
 
 from trainbox.classification import Classification
 from trainbox.contract.config import FREE_AT_RESUME, Config
 from trainbox.contract.errors import Changed, WrongUse
-from trainer.loop.state import Job
+from trainer.loop.state import Inference, Job
 from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy
 from trainer.run import manifest
@@ -28,8 +30,9 @@ from trainer.system.sources import loaded_sources, located_sources
 def read_manifest(run: RunLog) -> dict[str, Any] | None:
     """Return the run's manifest, or None if it is missing or damaged."""
     found = run.folder.read_json("manifest.json") or {}
-    kinds = {"settings": dict, "sources": dict, "plan": dict, "resumes": list, "classes": list}
+    kinds = {"settings": dict, "sources": dict, "plan": dict, "resumes": list}
     valid = all(isinstance(found.get(name, kind()), kind) for name, kind in kinds.items())
+    valid &= isinstance(found.get("classes"), list | None)
     return found if found and valid else None
 
 
@@ -61,23 +64,23 @@ def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool
 
 @dataclass(frozen=True)
 class DataRecord:
-    """Digests of both datasets and of source files.
+    """Digests of datasets and of source files.
 
-    The source files are those that are loaded after both datasets were read.
+    The source files are those that are loaded after the datasets were read.
     """
 
     digests: dict[str, str]
     sources: dict[str, str]
 
 
-def look_at_data(job: Job) -> DataRecord:
-    """Read some examples of both datasets, and compare them between ranks.
+def look_at_data(job: Inference, datasets: Mapping[str, Dataset[Any]]) -> DataRecord:
+    """Read some examples of the `datasets` by name, and compare them between ranks.
 
     Raises:
         WrongUse: The data differ between ranks.
     """
     digests, sources = {}, dict[str, str]()
-    for name, dataset in (("train", job.train), ("validation", job.evaluation.dataset)):
+    for name, dataset in datasets.items():
         examples, sources_of_reader = manifest.sampled_examples(
             dataset, job.workers, collate_of(job.task)
         )
@@ -147,8 +150,7 @@ def _write_manifest(
     found = manifest.describe(job.strategy, sys.argv[1:], settings, data.digests, data.sources)
     if job.initial is not None:
         found["init"] = job.initial
-    if isinstance(job.task, Classification):
-        found["classes"] = list(job.task.class_names)
+    found["classes"] = list(job.task.class_names) if isinstance(job.task, Classification) else None
     if step == 0:
         found["rehearsal"] = job.rehearsal
     attempts = {"did_not_fit": list(did_not_fit)} if did_not_fit else {}
@@ -170,7 +172,7 @@ def _write_manifest(
     found["sources"] |= located_sources(known.keys() - data.sources.keys())
     changed = manifest_differences(stored, found)
     if not anyway:
-        refuse_other_classes(job.task, run.path, stored)
+        refuse_other_classes(job.task, run.path, stored.get("classes"))
     breaking = {name: values for name, values in changed.items() if changes_bits(name)}
     if breaking and not anyway:
         if not complete:

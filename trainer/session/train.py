@@ -214,7 +214,7 @@ def _train(
     complete = (
         progress.step >= job.schedule.total_steps and progress.evaluated_step == progress.step
     ) or progress.ended_early
-    data = look_at_data(job)
+    data = look_at_data(job, {"train": job.train, "validation": job.evaluation.dataset})
     # Record what this run is trained with, and log the header.
     record_start(job, data, anyway, did_not_fit, complete)
     if did_not_fit:

@@ -4,8 +4,8 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
+from trainbox.contract.markup import escaped
 from trainer.sweep.grid import Value
 from trainer.sweep.results import as_number
 
@@ -117,10 +117,9 @@ def short_number(value: float) -> str:
 
 
 def shown_text(value: object, longest: int = _LONGEST_TEXT) -> str:
-    """Return a text as HTML shows it, without characters that UTF-8 does not have."""
-    text = str(value).encode(errors="backslashreplace").decode()
-    cut = text if len(text) <= longest else f"{text[:longest]} ..."
-    return escape(cut)
+    """Return a text as HTML shows it, cut if it is long."""
+    text = str(value)
+    return escaped(text if len(text) <= longest else f"{text[:longest]} ...")
 
 
 @dataclass(frozen=True)

@@ -3,73 +3,65 @@
 The run's folder is only read, so the run may still train. The results go to a folder of their own.
 """
 
-import contextlib
+import errno
+import json
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from trainbox.contract.errors import ExitCode, Failure, Preempted, WrongUse
+from trainbox.contract.errors import ExitCode, Failure
+from trainbox.contract.files import replacing
 from trainbox.contract.seeding import derive_seed
 from trainbox.contract.temporary import sockets_in_a_folder
-from trainbox.task import Task
+from trainbox.pictures import write_png
 from trainer.loop.build import build_inference
-from trainer.loop.evaluate import Evaluation, evaluate
+from trainer.loop.evaluate import evaluate
 from trainer.loop.state import Inference
-from trainer.loop.task_checks import checked_metrics
+from trainer.loop.task_checks import check_defines, checked_metrics
 from trainer.loop.validate import draw
-from trainer.parallel.world import World
-from trainer.run.compare import listed_changes
+from trainer.run.compare import changes_bits, first_figure_difference, listed_changes
 from trainer.run.console import Console
-from trainer.run.run_record import RunRecord
+from trainer.run.run_folder import finite_or_null
 from trainer.session.failures import errors_as_failures
 from trainer.system.signals import StopRequest
-from trainer.use.bootstrap import LEVEL, RESAMPLES, bootstrap_intervals
-from trainer.use.evaluation_files import (
-    check_predictions,
-    make_folder,
-    save_predictions,
-    write_results,
-)
-from trainer.use.per_example import predictions_of, statistics_of
-from trainer.use.recorded_figures import (
-    TEST,
+from trainer.use.intervals import LEVEL, RESAMPLES, bootstrap_intervals, statistics_of
+from trainer.use.predictions import Predictions, csv_rows, prediction_columns
+from trainer.use.stored_model import (
     VALIDATION,
-    FigureComparison,
-    compare_figures,
-    recorded_figures,
+    Request,
+    StoredModel,
+    open_task,
+    results_in,
+    writing,
 )
-from trainer.use.stored_model import LoadedWeights, join_and_load_task, load_compared
+
+# Whether the figures are those of the training, or None if they are not compared; and a line.
+_Comparison = tuple[bool | None, str]
 
 
-@dataclass(frozen=True)
-class EvaluateRequest:
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRequest(Request):
     """What to evaluate, and where the results go.
 
     Attributes:
-        checkpoint: `best` or `last`.
         data: `validation` or `test`.
         out: The folder of the results, or None for a folder in the run's folder.
         predictions: The CSV file to write, or None.
         intervals: Whether to compute bootstrap intervals.
-        anyway: Whether changed source files of the task are accepted.
     """
 
-    checkpoint: str
     data: str
-    out: Path | None = None
-    predictions: Path | None = None
-    intervals: bool = True
-    anyway: bool = False
+    out: Path | None
+    predictions: Path | None
+    intervals: bool
 
 
 @sockets_in_a_folder()
-def evaluate_run(
-    path: Path, request: EvaluateRequest, stop: StopRequest, device_name: str, data_dir: Path
-) -> None:
-    """Evaluate a checkpoint of the run in `path`, print the results and write them.
+def evaluate_run(request: EvaluateRequest, stop: StopRequest) -> None:
+    """Evaluate a checkpoint of a run, print the results and write them.
 
     If the run has a validation of the same step and data, the figures are compared with it.
 
@@ -77,111 +69,125 @@ def evaluate_run(
         Failure: The figures differ from those of the training, and nothing explains it.
         WrongUse: The run cannot be evaluated.
     """
-    stored = RunRecord.open(path)
-    out = request.out or path / "evaluations" / f"{request.checkpoint}-{request.data}"
+    out = request.out or request.run / "evaluations" / f"{request.checkpoint}-{request.data}"
     with errors_as_failures(out):
-        settings, strategy, task = join_and_load_task(stored, request, device_name)
-        world = strategy.world
-        is_test = request.data == TEST
-        if is_test and type(task).test_dataset is Task.test_dataset:
-            raise WrongUse(
-                f"task {type(task).__name__} has no method test_dataset(): define it, or use "
-                f"--data {VALIDATION}"
-            )
-        make_folder(out)
-        log = out / f"rank-{world.rank}.log"
-        with (
-            contextlib.closing(Console(log, world.is_first)) as console,
-            errors_as_failures(out, type(task).__name__, log),
-        ):
-            job = build_inference(settings, task, strategy, data_dir, is_test)
-            if request.predictions is not None:
-                check_predictions(request.predictions, job)
-            comparison = _evaluate(job, stored, request, out, stop, console)
-        world.leave()
-        if comparison.unexplained:
-            raise Failure(
-                f"DIFFERENT FIGURES: {path}: {comparison.line}", exit_code=ExitCode.DIFFERENT
-            )
+        stored = open_task(request)
+        record, settings, strategy, task = stored
+        is_test = request.data != VALIDATION
+        if is_test:
+            check_defines(task, "test_dataset", f", or use --data {VALIDATION}")
+        with results_in(out, f"rank-{strategy.world.rank}.log", stored) as console:
+            job = build_inference(settings, task, strategy, request.data_dir, is_test)
+            predictions = _predictions(job, request.predictions)
+            model = StoredModel.load(record, job, request, request.data, console.report)
+            equal, line = _evaluate(model, request, out, predictions, stop, console)
+        strategy.world.leave()
+    if equal is False and not _reason(model):
+        raise Failure(f"DIFFERENT FIGURES: {request.run}: {line}", exit_code=ExitCode.DIFFERENT)
+
+
+def _predictions(job: Inference, path: Path | None) -> Predictions | None:
+    """Return the collector of the predictions for the file `path`, or None without a file.
+
+    The folder of the file is made, so that a wrong path is found before the evaluation.
+
+    Raises:
+        WrongUse: The task or the dataset cannot have predictions.
+        StorageFailure: The file cannot be written.
+    """
+    if path is None:
+        return None
+    predictions = Predictions(job)
+    if job.world.is_first:
+        with _writing_predictions(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # The new file would replace a link, or a device such as /dev/stdout.
+            if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+                raise OSError(errno.ENXIO, "not a regular file")
+            if not os.access(path.parent, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return predictions
+
+
+def _writing_predictions(path: Path) -> Any:
+    return writing(path, "set another file with --predictions FILE")
 
 
 def _evaluate(
-    job: Inference,
-    stored: RunRecord,
+    model: StoredModel,
     request: EvaluateRequest,
     out: Path,
+    predictions: Predictions | None,
     stop: StopRequest,
     console: Console,
-) -> FigureComparison:
-    """Load the weights, evaluate, report and write; all ranks must call this."""
-    # Load the weights, and compare the task, the data and the machine with those of the training.
-    loaded = load_compared(
-        job, stored, request.checkpoint, request.data, request.anyway, "evaluate", console.report
-    )
-    if loaded.changed:
-        console.report(f"changed since the run's start: {listed_changes(loaded.changed)}")
+) -> _Comparison:
+    """Evaluate, report and write; all ranks must call this."""
+    job, seed_parts = model.job, model.seed_parts
 
     # Evaluate each example once. The seed is that of the training's validation after this step.
-    predicted = predictions_of(job) if request.predictions is not None else None
-    sampled = statistics_of(job) if request.intervals else None
-    observers = [each for each in (predicted, sampled) if each is not None]
-    seed_parts = (job.config.seed, "validation", loaded.weights.step)
-    result = evaluate(
-        job, seed_parts, lambda: _stopped(job.world, stop), observers, console.validation_bar
+    statistics = statistics_of(job) if request.intervals else None
+    observers = [each for each in (predictions, statistics) if each is not None]
+    result = model.until_stopped(
+        "evaluation",
+        stop,
+        lambda stopped: evaluate(job, seed_parts, stopped, observers, console.validation_bar),
     )
-    if result is None:
-        job.world.leave()
-        raise Preempted(
-            f"stopped by {stop.cause} before the end of the evaluation: start the same "
-            "command again"
-        )
-    figures = recorded_figures(result)
-    comparison = compare_figures(stored, figures, loaded.weights.step, request.data, loaded.changed)
+    figures = finite_or_null(result.figures)
+    equal, comparison = _comparison(model, figures, request.data)
 
     # Gather what all ranks have computed.
     drawing = draw(job, result, seed_parts) if job.strategy.forward_is_collective else None
-    values = predicted.gathered() if predicted is not None else None
-    statistics = sampled.gathered() if sampled is not None else None
+    predicted = predictions.gathered() if predictions is not None else {}
+    sampled = statistics.gathered() if statistics is not None else None
 
     # Draw the task's pictures, and write and print the results.
     with job.world.wait_for_all("the results"):
-        if job.world.is_first:
-            drawing = drawing or draw(job, result, seed_parts)
-            intervals = _intervals(job, statistics)
-            entry = {
-                **_origin(job, stored, request, loaded),
-                "figures": figures,
-                "intervals": intervals,
-                "resamples": RESAMPLES if intervals else 0,
-                "training": {"equal": comparison.equal, "comparison": comparison.line},
-                "changed": loaded.changed,
-            }
-            write_results(out, entry, drawing())
-            if request.predictions is not None:
-                save_predictions(request.predictions, job, values)
-            _print(console, job, result, request.data, intervals)
-            if request.intervals and not intervals:
-                console.report("  no intervals: the statistics of each example cannot be collected")
-            console.report(f"  {comparison.line}")
-            also = f" and {request.predictions}" if request.predictions is not None else ""
-            console.report(f"  written to {out}{also}")
-    return comparison
+        if not job.world.is_first:
+            return equal, comparison
+        drawing = drawing or draw(job, result, seed_parts)
+        intervals = {}
+        if sampled is not None:
+            intervals = bootstrap_intervals(
+                sampled,
+                lambda totals: checked_metrics(job.task, job.task.metrics(totals)),
+                derive_seed(job.config.seed, "bootstrap"),
+            )
+        entry = {
+            **_origin(model, request),
+            "figures": figures,
+            "intervals": intervals,
+            "resamples": RESAMPLES if intervals else 0,
+            "training": {"equal": equal, "comparison": comparison},
+            "changed": model.changed,
+        }
+        write_results(out, entry, drawing())
+        written = f"{out}"
+        if predictions is not None and request.predictions is not None:
+            columns = prediction_columns(job.task, "id", predictions.ids, predicted)
+            with _writing_predictions(request.predictions), replacing(request.predictions) as file:
+                # An id may be the path of a file, which may have any bytes.
+                file.write(csv_rows(columns).encode(errors="backslashreplace"))
+            written += f" and {request.predictions}"
+        for line in _lines(job, result.metrics, request, intervals):
+            console.report(line)
+        console.report(f"  {comparison}")
+        console.report(f"  written to {written}")
+    return equal, comparison
 
 
-def _origin(
-    job: Inference, stored: RunRecord, request: EvaluateRequest, loaded: LoadedWeights
-) -> dict[str, Any]:
+def _origin(model: StoredModel, request: EvaluateRequest) -> dict[str, Any]:
     """Return what was evaluated and how, for evaluation.json."""
+    job, record = model.job, model.record
     return {
-        "run": str(stored.path),
-        "run_id": stored.run_id,
-        "task": stored.config.task,
+        "run": str(record.path),
+        "run_id": record.run_id,
+        "task": record.config.task,
         "checkpoint": request.checkpoint,
-        "step": loaded.weights.step,
-        "weights_sha256": loaded.digest,
-        "checkpoint_sha256": loaded.weights.sha256,
+        "step": model.weights.step,
+        "weights_sha256": model.digest,
+        "checkpoint_sha256": model.weights.sha256,
         "data": request.data,
-        "data_sha256": loaded.data_digest,
+        "data_sha256": model.data_digest,
         "examples": job.evaluation.size,
         "batch_size": job.evaluation.batch_size,
         "precision": job.config.precision,
@@ -191,34 +197,58 @@ def _origin(
     }
 
 
-def _stopped(world: World, stop: StopRequest) -> bool:
-    return bool(world.vote(bool(stop))[0])
+def write_results(out: Path, entry: Mapping[str, Any], pictures: Mapping[str, Any]) -> None:
+    """Write the pictures and then evaluation.json, which replaces that of an earlier call."""
+    with writing(out, "set another folder with --out FOLDER"):
+        for name, picture in pictures.items():
+            write_png(out / f"{name.replace('/', '-')}.png", picture)
+        with replacing(out / "evaluation.json") as file:
+            file.write(json.dumps(entry, indent=2).encode() + b"\n")
 
 
-def _intervals(
-    job: Inference, statistics: Mapping[str, Tensor] | None
-) -> dict[str, tuple[float, float]]:
-    """Return the bootstrap interval of each metric, or none without statistics of each example."""
-    if statistics is None:
-        return {}
-    seed = derive_seed(job.config.seed, "bootstrap")
-    return bootstrap_intervals(
-        statistics, lambda totals: checked_metrics(job.task, job.task.metrics(totals)), seed
-    )
-
-
-def _print(
-    console: Console,
+def _lines(
     job: Inference,
-    result: Evaluation,
-    part: str,
+    metrics: Mapping[str, float],
+    request: EvaluateRequest,
     intervals: Mapping[str, tuple[float, float]],
-) -> None:
+) -> list[str]:
+    """Return the metrics with their intervals, to print."""
     resampled = (
         f", with {LEVEL:.0%} intervals from {RESAMPLES:,} resamples of them" if intervals else ""
     )
-    console.report(f"{part}: {job.evaluation.size:,} examples{resampled}")
-    width = max(map(len, result.metrics), default=0)
-    for name, value in result.metrics.items():
+    lines = [f"{request.data}: {job.evaluation.size:,} examples{resampled}"]
+    width = max(map(len, metrics), default=0)
+    for name, value in metrics.items():
         ends = "  [{:.4g}, {:.4g}]".format(*intervals[name]) if name in intervals else ""
-        console.report(f"  {name:{width}}  {value:.6g}{ends}")
+        lines.append(f"  {name:{width}}  {value:.6g}{ends}")
+    if request.intervals and not intervals:
+        lines.append("  no intervals: the statistics of each example cannot be collected")
+    return lines
+
+
+def _comparison(model: StoredModel, figures: Mapping[str, Any], part: str) -> _Comparison:
+    """Compare `figures` of the data `part` with those that the training recorded for the step."""
+    step = model.weights.step
+    if part != VALIDATION:
+        return None, f"not compared: the training did not read the {part} data"
+    if f"data.{VALIDATION}" in model.changed:
+        return None, "not compared: the validation data differ from the training's"
+    if (before := model.record.figures_at(step)) is None:
+        return None, f"not compared: metrics.jsonl has no validation at step {step}"
+    if (difference := first_figure_difference(before, figures)) is None:
+        return True, f"equal to those of training at step {step}"
+    reason = _reason(model)
+    line = f"different from those of training at step {step}: {difference}"
+    return False, f"{line}; {reason}" if reason else line
+
+
+def _reason(model: StoredModel) -> str:
+    """Return why the figures may differ from those of the training, or an empty text."""
+    if not model.record.config.deterministic:
+        return "the run has --fast"
+    reasons = {
+        name: values
+        for name, values in model.changed.items()
+        if changes_bits(name) or name.startswith("plan.")
+    }
+    return f"changed: {listed_changes(reasons)}" if reasons else ""

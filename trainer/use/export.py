@@ -4,8 +4,6 @@ The model computes on the CPU in float32. The file gets its name only after it w
 the outputs of the model.
 """
 
-import contextlib
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,27 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainbox.contract.config import CONTIGUOUS, check
+from trainbox.contract.config import CONTIGUOUS
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.files import replacing
 from trainbox.contract.temporary import sockets_in_a_folder
 from trainer.data.nested import take, tensors_in
-from trainer.load_task import load_task
 from trainer.loop.build import build_inference
 from trainer.loop.state import Inference
 from trainer.parallel.buffers import evaluating
-from trainer.parallel.strategy import join
-from trainer.run.compare import listed_changes
 from trainer.run.console import Console
-from trainer.run.run_record import RunRecord
 from trainer.session.failures import errors_as_failures
-from trainer.use.evaluation_files import make_folder
 from trainer.use.export_formats import FORMATS, Loaded, check_packages
-from trainer.use.export_program import Exported, export_program
-from trainer.use.model_call import find_call
-from trainer.use.model_card import CARD, Card, described, write_card
-from trainer.use.recorded_figures import VALIDATION, figures_of_training
-from trainer.use.stored_model import load_compared, settings_of
+from trainer.use.export_program import Exported, export_program, find_call
+from trainer.use.model_card import CARD, ExportedFile, card_text, described
+from trainer.use.stored_model import VALIDATION, Request, StoredModel, open_task, results_in
 
 # The largest difference, as a share of the largest output. Other kernels add in another order.
 TOLERANCE = 1e-4
@@ -44,71 +35,47 @@ ROUNDING = 1e-6
 _EXAMPLES = 16  # of the validation data, to export and to compare
 
 
-@dataclass(frozen=True)
-class ExportRequest:
+@dataclass(frozen=True, kw_only=True)
+class ExportRequest(Request):
     """What to export, and where the files go.
 
     Attributes:
         to: A format of `FORMATS`.
-        checkpoint: `best` or `last`.
         out: The folder of the files, or None for a folder in the run's folder.
         licence: The licence for the card, or None.
-        anyway: Whether changed source files of the task are accepted.
     """
 
     to: str
-    checkpoint: str
-    out: Path | None = None
-    licence: str | None = None
-    anyway: bool = False
+    out: Path | None
+    licence: str | None
 
 
 @sockets_in_a_folder()
-def export_run(path: Path, request: ExportRequest, data_dir: Path) -> None:
-    """Export the model of the run in `path`, compare the file with the model, and write its card.
+def export_run(request: ExportRequest) -> None:
+    """Export the model of a run, compare the file with the model, and write its card.
 
     Raises:
         Failure: The loaded file has other outputs than the model. No file is written.
         WrongUse: The run or its model cannot be exported.
     """
-    stored = RunRecord.open(path)
-    check_packages(request.to)
-    out = request.out or path / "exports" / f"{request.checkpoint}-{request.to}"
+    out = request.out or request.run / "exports" / f"{request.checkpoint}-{request.to}"
     with errors_as_failures(out):
-        settings = dataclasses.replace(
-            settings_of(stored), precision="fp32", compile=False, memory_format=CONTIGUOUS
-        )
-        strategy = join("cpu")
-        check(settings, "cpu")
-        task = load_task(settings.task, settings.fields)
-        make_folder(out)
-        log = out / "export.log"
-        with (
-            contextlib.closing(Console(log, prints=True)) as console,
-            errors_as_failures(out, type(task).__name__, log),
-        ):
-            job = build_inference(settings, task, strategy, data_dir, test=False)
-            _export(job, stored, request, out, console)
+        check_packages(request.to)
+        stored = open_task(request, precision="fp32", compile=False, memory_format=CONTIGUOUS)
+        record, settings, strategy, task = stored
+        with results_in(out, "export.log", stored) as console:
+            job = build_inference(settings, task, strategy, request.data_dir, test=False)
+            # The settings and the machine of the export are others on purpose.
+            relevant = ("data.", "sources.")
+            model = StoredModel.load(record, job, request, VALIDATION, console.report, relevant)
+            _export(model, request, out, console)
 
 
-def _export(
-    job: Inference, stored: RunRecord, request: ExportRequest, out: Path, console: Console
-) -> None:
-    """Load the weights, export the model, compare, and write the file and its card."""
-    # Load the weights, and compare the task and the data with those of the training.
-    source = load_compared(
-        job, stored, request.checkpoint, VALIDATION, request.anyway, "export", console.report
-    )
-    relevant = {
-        name: values
-        for name, values in source.changed.items()
-        if name.startswith(("data.", "sources."))
-    }
-    if relevant:
-        console.report(f"changed since the run's start: {listed_changes(relevant)}")
+def _export(model: StoredModel, request: ExportRequest, out: Path, console: Console) -> None:
+    """Export the model, compare, and write the file and its card."""
+    job, to = model.job, FORMATS[request.to]
 
     # Export with the first validation examples, and compare with one example as well.
-    to = FORMATS[request.to]
     batch = _examples(job, _EXAMPLES)
     sizes = (len(tensors_in(batch)[0]), 1)
     with evaluating(job.model):
@@ -120,27 +87,16 @@ def _export(
             to.write(exported, file)
             file.flush()
             loaded = to.load(Path(file.name))
-            largest = _compared(loaded, exported, batches, expected, stored.path)
+            largest = _compared(loaded, exported, batches, expected, request.run)
 
             # Describe the file. If this fails, the earlier file and its card stay.
             inputs, outputs = exported.inputs(batch), expected[0]
-            card = Card(
-                to=to,
-                stored=stored,
-                task=job.task,
-                checkpoint=request.checkpoint,
-                weights=source.weights,
-                weights_digest=source.digest,
-                figures=figures_of_training(stored, source.weights.step),
-                names=exported.names,
-                inputs=inputs,
-                outputs=outputs,
-                largest=largest,
-                sizes=sizes,
-                changed=relevant,
-                licence=request.licence,
+            described_file = ExportedFile(
+                Path(file.name), to, exported.names, inputs, outputs, sizes, largest
             )
-            write_card(out, card, Path(file.name))
+            text = card_text(model, described_file, request.checkpoint, request.licence)
+            with replacing(out / CARD) as card:
+                card.write(text.encode())
 
     console.report(f"{_listed(inputs)} -> {_listed(outputs)}")
     console.report(

@@ -1,10 +1,10 @@
-"""Export the function of the examples that `trainer.use.model_call` finds with torch.export."""
+"""Export how a task calls its model in a validation, as a program of the examples alone."""
 
 import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,98 @@ from torch.export import ExportedProgram
 
 from trainbox.contract.errors import Failure, WrongUse
 from trainbox.task import Task
-from trainer.data.nested import tensors_in
-from trainer.use.model_call import Preparation, PreparedModel, find_call
+from trainer.data.nested import mapped, tensors_in
+from trainer.loop.task_checks import checked_batch
 
 _LONGEST_REASON = 300  # characters of torch's error; the message has a remedy after it
+
+# Shape suffix: B examples of a batch.
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """A call of the model in the task's `statistics`.
+
+    Attributes:
+        arguments: The positional and the keyword arguments, which contain tensors of the batch.
+        positions: The index of each tensor of the prepared batch, by the tensor's id.
+        output: What the model returned.
+    """
+
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    positions: dict[int, int]
+    output: Any
+
+
+@torch.no_grad()
+def find_call(task: Task, model: nn.Module, batch: Any) -> ModelCall:
+    """Return the first call of the model with nothing but tensors of the prepared `batch`.
+
+    `batch` is as the dataset returns it. The model must be in evaluation mode.
+
+    Raises:
+        WrongUse: `statistics` has no such call, or the model returns no tensor.
+    """
+    prepared = checked_batch(task, task.prepare(batch, training=False))
+    positions = {id(tensor): index for index, tensor in enumerate(tensors_in(prepared))}
+    found: list[ModelCall] = []
+
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        given = [id(tensor) for tensor in tensors_in((args, kwargs))]
+        if not found and given and set(given) <= positions.keys():
+            # The task may change the output later.
+            found.append(ModelCall((args, kwargs), positions, mapped(Tensor.clone, output)))
+
+    hook = model.register_forward_hook(note, with_kwargs=True)
+    try:
+        task.statistics(model, prepared)
+    finally:
+        hook.remove()
+    if not found:
+        raise WrongUse(
+            f"task {type(task).__name__}: statistics() never calls the model with only tensors of "
+            "the batch, so the batch cannot be given to the model alone: compute the model's "
+            "inputs in prepare() or in the model's forward()"
+        )
+    if not tensors_in(found[0].output):
+        raise WrongUse(
+            f"task {type(task).__name__}: the model returned {type(found[0].output).__name__}: "
+            "return a tensor, or a tuple, list or dict of tensors"
+        )
+    return found[0]
+
+
+class PreparedModel(nn.Module):
+    """The task's `prepare` for validation and then the model, as a function of tensors of a batch.
+
+    `used` has the indices of these tensors in `batch`. All other tensors, such as labels, become
+    zeros. Without a model, the result is the arguments of the model.
+    """
+
+    def __init__(
+        self, task: Task, call: ModelCall, batch: Any, used: Sequence[int], model: nn.Module | None
+    ) -> None:
+        super().__init__()
+        self._task, self._call, self._batch, self._used = task, call, batch, list(used)
+        self.model = model
+
+    def forward(self, *inputs: Tensor) -> Any:
+        given = dict(zip(self._used, inputs, strict=True))
+        examples = inputs[0].shape[0]
+        whole = iter(
+            [
+                given[i]
+                if i in given
+                else inputs[0].new_zeros((examples, *tensor.shape[1:]), dtype=tensor.dtype)
+                for i, tensor in enumerate(tensors_in(self._batch))
+            ]
+        )
+        batch = mapped(lambda _: next(whole), self._batch)
+        prepared = tensors_in(self._task.prepare(batch, training=False))
+        args, kwargs = mapped(
+            lambda tensor: prepared[self._call.positions[id(tensor)]], self._call.arguments
+        )
+        return (args, kwargs) if self.model is None else self.model(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -53,7 +141,7 @@ def export_program(task: Task, model: nn.Module, batch: Any) -> Exported:
     name = type(task).__name__
     call = find_call(task, model, batch)
     tensors = tensors_in(batch)
-    preparation = Preparation(task, call, batch, range(len(tensors)))
+    preparation = PreparedModel(task, call, batch, range(len(tensors)), None)
     prepared = _export(preparation, tensors, f"task {name}: prepare()")
     placeholders = [node for node in prepared.graph.nodes if node.op == "placeholder"]
     # Constants of prepare() are placeholders as well, before the inputs.
@@ -63,7 +151,7 @@ def export_program(task: Task, model: nn.Module, batch: Any) -> Exported:
             f"task {name}: prepare() gives the model nothing of the examples: return tensors that "
             "depend on its batch"
         )
-    chosen = PreparedModel(Preparation(task, call, batch, used), model)
+    chosen = PreparedModel(task, call, batch, used, model)
     program = _export(chosen, [tensors[index] for index in used], f"task {name}: the model")
     return Exported(program, used, _names(batch, used))
 

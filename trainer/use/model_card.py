@@ -1,20 +1,19 @@
-"""Write `model.md`: the origin of an exported model, and how to load its file."""
+"""Describe an exported model in `model.md`: its origin, and how to load its file."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from trainbox.classification import Classification
-from trainbox.contract.files import replacing
+from trainbox.contract.markup import escaped
 from trainbox.task import Task
 from trainer.run.compare import listed_changes
-from trainer.run.run_record import RunRecord, StoredWeights
 from trainer.track.runs import params_of
 from trainer.use.export_formats import Format
+from trainer.use.stored_model import StoredModel
 
 CARD = "model.md"
 _NO_LICENCE = (
@@ -24,87 +23,72 @@ _NO_LICENCE = (
 
 
 @dataclass(frozen=True)
-class Card:
-    """What the card of an exported model contains.
+class ExportedFile:
+    """A file whose outputs equal those of the model.
 
     Attributes:
-        figures: The metrics and tables of the training at the step of the weights, or None.
         names: The names of `inputs`, which are examples of the validation data.
-        largest: The largest difference between the outputs of the file and of the model.
         sizes: The numbers of examples with which the outputs were compared.
-        changed: What differs from the run's start, `{name: (old, new)}`.
+        largest: The largest difference between the outputs of the file and of the model.
     """
 
+    path: Path
     to: Format
-    stored: RunRecord
-    task: Task
-    checkpoint: str
-    weights: StoredWeights
-    weights_digest: str
-    figures: Mapping[str, Any] | None
     names: Sequence[str]
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
-    largest: float
     sizes: Sequence[int]
-    changed: Mapping[str, tuple[Any, Any]]
-    licence: str | None
+    largest: float
 
 
-def write_card(out: Path, card: Card, exported: Path) -> None:
-    """Write the card of the file `exported` to the folder `out`, or replace an earlier one.
-
-    Raises:
-        StorageFailure: A file of the run is damaged.
-        OSError: The card cannot be written.
-    """
-    with exported.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    with replacing(out / CARD) as file:
-        file.write(_card_text(card, digest).encode(errors="backslashreplace"))
-
-
-def _card_text(card: Card, file_digest: str) -> str:
-    """Return the card as Markdown."""
-    manifest, config = card.stored.manifest, card.stored.config
-    build, data = manifest.get("build") or {}, manifest.get("data") or {}
-    packages = manifest.get("packages") or {}
+def card_text(model: StoredModel, file: ExportedFile, checkpoint: str, licence: str | None) -> str:
+    """Return the card of `file` as Markdown."""
+    record, step = model.record, model.weights.step
+    manifest, config = record.manifest, record.config
+    build, packages = manifest.get("build") or {}, manifest.get("packages") or {}
+    with file.path.open("rb") as opened:
+        file_digest = hashlib.file_digest(opened, "sha256").hexdigest()
     rows = {
-        "Task": f"`{config.task}`",
-        "Run": f"`{card.stored.path.name}`, id `{card.stored.run_id}`",
-        "Checkpoint": f"{card.checkpoint}, step {card.weights.step}",
-        "Licence": card.licence or _NO_LICENCE,
-        "SHA-256 of the file": f"`{file_digest}`",
-        "Digest of the weights": f"`{card.weights_digest}`",
-        **{f"Digest of the {name} data": f"`{value}`" for name, value in data.items()},
+        "Task": _code(config.task),
+        "Run": f"{_code(record.path.name)}, id {_code(record.run_id)}",
+        "Checkpoint": f"{checkpoint}, step {step}",
+        "Licence": _shown(licence) if licence else _NO_LICENCE,
+        "SHA-256 of the file": _code(file_digest),
+        "Digest of the weights": _code(model.digest),
+        **{
+            f"Digest of the {name} data": _code(value)
+            for name, value in manifest.get("data", {}).items()
+        },
         "Commit of Trainbox": _code(build.get("revision")),
         "Image": _code(manifest.get("image_digest")),
-        "Versions": ", ".join(f"{name} {version}" for name, version in packages.items()),
-        "Device and precision of the training": (
+        "Versions": _shown(", ".join(f"{name} {version}" for name, version in packages.items())),
+        "Device and precision of the training": _shown(
             f"{(manifest.get('device') or {}).get('type')}, {config.precision}"
         ),
+        "Changed since the training": _shown(listed_changes(model.changed)),
     }
-    if card.changed:
-        rows["Changed since the training"] = listed_changes(card.changed)
+    figures = record.figures_at(step)
     metrics = {
-        name: value for name, value in (card.figures or {}).items() if not isinstance(value, list)
+        name: _shown(value)
+        for name, value in (figures or {}).items()
+        if not isinstance(value, list)
     }
-    settings = params_of(card.stored.values)
+    settings = {name: _code(value) for name, value in params_of(record.values).items()}
     parts = [
-        f"# {card.stored.path.name}",
+        f"# {_shown(record.path.name)}",
         "## Load the model",
-        f"In the folder of `{card.to.file}`:",
-        "\n".join(["```python", *card.to.lines(card.names, card.inputs), "```"]),
-        *_interface(card),
+        f"In the folder of `{file.to.file}`:",
+        "\n".join(["```python", *file.to.lines(file.names, file.inputs), "```"]),
+        *_interface(model.job.task, file),
         "## Origin",
         _table("Name", "Value", {name: text for name, text in rows.items() if text}),
         "## Metrics",
-        f"The validation of the training at step {card.weights.step}:"
-        if card.figures
-        else f"The training has no validation at step {card.weights.step}.",
-        _table("Metric", "Value", {name: f"{value}" for name, value in metrics.items()}),
+        f"The validation of the training at step {step}:"
+        if figures
+        else f"The training has no validation at step {step}.",
+        _table("Metric", "Value", metrics),
         "## Settings",
-        _table("Setting", "Value", {name: f"`{value}`" for name, value in settings.items()}),
+        _table("Setting", "Value", settings),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -123,40 +107,41 @@ def value_range(tensor: Tensor) -> str:
     return f", from {least:.4g} to {most:.4g} in the compared examples"
 
 
-def _interface(card: Card) -> list[str]:
+def _interface(task: Task, file: ExportedFile) -> list[str]:
     """Return what the inputs and the outputs are."""
     lines = [
         f"- `{name}`: {described(tensor)}{value_range(tensor)}"
-        for name, tensor in zip(card.names, card.inputs, strict=True)
+        for name, tensor in zip(file.names, file.inputs, strict=True)
     ]
-    lines += [f"- output: {described(tensor)}" for tensor in card.outputs]
-    parts = [
-        "## Inputs and outputs",
-        "\n".join(lines),
+    lines += [f"- output: {described(tensor)}" for tensor in file.outputs]
+    parts = ["## Inputs and outputs", "\n".join(lines)]
+    if isinstance(task, Classification) and task.class_names:
+        names = ", ".join(f"{index}: {_shown(name)}" for index, name in enumerate(task.class_names))
+        parts += [f"The columns of the output are logits of the classes: {names}."]
+    return [
+        *parts,
         "The inputs are examples as the dataset of the task returns them. The file contains "
         "`prepare` of the task, such as a normalisation. `batch` is any number from 1.",
         f"The loaded file was compared with the model in evaluation mode on "
-        f"{' and on '.join(map(str, card.sizes))} validation examples. The largest difference is "
-        f"{card.largest:.3g}.",
+        f"{' and on '.join(map(str, file.sizes))} validation examples. The largest difference is "
+        f"{file.largest:.3g}.",
     ]
-    if isinstance(card.task, Classification) and card.task.class_names:
-        names = ", ".join(f"{index}: {name}" for index, name in enumerate(card.task.class_names))
-        parts.insert(2, f"The columns of the output are logits of the classes: {names}.")
-    return parts
-
-
-def _code(value: Any) -> str:
-    return f"`{value}`" if value else ""
 
 
 def _table(first: str, second: str, rows: Mapping[str, str]) -> str:
-    """Return a table of Markdown, or nothing without rows."""
+    """Return a table of Markdown, or nothing without rows. The values are Markdown."""
     if not rows:
         return ""
     lines = [f"| {first} | {second} |", "|---|---|"]
-    lines += [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"| {_shown(name)} | {value} |" for name, value in rows.items())])
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+def _shown(value: object) -> str:
+    """Return a value of the run as one line of text."""
+    return escaped(" ".join(str(value).split()))
+
+
+def _code(value: object) -> str:
+    """Return a value of the run as code, or as text if it has special characters."""
+    text = _shown("" if value is None else value)
+    return f"`{text}`" if text and text == str(value) else text

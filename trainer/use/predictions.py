@@ -1,18 +1,117 @@
-"""Format predictions as CSV or as JSON lines, one row for each example."""
+"""The predictions of each example, and their rows as CSV or as JSON lines."""
 
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from trainbox.classification import Classification
 from trainbox.contract.errors import WrongUse
 from trainbox.task import Task
+from trainer.data.batches import evaluation_batch_count
+from trainer.data.nested import tensors_in
+from trainer.loop.state import Inference
+from trainer.loop.task_checks import check_defines, checked_predictions
 from trainer.run.run_folder import finite_or_null
 
+# The most numbers of all examples together, 2 GiB on rank 0.
+MOST_NUMBERS = 2**28
+
 Columns = Mapping[str, Sequence[int | float | str]]
+
+# Shape suffixes: B examples of a batch, N examples of a dataset, K columns.
+
+
+class PerExample:
+    """The values that `compute` returns for each prepared batch, `{name: (B, ...)}`.
+
+    `evaluate` calls this object in the forward of each batch of this rank.
+    """
+
+    def __init__(self, job: Inference, compute: Callable[[Any], dict[str, Tensor]]) -> None:
+        self._job, self._compute = job, compute
+        self._batches: list[dict[str, Tensor]] = []
+        self._too_many = False
+
+    def __call__(self, batch: Any) -> None:
+        if self._too_many:
+            return
+        values = self._compute(batch)
+        numbers = sum(value[0].numel() for value in values.values())
+        self._too_many = numbers * self._job.evaluation.size > MOST_NUMBERS
+        self._batches.append({name: value.detach().cpu() for name, value in values.items()})
+
+    def gathered(self) -> dict[str, Tensor] | None:
+        """Return the values of all examples in their order, (N, ...), or None if they are too many.
+
+        All ranks must call this. Floats become float64, and all other types int64.
+        """
+        world, batches = self._job.world, self._job.evaluation
+        if world.from_first(self._too_many):
+            return None
+        # Under fsdp, a rank may repeat the last batch.
+        count = evaluation_batch_count(batches.size, batches.batch_size)
+        own = self._batches[: len(world.owned(count))]
+        # Rank 0 has a batch if any rank has one.
+        columns = world.from_first(
+            own and [[n, list(x.shape[1:]), x.is_floating_point()] for n, x in own[0].items()]
+        )
+        counts = world.from_each(sum(len(next(iter(values.values()))) for values in own))
+        found = {}
+        for name, shape, is_float in columns:
+            none = torch.zeros(0, *shape, dtype=torch.float64)
+            values = torch.cat([none, *(each[name].double() for each in own)])
+            rows_NK = values.reshape(len(values), torch.Size(shape).numel())
+            all_N = world.gather_rows(rows_NK, counts).reshape(-1, *shape)
+            found[name] = all_N if is_float else all_N.long()
+        return found
+
+
+class Predictions(PerExample):
+    """The task's predictions of each example.
+
+    Attributes:
+        ids: The `ids` of the dataset, or else the indices of the examples.
+    """
+
+    def __init__(self, job: Inference) -> None:
+        """Collect the predictions of a task that defines them.
+
+        Raises:
+            WrongUse: The task does not, or the dataset does not have an id for each example.
+        """
+        self._task = task = job.task
+        check_defines(task, "predictions", " to return {name: tensor (B,)}")
+        super().__init__(
+            job,
+            lambda batch: checked_predictions(
+                task, task.predictions(job.model, batch), len(tensors_in(batch)[0])
+            ),
+        )
+        size = job.evaluation.size
+        self.ids = [str(name) for name in getattr(job.evaluation.dataset, "ids", range(size))]
+        if len(self.ids) != size:
+            raise WrongUse(
+                f"task {type(task).__name__}: the dataset has {size} examples but "
+                f"{len(self.ids)} ids: make `ids` a sequence with one name for each example"
+            )
+
+    def gathered(self) -> dict[str, Tensor]:
+        """Return the predictions of all examples in their order; all ranks must call this.
+
+        Raises:
+            WrongUse: They are too many.
+        """
+        if (found := super().gathered()) is None:
+            raise WrongUse(
+                f"task {type(self._task).__name__}: predictions() returns more than "
+                f"{MOST_NUMBERS:,} numbers for all examples: return fewer columns"
+            )
+        return found
 
 
 def prediction_columns(
@@ -58,7 +157,7 @@ def csv_rows(columns: Columns) -> str:
     text = io.StringIO(newline="")
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(columns)
-    rows.writerows([_text(value) for value in row] for row in zip(*columns.values(), strict=True))
+    rows.writerows(map(_text, row) for row in zip(*columns.values(), strict=True))
     return text.getvalue()
 
 

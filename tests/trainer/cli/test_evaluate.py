@@ -24,7 +24,7 @@ from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.run.run_folder import RunFolder
 from trainer.run.run_record import RunRecord
 from trainer.tasks.digits import Digits
-from trainer.use.bootstrap import bootstrap_intervals
+from trainer.use.intervals import bootstrap_intervals
 
 SPLIT = "tests.support.tiny:Split"
 
@@ -138,7 +138,8 @@ def test_other_figures_than_those_of_the_training_exit_with_8(here: Here) -> Non
     metrics.write_text(metrics.read_text().replace(repr(last), repr(math.nextafter(last, 1e9))))
     code, out, err = _evaluate(here)
     assert code == 8
-    line = f"different from those of training at step 18: loss is {last!r} instead of "
+    now = math.nextafter(last, 1e9)
+    line = f"different from those of training at step 18: loss ({now!r} -> {last!r})"
     assert line in err and line in out
     found = _evaluation(here.folder)
     assert (found["training"]["equal"], found["figures"]["loss"]) == (False, last)
@@ -155,8 +156,8 @@ def test_other_figures_than_those_of_the_training_exit_with_8(here: Here) -> Non
 @pytest.mark.parametrize(
     ("missing", "line"),
     [
-        ("training", "more is not finite instead of missing"),
-        ("evaluation", "more is missing instead of not finite"),
+        ("training", "more (missing -> null)"),
+        ("evaluation", "more (null -> missing)"),
     ],
 )
 def test_a_metric_that_only_one_of_them_has_is_a_difference(
@@ -334,7 +335,7 @@ def test_a_checkpoint_that_the_training_removes_is_looked_up_again(
 
 def test_a_signal_stops_the_evaluation_with_75(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     here.train(max_steps=2)
-    monkeypatch.setattr("trainer.use.evaluate._stopped", lambda _world, _stop: True)
+    monkeypatch.setattr("trainer.system.signals.StopRequest.__bool__", lambda _stop: True)
     code, _, err = _evaluate(here)
     assert code == 75
     assert "before the end of the evaluation: start the same command again" in err
@@ -477,7 +478,7 @@ def test_too_many_numbers_have_no_intervals_and_no_predictions(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.train(task="tests.support.tiny:Predicting", max_steps=2)
-    monkeypatch.setattr("trainer.use.per_example.MOST_NUMBERS", 19)
+    monkeypatch.setattr("trainer.use.predictions.MOST_NUMBERS", 19)
     code, out, _ = _evaluate(here)
     assert code == 0
     assert "no intervals: the statistics of each example cannot be collected\n" in out

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import dataclasses
 import hashlib
+import html
 import importlib.util
 import io
 import json
@@ -161,6 +162,28 @@ def test_the_card_names_the_origin_and_hides_secrets(here: Here) -> None:
     ):
         assert row in card, row
     assert "hunter2" not in card
+
+
+def test_the_card_shows_the_texts_of_a_user_as_they_are(here: Here) -> None:
+    bad = "<img src=x onerror=alert(1)>|`[a](b)"
+    Path("mine.py").write_text(
+        textwrap.dedent(f"""
+        from dataclasses import dataclass
+        from trainer.tasks.digits import Digits
+        @dataclass(frozen=True)
+        class Mine(Digits):
+            class_names = ({bad!r}, *"123456789")
+            note: str = ""
+        """)
+    )
+    here.train(**_DIGITS | {"task": "mine.py:Mine", "fields": {"width": 4, "note": bad}})
+    assert _export(here, "--licence", bad)[0] == 0
+    card = (here.path() / "exports/best-pt2/model.md").read_text()
+    assert "<img" not in card
+    for before, after in (("classes: 0: ", ", 1: 1, "), ("Licence | ", " |"), ("note | ", " |")):
+        assert bad in html.unescape(card.partition(before)[2].partition(after)[0])
+    (row,) = (line for line in card.splitlines() if line.startswith("| task.note "))
+    assert row.count("|") == 3
 
 
 @pytest.mark.slow
@@ -351,7 +374,7 @@ def test_a_changed_task_is_refused_unless_accepted(here: Here) -> None:
     code, _, err = _export(here)
     assert code == 2
     assert "the task of runs/r was changed since the run's start (sources.tests.support" in err
-    assert "or export with the new ones by --anyway" in err
+    assert "or accept the new ones with --anyway" in err
     code, out, _ = _export(here, "--anyway")
     assert code == 0
     line = "sources.tests.support.tiny: an earlier digest -> "

@@ -9,17 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.support.here import Here, training_here
-from tests.support.tiny import TINY
 
-_READERS = {
+_TASK = "tests.support.tiny:FromFiles"
+_USERS = {
     "verify": ("verify", "runs/r", "--device", "cpu"),
     "evaluate": ("evaluate", "runs/r", "--device", "cpu"),
+    "predict": ("predict", "runs/r", "a.txt", "--device", "cpu"),
     "export": ("export", "runs/r"),
-    "init": ("train", TINY, "--device", "cpu", "--run", "new", "--init", "runs/r"),
-    "train": ("train", TINY, "--device", "cpu", "--run", "r", "--max-steps", "6"),
+    "init": ("train", _TASK, "--device", "cpu", "--run", "new", "--init", "runs/r"),
 }
+_AGAIN = ("--max-steps", "12", "--best-by", "max:loss", "--workers", "0")
+_READERS = {**_USERS, "train": ("train", _TASK, "--device", "cpu", "--run", "r", *_AGAIN)}
 
 
 def _sidecar(path: Path, **changes: Any) -> None:
@@ -76,24 +79,89 @@ _FORGED: dict[str, Callable[[Path], object]] = {
 }
 
 
+def _without_entry(step: int) -> Callable[[Path], None]:
+    """Return a function that changes the weights of `step`, and removes their digests."""
+
+    def forge(run: Path) -> None:
+        path = run / "digests.jsonl"
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if json.loads(line)["step"] != step))
+        _contents(lambda s: s["progress"]["step"] == step and s["model"]["linear.weight"].neg_())(
+            run
+        )
+        if step == _BEST:
+            tensors = {n: -tensor for n, tensor in load_file(run / "model.safetensors").items()}
+            save_file(tensors, run / "model.safetensors", {"format": "pt", "step": str(step)})
+
+    return forge
+
+
+def _without_classes(run: Path) -> None:
+    path = run / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["classes"]
+    path.write_text(json.dumps(manifest))
+
+
+_BEST, _LAST = 6, 12  # the loss falls
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with training_here(tmp_path_factory.mktemp("whole")) as here:
-        here.train(max_steps=6)
+        here.train(task=_TASK, max_steps=_LAST, best_by="max:loss", workers=0)
+        assert here.steps() == [_BEST, _LAST]
         yield here.path()
+
+
+@pytest.fixture
+def run(here: Here, whole: Path) -> Path:
+    """Return a copy of the run, and write a file to predict."""
+    shutil.copytree(whole, "runs/r")
+    Path("a.txt").write_text("1 2 3 4")
+    return here.path()
+
+
+def _err(here: Here, reader: str, code: int) -> str:
+    """Return the line of a reader that ends with `code`."""
+    found, _, err = here.command(*_READERS[reader])
+    assert found == code, err
+    (line,) = (line for line in err.splitlines() if not line.startswith("reading "))
+    return line
 
 
 @pytest.mark.parametrize("reader", _READERS)
 @pytest.mark.parametrize("forged", _FORGED)
-def test_a_forged_run_is_refused(here: Here, whole: Path, forged: str, reader: str) -> None:
-    shutil.copytree(whole, "runs/r")
-    _FORGED[forged](here.path())
-    code, _, err = here.command(*_READERS[reader])
-    assert code == (8 if reader == "verify" else 4), err
-    assert len(err.splitlines()) == 1
+def test_a_forged_run_is_refused(here: Here, run: Path, forged: str, reader: str) -> None:
+    _FORGED[forged](run)
+    _err(here, reader, 8 if reader == "verify" else 4)
+
+
+@pytest.mark.parametrize("reader", _USERS)
+@pytest.mark.parametrize("step", [_BEST, _LAST])
+def test_weights_without_an_entry_in_digests_are_refused(
+    here: Here, run: Path, step: int, reader: str
+) -> None:
+    _without_entry(step)(run)
+    line = _err(here, reader, 8 if reader == "verify" else 4)
+    assert f"runs/r has a file of step {step}, which has no entry in digests.jsonl: " in line
+
+
+def test_a_resume_reports_that_the_digests_of_its_checkpoint_are_lost(
+    here: Here, run: Path
+) -> None:
+    _without_entry(_LAST)(run)
+    code, out, _ = here.command(*_READERS["train"])
+    assert code == 0
+    assert f"the checkpoint of step {_LAST} was not compared with digests.jsonl" in out
+
+
+@pytest.mark.parametrize("reader", _USERS)
+def test_a_manifest_without_classes_is_refused(here: Here, run: Path, reader: str) -> None:
+    _without_classes(run)
+    assert "runs/r/manifest.json is damaged (it has no classes)" in _err(here, reader, 2)
 
 
 @pytest.mark.parametrize("reader", _READERS)
-def test_the_whole_run_is_read(here: Here, whole: Path, reader: str) -> None:
-    shutil.copytree(whole, "runs/r")
+def test_the_whole_run_is_read(here: Here, run: Path, reader: str) -> None:
     assert here.command(*_READERS[reader])[0] == 0

@@ -678,7 +678,7 @@ def test_validations_are_compared(here: Here) -> None:
     assert "the weights are the same, and the validation at step 12 differs in loss (" in err
     assert first_validation_difference([last], [last | {"time_unix_s": 1.0}]) is None
     assert first_validation_difference([last], [last | {"more": None}]) == (
-        "the validation at step 12 differs in more (missing -> nothing)"
+        "the validation at step 12 differs in more (missing -> null)"
     )
 
 

@@ -193,7 +193,7 @@ def _of_another_body(here: Here) -> None:
     ("prepare", "arguments", "message"),
     [
         (None, ["--init", "gone.pt"], "--init gone.pt does not exist: check the path"),
-        (None, ["--init", "runs"], "--init runs has no config.json: give the folder of a run, or "),
+        (None, ["--init", "runs"], "runs/config.json cannot be read (No such file or directory): "),
         (
             _not_validated,
             ["--init", "runs/a"],

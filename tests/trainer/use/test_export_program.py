@@ -19,8 +19,7 @@ from trainer.tasks.ssvae import Ssvae
 from trainer.tasks.teacher_student import TeacherStudent
 from trainer.tasks.text import Text
 from trainer.tasks.video import Video
-from trainer.use.export_program import export_program
-from trainer.use.model_call import find_call
+from trainer.use.export_program import export_program, find_call
 
 
 def _bytes(*shape: int) -> Tensor:
