@@ -100,7 +100,7 @@ class CheckpointWriter:
         if self._thread is not None:
             self._thread.join()
 
-    def complete(self, best_step: int | None) -> None:
+    def complete(self) -> None:
         """Do nothing. The thread calls this after each complete save, such as for a mirror."""
 
     def sidecar(self, step: int) -> dict[str, Any] | str:
@@ -153,7 +153,7 @@ class CheckpointWriter:
                 marked = {name: fields[name] for name in ("run_id", "step")}
                 file.write(json.dumps(marked).encode() + b"\n")
         self._prune({*steps, step}, best_step)
-        self.complete(best_step)
+        self.complete()
 
     def _prune(self, steps: Collection[int], best_step: int | None) -> None:
         """Remove old checkpoints of this run."""

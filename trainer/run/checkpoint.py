@@ -111,10 +111,10 @@ class RunCheckpoints(CheckpointWriter):
         """Wait until the current save has recorded its digests. It is not durable by then."""
         self._recorded.wait()
 
-    def complete(self, best_step: int | None) -> None:
+    def complete(self) -> None:
         """Let the mirror copy the new checkpoint."""
         if self.mirror is not None:
-            self.mirror.saved(self.run_id, best_step)
+            self.mirror.saved()
 
 
 def _refuse_not_finite(step: int, tensors: Mapping[str, Tensor], buffers: Collection[str]) -> None:

@@ -34,6 +34,14 @@ def storage_failure(path: Path, error: OSError, needed_bytes: int = 0) -> Storag
     )
 
 
+def is_of_disk(error: BaseException, folder: Path) -> bool:
+    """Return whether `error` was raised by the disk of `folder`, and not by another file."""
+    return isinstance(error, OSError) and (
+        str(error.filename or "").startswith(str(folder))
+        or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    )
+
+
 # The details and the remedies of all other errors.
 _OTHERS = {
     errno.EROFS: ("", "mount the file system for writing"),
