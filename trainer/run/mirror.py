@@ -13,12 +13,12 @@ from trainbox.contract.errors import Failure, Preempted, StorageFailure, WrongUs
 from trainbox.contract.files import read_object
 from trainbox.contract.mirror_url import OPTION
 from trainbox.contract.sidecar import checkpoint_path, steps_in
+from trainbox.contract.storage import is_of_disk
 from trainer.parallel.world import World
 from trainer.run.mirror_storage import RECORDS, Storage, checkpoint_names, reason
 from trainer.run.run_log import RunLog
 from trainer.run.run_record import RunRecord
 from trainer.system.signals import StopRequest
-from trainer.system.storage import is_of_disk
 
 # The start of a training waits this long for the first answer of the storage.
 _ANSWER_S = 60.0

@@ -16,10 +16,10 @@ from trainbox.contract.errors import (
     called_exit,
     raised_interrupt,
 )
+from trainbox.contract.storage import is_of_disk, storage_failure
 from trainer.loop.out_of_memory import NO_ENGINE, memory_used_up
 from trainer.parallel.exchange_failures import exchange_failure
 from trainer.parallel.gpu_failures import gpu_failure
-from trainer.system.storage import is_of_disk, storage_failure
 from trainer.task_errors import mistake_of, raised_by_task
 
 _SHM = "/dev/shm"  # noqa: S108 - the system's name of it

@@ -606,7 +606,7 @@ def test_a_folder_of_a_disk_is_a_mirror(tmp_path: Path) -> None:
     assert storage.steps() == {2: True, 3: True}
     assert len(list((tmp_path / "far/away/r").iterdir())) == 2
     shutil.rmtree(run.path)
-    run.checkpoints.folder.mkdir(parents=True)
+    run.checkpoints.files.folder.mkdir(parents=True)
     run.mirror.restore(True)
     assert run.steps() == [3]
     digest = sha256(run.checkpoints.files.path(3, ".pt").read_bytes()).hexdigest()
