@@ -212,11 +212,4 @@ def _callback(moved: Callable[[], None]) -> Any:
     """Return a callback of fsspec that calls `moved` after each part of a file."""
     from fsspec.callbacks import Callback
 
-    class Moved(Callback):  # type: ignore[misc]
-        def relative_update(self, inc: int = 1) -> None:
-            moved()
-
-        def absolute_update(self, value: int) -> None:
-            moved()
-
-    return Moved()
+    return Callback(hooks={"moved": lambda _size, _value: moved()})
