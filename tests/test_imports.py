@@ -30,7 +30,8 @@ ORDER = {
     "entrypoint": ("system driver launch bench replay health doctor script drill cli __main__"),
     "trainbox": (
         "contract found_files ranks folder task_metrics metrics order stop pinned snapshot "
-        "checkpoint_writer checkpoints pictures task classification initial_weights"
+        "stored_checkpoints checkpoint_writer checkpoints pictures task classification "
+        "initial_weights"
     ),
     "trainer": (
         "system outputs launch task_errors load_task task_list data parallel run track loop checks "

@@ -3,22 +3,19 @@
 import json
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from trainbox.contract.files import read_object, replacing
+from trainbox.contract.files import replacing
 from trainbox.contract.sidecar import (
-    FIRST_CHECKPOINT,
     checkpoint_path,
     remove_checkpoint,
     set_aside,
-    short,
-    steps_in,
     write_checkpoint,
 )
 from trainbox.snapshot import Snapshot, tensors_of
+from trainbox.stored_checkpoints import StoredCheckpoints
 
 
 def kept(steps: Sequence[int], keep: int, best_step: int | None) -> set[int | None]:
@@ -27,36 +24,30 @@ def kept(steps: Sequence[int], keep: int, best_step: int | None) -> set[int | No
 
 
 class CheckpointWriter:
-    """The only writer of the checkpoints in `folder`.
+    """The only writer of the checkpoints in `files`.
 
     A save copies the tensors into kept buffers and returns. A thread then writes, syncs and
     renames, and the next save waits for it. A crash loses the checkpoint that is being written,
-    but never an older one. Each checkpoint has the id `run_id` of its run; runs and folders of
-    earlier versions have the id None.
+    but never an older one.
     """
 
     def __init__(
         self,
-        folder: Path,
+        files: StoredCheckpoints,
         keep: int,
-        report: Callable[[str], None],
         failure: Callable[[BaseException, int], BaseException],
-        marker: Path | None = None,
         gathered: bool = False,
     ) -> None:
-        """Save in `folder`, and keep the newest `keep` checkpoints and the best one.
+        """Save in `files`, and keep the newest `keep` checkpoints and the best one.
 
-        `report` logs a message. `failure` returns what the next `wait` raises for an error of the
-        thread and the bytes that a save needed. `marker` appears after the first save, by default
-        in `folder`. If the states are `gathered`, they are already copies on the CPU, so they are
+        `failure` returns what the next `wait` raises for an error of the thread and the bytes that
+        a save needed. If the states are `gathered`, they are already copies on the CPU, so they are
         not copied again.
         """
-        self.folder, self.keep = folder, keep
-        self.run_id: str | None = None
-        self.marker = folder / FIRST_CHECKPOINT if marker is None else marker
-        self._report, self._failure_of, self._gathered = report, failure, gathered
+        self.files, self.keep = files, keep
+        self._failure_of, self._gathered = failure, gathered
         self._snapshot = Snapshot()
-        self._folder_seen = folder.exists()
+        self._folder_seen = files.folder.exists()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
@@ -84,7 +75,7 @@ class CheckpointWriter:
         self.wait()
         copy = dict(state) if self._gathered else self._snapshot.take(state)
         needed_bytes = sum(tensor.nbytes for tensor in tensors_of(copy))
-        fields = {"run_id": self.run_id, "step": step, **fields}
+        fields = {"run_id": self.files.run_id, "step": step, **fields}
         self._start(lambda: self._write(step, copy, fields, best_step, before), needed_bytes)
 
     def wait(self) -> None:
@@ -100,20 +91,8 @@ class CheckpointWriter:
         if self._thread is not None:
             self._thread.join()
 
-    def complete(self, best_step: int | None) -> None:
+    def complete(self) -> None:
         """Do nothing. The thread calls this after each complete save, such as for a mirror."""
-
-    def sidecar(self, step: int) -> dict[str, Any] | str:
-        """Return the sidecar of `step`, or why it is not one of this run."""
-        try:
-            sidecar = read_object(checkpoint_path(self.folder, step))
-        except (OSError, ValueError) as error:
-            return f"its sidecar cannot be read: {getattr(error, 'strerror', None) or error}"
-        if sidecar.get("step") != step or "sha256" not in sidecar:
-            return "its sidecar is of another step or another program"
-        if (other := sidecar.get("run_id")) != self.run_id:
-            return f"its sidecar is of another run, with the id {short(other)}"
-        return sidecar
 
     def _start(self, work: Callable[[], None], needed_bytes: int = 0) -> None:
         """Run `work` in the thread. The next `wait` raises its failure."""
@@ -138,26 +117,34 @@ class CheckpointWriter:
         """Write a checkpoint, then the marker, and then remove old checkpoints."""
         if before is not None:
             before(state)
-        if self._folder_seen and not self.folder.exists():
-            self._report(
-                f"{self.folder} was removed with all its checkpoints: created again for the "
+        folder, marker = self.files.folder, self.files.marker
+        if self._folder_seen and not folder.exists():
+            self.files.report(
+                f"{folder} was removed with all its checkpoints: created again for the "
                 f"checkpoint of step {step}"
             )
-        self.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self._folder_seen = True
-        if step not in (steps := steps_in(self.folder)):
-            set_aside(checkpoint_path(self.folder, step, ".pt"))  # a file of another program
-        write_checkpoint(self.folder, step, lambda file: torch.save(state, file), fields)
-        if not self.marker.exists():
-            with replacing(self.marker) as file:
+        if step not in (steps := self.files.steps()):
+            set_aside(checkpoint_path(folder, step, ".pt"))  # a file of another program
+        write_checkpoint(folder, step, lambda file: torch.save(state, file), fields)
+        if not marker.exists():
+            with replacing(marker) as file:
                 marked = {name: fields[name] for name in ("run_id", "step")}
                 file.write(json.dumps(marked).encode() + b"\n")
         self._prune({*steps, step}, best_step)
-        self.complete(best_step)
+        self.complete()
 
     def _prune(self, steps: Collection[int], best_step: int | None) -> None:
         """Remove old checkpoints of this run."""
         if len(steps) > self.keep:
-            ours = [step for step in sorted(steps) if isinstance(self.sidecar(step), dict)]
+            ours = [step for step in sorted(steps) if self._is_ours(step)]
             for step in set(ours) - kept(ours, self.keep, best_step):
-                remove_checkpoint(self.folder, step)
+                remove_checkpoint(self.files.folder, step)
+
+    def _is_ours(self, step: int) -> bool:
+        try:
+            self.files.sidecar(step)
+        except ValueError:
+            return False
+        return True

@@ -1,13 +1,11 @@
 """Checkpoints of a training script: written by a thread, verified, and never all removed."""
 
 import contextlib
-import errno
 import fcntl
 import functools
 import math
 import operator
 import os
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,16 +17,12 @@ from torch import Tensor
 from trainbox import ranks
 from trainbox.checkpoint_writer import CheckpointWriter
 from trainbox.contract.errors import StorageFailure, WrongUse
-from trainbox.contract.files import read_object
-from trainbox.contract.sidecar import (
-    checkpoint_path,
-    complete_or_remove,
-    damage,
-    set_aside,
-    steps_in,
-)
+from trainbox.contract.sidecar import FIRST_CHECKPOINT, complete_or_remove
+from trainbox.contract.storage import storage_failure
 from trainbox.folder import run_folder
+from trainbox.stored_checkpoints import StoredCheckpoints
 
+_INSTEAD = "use another folder"
 _NONE, _LOST = -1, -2  # what rank 0 reports instead of a step
 # What torch.load reads without running code from the file.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -73,7 +67,9 @@ class Checkpoints:
             )
         self.folder = run_folder() / "checkpoints" if folder is None else Path(folder).absolute()
         self._sign = 1 if best == "max" else -1
-        self._writer = CheckpointWriter(self.folder, keep, _report, self._failure)
+        marker = self.folder / FIRST_CHECKPOINT
+        self._files = StoredCheckpoints(self.folder, marker, _report, _INSTEAD)
+        self._writer = CheckpointWriter(self._files, keep, self._failure)
 
     def load(self, *, best: bool = False) -> tuple[dict[str, Any], int] | None:
         """Return the state and the step of the newest valid checkpoint, or None without one.
@@ -103,7 +99,7 @@ class Checkpoints:
             raise failure or StorageFailure("rank 0 cannot load a checkpoint: see its message")
         if step == _NONE:
             return None
-        state = self._load(step)
+        state = self._files.load(step)
         ranks.from_first(step)  # all ranks have read the file before one of them saves
         return state, step
 
@@ -137,7 +133,7 @@ class Checkpoints:
             return
         self._writer.wait()
         step = operator.index(step)  # a number of NumPy or a tensor cannot be written as JSON
-        if (newest := max(steps_in(self.folder), default=0)) > step or step < 0:
+        if (newest := max(self._files.steps(), default=0)) > step or step < 0:
             raise WrongUse(
                 f"step {step} is before step {newest} of the newest checkpoint in {self.folder}: "
                 "call load() before the first step, or use another folder"
@@ -149,9 +145,9 @@ class Checkpoints:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _storage_failure(self.folder, error) from error
+            raise storage_failure(self.folder, error, instead=_INSTEAD) from error
         self._own_folder()
-        best_step = next(reversed(self._by_metric(steps_in(self.folder), {step: value})), None)
+        best_step = next(reversed(self._by_metric({step: value})), None)
         self._writer.save(step, state, {"metric": value}, best_step)
 
     def wait(self) -> None:
@@ -174,7 +170,7 @@ class Checkpoints:
     def _failure(self, error: BaseException, needed_bytes: int) -> BaseException:
         """Return what the next call raises, and print it for a script that exits without one."""
         if isinstance(error, OSError):
-            error = _storage_failure(self.folder, error, needed_bytes)
+            error = storage_failure(self.folder, error, needed_bytes, _INSTEAD)
         _report(str(error))
         return error
 
@@ -188,13 +184,10 @@ class Checkpoints:
             _lock(self.folder / "lock")
         for path in complete_or_remove(self.folder):
             _report(f"{path} has the name of a temporary file of a checkpoint: remove or rename it")
-        paths = [checkpoint_path(self.folder, step) for step in reversed(steps_in(self.folder))]
-        for path in (self._writer.marker, *paths):
-            with contextlib.suppress(OSError, ValueError):
-                self._writer.run_id = read_object(path).get("run_id")
-                return
-        if not paths and self._writer.run_id is None:
-            self._writer.run_id = os.urandom(8).hex()
+        files = self._files
+        files.run_id = files.run_id_found() or files.run_id
+        if files.run_id is None and not files.steps():
+            files.run_id = os.urandom(8).hex()
 
     def _find(self, best: bool) -> int:
         """Return the step of the newest or best valid checkpoint, or `_NONE`.
@@ -202,70 +195,24 @@ class Checkpoints:
         Raises:
             StorageFailure: None of the checkpoints is valid, or all were removed.
         """
-        steps = steps_in(self.folder)
-        problems: dict[int, str] = {}
-        for step in reversed(self._by_metric(steps, {}) if best else steps):
-            sidecar = self._writer.sidecar(step)
-            problem = (
-                damage(checkpoint_path(self.folder, step, ".pt"), sidecar)
-                if isinstance(sidecar, dict)
-                else sidecar
-            )
-            if problem is None:
-                for damaged in problems:
-                    for suffix in (".pt", ".json"):
-                        set_aside(checkpoint_path(self.folder, damaged, suffix))
-                self._report_damaged(problems, step)
-                return step
-            problems[step] = problem
-        lost = "; ".join(f"step {step}: {problem}" for step, problem in problems.items())
-        if not steps and self._writer.marker.exists():
-            lost = f"{self._writer.marker.name} shows that there were some"
-        if lost:
-            raise StorageFailure(
-                f"no valid checkpoint in {self.folder} ({lost}): restore the files from a backup, "
-                "or use another folder to start from step 0"
-            )
-        return _NONE
+        steps = self._by_metric({}) if best else self._files.steps()
+        if not steps and self._files.steps():
+            return _NONE  # none has a metric
+        found = self._files.first_valid(reversed(steps))
+        return _NONE if found is None else found
 
-    def _report_damaged(self, problems: Mapping[int, str], valid: int) -> None:
-        for step, problem in problems.items():
-            _report(
-                f"checkpoint {checkpoint_path(self.folder, step, '.pt')} is damaged ({problem}): "
-                f"set aside, using step {valid}"
-            )
-
-    def _by_metric(self, steps: list[int], new: dict[int, float | None]) -> list[int]:
-        """Return those of `steps` and `new` that have a metric.
+    def _by_metric(self, new: Mapping[int, float | None]) -> list[int]:
+        """Return the saved steps and the `new` ones that have a metric.
 
         The best is last, and of two with the same metric the earlier one.
         """
-        metrics = {
-            step: sidecar.get("metric")
-            for step in steps
-            if isinstance(sidecar := self._writer.sidecar(step), dict)
-        } | new
+        metrics = dict[int, Any]()
+        for step in self._files.steps():
+            with contextlib.suppress(ValueError):
+                metrics[step] = self._files.sidecar(step).get("metric")
+        metrics |= new
         found = {step: value for step, value in metrics.items() if isinstance(value, float)}
         return sorted(found, key=lambda step: (self._sign * found[step], -step))
-
-    def _load(self, step: int) -> dict[str, Any]:
-        path = checkpoint_path(self.folder, step, ".pt")
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except OSError as error:
-            raise StorageFailure(
-                f"rank {ranks.rank()} cannot read {path}: {error.strerror or error}: use a folder "
-                "that all machines share"
-            ) from error
-        except Exception as error:
-            # The file matches its sidecar, so it is not damaged: another program wrote both.
-            raise StorageFailure(f"checkpoint {path} cannot be loaded safely: {error}") from error
-        if not isinstance(state, dict):
-            raise StorageFailure(
-                f"checkpoint {path} contains a {type(state).__name__}, not the dict of a state: "
-                "use another folder"
-            )
-        return state
 
 
 def _refuse_unsafe(tree: Any, path: str) -> None:
@@ -317,18 +264,6 @@ def _lock(path: Path) -> None:
             f"another process uses the checkpoints in {path.parent}: wait until it ends, or use "
             "another folder"
         ) from error
-
-
-def _storage_failure(folder: Path, error: OSError, needed_bytes: int = 0) -> StorageFailure:
-    remedy = "make the folder writable, or use another one"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
-        free = shutil.disk_usage(existing).free >> 20
-        remedy = f"free some space ({needed_bytes >> 20} MiB needed, {free} MiB free)"
-    return StorageFailure(
-        f"cannot write a checkpoint in {folder}: {error.strerror or error}: {remedy}; older "
-        "checkpoints are unchanged"
-    )
 
 
 def _report(text: str) -> None:

@@ -119,7 +119,7 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
         (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"), "sha256 .* instead of"),
         (lambda path: path.unlink(), "its tensors cannot be read: No such file"),
         (lambda path: path.with_suffix(".json").write_text("{"), "its sidecar cannot be read"),
-        (lambda path: path.with_suffix(".json").write_text("{}"), "its sidecar is of another"),
+        (lambda path: path.with_suffix(".json").write_text("{}"), "its sidecar is of step None"),
     ],
 )
 def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
@@ -150,9 +150,9 @@ def test_without_a_valid_checkpoint_a_start_from_0_is_refused(tmp_path: Path) ->
     before = _names(tmp_path)
     with pytest.raises(
         StorageFailure,
-        match=rf"^no valid checkpoint in {tmp_path} \(step 2: 0 bytes instead of \d+; "
-        r"step 1: .*\): restore the files from a backup, or use another folder to start from "
-        "step 0$",
+        match=rf"^no valid checkpoint in {tmp_path} \(step-00000002.pt: 0 bytes instead of \d+; "
+        r"step-00000001.pt: .*\): restore the missing or damaged files from a backup, or use "
+        "another folder$",
     ):
         Checkpoints(tmp_path).load()
     assert _names(tmp_path) == before
@@ -230,8 +230,9 @@ def test_a_failed_save_is_reported_at_once_and_raised_by_the_next_call(
     resource.setrlimit(resource.RLIMIT_FSIZE, (600, limits[1]))
     try:
         checkpoints.save(2, _state(2))
-        message = f"cannot write a checkpoint in {tmp_path}: File too large: make the "
-        with pytest.raises(StorageFailure, match=f"^{message}.*; older checkpoints are unchanged"):
+        message = f"cannot write {tmp_path}: File too large "
+        remedy = r"raise the limit of a file's size .*, or use another folder; earlier checkpoints "
+        with pytest.raises(StorageFailure, match=f"^{message}.*: {remedy}"):
             checkpoints.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -249,7 +250,7 @@ def test_a_full_disk_names_the_space(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "fsync", no_space)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, {"weight": torch.zeros(2**19)})
-    with pytest.raises(StorageFailure, match=r"free some space \(2 MiB needed, \d+ MiB free\)"):
+    with pytest.raises(StorageFailure, match=r"\(2 MiB needed, \d+ MiB free\): free some space, "):
         checkpoints.save(2, _state(2))
     monkeypatch.undo()
     _save_all(checkpoints, 2)
@@ -348,7 +349,7 @@ def test_a_folder_that_has_lost_its_checkpoints_does_not_restart(tmp_path: Path)
     for path in tmp_path.glob("step-*"):
         path.unlink()
     with pytest.raises(
-        StorageFailure, match=r"\(first_checkpoint.json shows that there were some\): restore"
+        StorageFailure, match=r"this run has saved some \(first_checkpoint.json exists\): restore"
     ):
         Checkpoints(tmp_path).load()
 
@@ -427,6 +428,6 @@ def test_one_rank_writes_and_all_load_the_same(ranks: Ranks) -> None:
     assert ended.codes == [0, 0], ended.errs
     first, second = (out.splitlines() for out in ended.outs)
     assert first[:3] == second[:3] == ["None", "({'by': 0}, 2)", "({'by': 0}, 1)"]
-    assert first[3].startswith(f"no valid checkpoint in {ranks.folder}/checkpoints (step 1: 0 byt")
+    assert first[3].startswith(f"no valid checkpoint in {ranks.folder}/checkpoints (step-00000001")
     assert second[3] == "rank 0 cannot load a checkpoint: see its message"
     assert ended.errs[1] == ""

@@ -10,18 +10,20 @@ from torch import Tensor
 
 from trainbox.checkpoint_writer import CheckpointWriter
 from trainbox.contract.errors import ExitCode, Failure
+from trainbox.contract.storage import storage_failure
 from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.run.mirror import Mirror
-from trainer.system.storage import storage_failure
 
 
 class RunCheckpoints(CheckpointWriter):
     """The saves of one run's checkpoints in `files`.
 
     Attributes:
+        files: The checkpoints.
         mirror: copies each complete checkpoint to an object storage; None by default.
     """
 
+    files: CheckpointFiles
     mirror: Mirror | None = None
 
     def __init__(
@@ -40,8 +42,8 @@ class RunCheckpoints(CheckpointWriter):
                 return error
             return storage_failure(folder, error, needed_bytes)
 
-        self.files = CheckpointFiles(folder, report, run_id, mapped=gathered)
-        super().__init__(folder, keep, report, failure, self.files.first, gathered)
+        files = CheckpointFiles(folder, report, run_id, mapped=gathered)
+        super().__init__(files, keep, failure, gathered)
         self._writes = writes
         self._since_s = time.monotonic()
         self._recorded = threading.Event()
@@ -82,7 +84,7 @@ class RunCheckpoints(CheckpointWriter):
         self._since_s = time.monotonic()
         if not self._writes:
             return
-        self.run_id, recorded = self.files.run_id, threading.Event()
+        recorded = threading.Event()
 
         def check_and_record(copy: Mapping[str, Any]) -> None:
             tensors = {
@@ -100,7 +102,7 @@ class RunCheckpoints(CheckpointWriter):
 
         super().save(
             step,
-            {**state, "checkpoint": {"run_id": self.run_id, "step": step}},
+            {**state, "checkpoint": {"run_id": self.files.run_id, "step": step}},
             {"metrics": dict(fields), "best_step": best_step},
             best_step,
             check_and_record,
@@ -111,10 +113,10 @@ class RunCheckpoints(CheckpointWriter):
         """Wait until the current save has recorded its digests. It is not durable by then."""
         self._recorded.wait()
 
-    def complete(self, best_step: int | None) -> None:
+    def complete(self) -> None:
         """Let the mirror copy the new checkpoint."""
         if self.mirror is not None:
-            self.mirror.saved(self.run_id, best_step)
+            self.mirror.saved()
 
 
 def _refuse_not_finite(step: int, tensors: Mapping[str, Tensor], buffers: Collection[str]) -> None:

@@ -6,26 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from trainbox.contract.errors import StorageFailure
-from trainbox.contract.files import open_regular, read_object, replacing
+from trainbox.contract.files import open_regular, replacing
 from trainbox.contract.sidecar import (
     FIRST_CHECKPOINT,
-    checkpoint_path,
     complete_or_remove,
-    damage,
     remove_temporary,
     set_aside,
     short,
     steps_in,
 )
+from trainbox.contract.storage import storage_failure
+from trainbox.stored_checkpoints import StoredCheckpoints
 from trainer.run.digest import digest_of_digests, saved_digests, tensor_digests
 from trainer.run.jsonl import digest_problem, read_entries
-from trainer.system.storage import storage_failure
 
 _FILES_BESIDE = (
     "model.safetensors",
@@ -37,11 +35,10 @@ _FILES_BESIDE = (
 )
 _OPTIMIZER = "optimizer."  # the prefix of the optimizer's tensors in digests.jsonl
 _EXTRA_STATE = "_extra_state"  # a module's extra state, which a .safetensors file cannot hold
-_MOST_NAMED = 3  # the most damaged checkpoints that a message names
 
 
-class CheckpointFiles:
-    """The checkpoint files of one run, and its best weights in model.safetensors.
+class CheckpointFiles(StoredCheckpoints):
+    """The checkpoints of one training, and its best weights in model.safetensors.
 
     A checkpoint is a file such as `step-00000800.pt` and its sidecar `step-00000800.json`. The
     sidecar has the SHA-256 of the file and appears last.
@@ -60,11 +57,9 @@ class CheckpointFiles:
         runs that an earlier version started. Loaded tensors are `mapped` from the file if each rank
         needs only its share of them.
         """
-        self.folder, self.run_id, self._report, self._mapped = folder, run_id, report, mapped
-        self.first, self.best = (
-            folder.parent / FIRST_CHECKPOINT,
-            folder.parent / "model.safetensors",
-        )
+        instead = "start a new run with --run NAME"
+        super().__init__(folder, folder.parent / FIRST_CHECKPOINT, report, instead, run_id)
+        self.best, self._mapped = folder.parent / "model.safetensors", mapped
 
     def remove_leftovers(self) -> None:
         """Clean up after a killed process.
@@ -73,7 +68,7 @@ class CheckpointFiles:
         """
         beside = (self.folder.parent / f"{name}.tmp" for name in _FILES_BESIDE)
         for path in [*complete_or_remove(self.folder), *remove_temporary(beside)]:
-            self._report(
+            self.report(
                 f"{path} is not a temporary file of Trainbox (a folder, a link or a FIFO): set "
                 "aside"
             )
@@ -89,26 +84,7 @@ class CheckpointFiles:
             StorageFailure: The run had checkpoints, and none of them is valid. A restart would hide
                 this loss. Nothing is renamed.
         """
-        steps, problems = self.steps(), dict[int, str]()
-        valid = None
-        for step in reversed(steps):
-            problem = self.problem(step)
-            if problem is None:
-                valid = step
-                break
-            problems[step] = problem
-        problems |= self.without_sidecar()
-        if valid is None:
-            self.refuse_to_restart(problems)
-            return None
-        for step in sorted(problems, reverse=True):
-            self._report(
-                f"checkpoint {self.path(step, '.pt')} is damaged ({problems[step]}): set "
-                f"aside, using step {valid}"
-            )
-            for suffix in (".pt", ".json"):
-                set_aside(self.path(step, suffix))
-        return valid
+        return self.first_valid(reversed(self.steps()), self.without_sidecar)
 
     def without_sidecar(self) -> dict[int, str]:
         """Return the problems of files whose sidecar is missing, also under a temporary name."""
@@ -120,66 +96,10 @@ class CheckpointFiles:
             and os.path.lexists(self.path(step, ".pt"))
         }
 
-    def refuse_to_restart(self, problems: Mapping[int, str]) -> None:
-        """Raise StorageFailure if there is any sign that this run had a checkpoint."""
-        remedy = (
-            "restore the missing or damaged files from a backup, or start a new run with --run NAME"
-        )
-        if problems:
-            named = [
-                f"{self.path(step, '.pt').name}: {problems[step]}"
-                for step in sorted(problems, reverse=True)
-            ]
-            more = f"; and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-            raise StorageFailure(
-                f"no valid checkpoint in {self.folder} ({'; '.join(named[:_MOST_NAMED])}{more}): "
-                f"{remedy}"
-            )
-        if damaged := len(list(self.folder.glob("step-*.damaged*"))):
-            raise StorageFailure(
-                f"no valid checkpoint in {self.folder} ({damaged} file(s) set aside as "
-                f"damaged): {remedy}"
-            )
-        if os.path.lexists(self.first):
-            raise StorageFailure(
-                f"no checkpoint in {self.folder}, but this run has saved some "
-                f"({self.first.name} exists): {remedy}"
-            )
-
-    def steps(self) -> list[int]:
-        """Return the steps that have a sidecar, oldest first."""
-        return steps_in(self.folder)
-
-    def run_id_found(self) -> str | None:
-        """Return the run's id from its newest readable sidecar, for a run without a manifest."""
-        for step in reversed(self.steps()):
-            with contextlib.suppress(OSError, ValueError):
-                found = read_object(self.path(step)).get("run_id")
-                return found if isinstance(found, str) else None
-        return None
-
-    def load(self, step: int) -> dict[str, Any]:
-        """Return the state saved at `step`: tensors on the CPU and primitive values.
-
-        Raises:
-            StorageFailure: Loading the file could run code.
-        """
-        state = self._load(step, self._mapped)
+    def load(self, step: int, mapped: bool | None = None) -> dict[str, Any]:
+        """Return the state saved at `step`, without its identity. See the base class."""
+        state = super().load(step, self._mapped if mapped is None else mapped)
         state.pop("checkpoint", None)
-        return state
-
-    def _load(self, step: int, mmap: bool) -> dict[str, Any]:
-        path = self.path(step, ".pt")
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-        except Exception as error:
-            # The file matches its sidecar, so it is not damaged: another program wrote both.
-            raise StorageFailure(f"checkpoint {path} cannot be loaded safely: {error}") from error
-        if not isinstance(state, dict):
-            raise StorageFailure(
-                f"checkpoint {path} cannot be loaded safely: it contains a "
-                f"{type(state).__name__}, not a state"
-            )
         return state
 
     def write_best(self, step: int, tensors: Mapping[str, Tensor]) -> None:
@@ -215,31 +135,19 @@ class CheckpointFiles:
             )
         except OSError as error:
             raise storage_failure(self.best, error) from error
-        self._report(
+        self.report(
             f"{self.best} was missing or damaged: rewritten from the checkpoint of step {best_step}"
         )
 
-    def problem(self, step: int) -> str | None:
-        """Return what is wrong with the checkpoint of `step`, or None.
-
-        Raises:
-            StorageFailure: The digest is correct, but loading the file could run code.
-        """
-        try:
-            sidecar = read_object(self.path(step))
-        except (OSError, ValueError) as error:
-            return f"its sidecar cannot be read: {getattr(error, 'strerror', None) or error}"
-        if problem := self._identity_problem("sidecar", sidecar, step):
-            return problem
-        if problem := damage(self.path(step, ".pt"), sidecar):
-            return problem
-        state = self._load(step, mmap=True)
+    def check(self, step: int) -> None:
+        """Also compare the content of the checkpoint with its sidecar and with digests.jsonl."""
+        super().check(step)
+        state = super().load(step, mapped=True)
         # An earlier version did not write the identity.
         identity = state.get("checkpoint")
-        identity = {"step": step} if identity is None else identity
-        return self._identity_problem("content", identity, step) or _content_problem(
-            state, sidecar, step, self.entries(step)
-        )
+        self.refuse_another("content", {"step": step} if identity is None else identity, step)
+        if problem := _content_problem(state, self.sidecar(step), step, self.entries(step)):
+            raise ValueError(problem)
 
     def check_best(self) -> int:
         """Compare model.safetensors with digests.jsonl, and return the step of its weights.
@@ -264,23 +172,6 @@ class CheckpointFiles:
         """Return the valid entries of `step` in digests.jsonl, or none for a checkpoint alone."""
         path = self.folder.parent / "digests.jsonl"
         return [entry for entry in read_entries(path, digest_problem) if entry["step"] == step]
-
-    def _identity_problem(self, what: str, identity: Any, step: int) -> str | None:
-        """Return why `identity` is not of this run and `step`, or None."""
-        if not isinstance(identity, dict) or identity.get("step") != step:
-            return (
-                f"its {what} is of step "
-                f"{short(identity.get('step') if isinstance(identity, dict) else identity)}"
-            )
-        if (other := identity.get("run_id")) != self.run_id:
-            return (
-                f"its {what} is of another run, with the id {short(other)} instead of "
-                f"{short(self.run_id)}"
-            )
-        return None
-
-    def path(self, step: int, suffix: str = ".json") -> Path:
-        return checkpoint_path(self.folder, step, suffix)
 
 
 def _content_problem(

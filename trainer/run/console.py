@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from trainbox.contract.files import append_regular
+from trainbox.contract.storage import storage_failure
 from trainbox.contract.streams import printable
 from trainer.data.schedule import Schedule
-from trainer.system.storage import storage_failure
 
 _LINE_EVERY_S = 10.0
 _SHORT_VALIDATION_S = 2.0  # without a bar

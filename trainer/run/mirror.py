@@ -1,201 +1,128 @@
-"""Copy a run's checkpoints to an object storage in a thread.
+"""Copy a run's checkpoints to an object storage in a thread, and restore a lost run from there."""
 
-`mirror_plan` decides what is copied and what its names are.
-"""
-
-import hashlib
-import json
+import contextlib
+import shutil
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
-from trainbox.contract.files import open_regular, read_object
+from trainbox.contract.errors import Failure, Preempted, StorageFailure, WrongUse
+from trainbox.contract.files import read_object
 from trainbox.contract.mirror_url import OPTION
-from trainbox.contract.sidecar import steps_in
-from trainer.run import mirror_plan
-from trainer.run.mirror_plan import MARKER, NEEDED_RECORDS, RECORDS
-from trainer.run.mirror_storage import Storage, reason, refuse_another_run
+from trainbox.contract.sidecar import checkpoint_path, steps_in
+from trainbox.contract.storage import is_of_disk
+from trainer.parallel.world import World
+from trainer.run.mirror_storage import RECORDS, Storage, checkpoint_names, reason
+from trainer.run.run_log import RunLog
+from trainer.run.run_record import RunRecord
+from trainer.system.signals import StopRequest
 
+# The start of a training waits this long for the first answer of the storage.
+_ANSWER_S = 60.0
 # At the end of a training, a copy is abandoned if it has not moved a byte for this time.
 _STALLED_S = 300.0
 # After a stop signal, a save and its copy may take this time. The supervisor kills the training
 # 50 s after the signal.
 STOP_S = 30.0
-# A round copies at most two checkpoints, so the storage does not grow if the next round follows at
-# once.
-_FEWEST_REMOVALS = 3
+# More than the two checkpoints that a round copies, so the storage does not grow. Few, so the next
+# checkpoint does not wait until thousands of old copies are removed.
+_MOST_REMOVALS = 4
+
+
+@contextlib.contextmanager
+def mirrored(
+    url: str | None, run: RunLog, world: World, resume: str, stop: StopRequest
+) -> Iterator["Mirror | None"]:
+    """Yield the mirror of the run at `url` on rank 0, and None on the others or without a URL.
+
+    Before the body, restore checkpoints that are newer than those of the run's folder. After it,
+    wait for the last copy. All ranks must call this.
+
+    Raises:
+        Failure: The run cannot be restored.
+        OSError: The run's folder cannot be written.
+    """
+    if url is None:
+        yield None
+        return
+    mirror = None
+    with world.wait_for_all("the restore from the mirror"):
+        if world.is_first:
+            mirror = Mirror(Storage(url, run.path), run.report, stop)
+            mirror.restore(resume != "never")
+    try:
+        yield mirror
+        with world.wait_for_all("the copies to the mirror"):
+            if mirror is not None:
+                mirror.finish()
+    finally:
+        if mirror is not None:
+            mirror.abandon()
 
 
 class Mirror:
     """The copies of one run's checkpoints. A thread makes them, and no failure stops a training."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        run: Path,
-        report: Callable[[str], None],
-        damaged: Collection[int] = (),
-    ) -> None:
-        """Copy the checkpoints of the run in the folder `run`. `report` logs a message.
-
-        The storage has `damaged` copies, which do not count and are replaced.
-        """
-        self._storage, self._run, self._report = storage, run, report
-        self._damaged = set(damaged)
-        self._changed = threading.Condition()
-        self._wanted: tuple[str | None, int | None] | None = None
-        self._last: tuple[str | None, int | None] | None = None
-        self._busy = self._abandoned = self._is_ours = self._behind = False
-        self._tried = self._failed = 0
-        self._causes: set[str] = set()
+    def __init__(self, storage: Storage, report: Callable[[str], None], stop: StopRequest) -> None:
+        """Copy the checkpoints of the storage's run. `report` logs a message."""
+        self._storage, self._report, self._stop = storage, report, stop
+        self._checkpoints = storage.run / "checkpoints"
+        self._damaged: set[int] = set()  # copies that a restore has refused, to be replaced
         self._newest: int | None = None
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None  # while copies are wanted
+        self._wanted = self._behind = self._abandoned = False
+        self._failures: list[str] = []  # the cause of each
         self._moved_at_s = 0.0
         self._end_s: float | None = None  # of the wait in `finish`
 
-    def saved(self, run_id: str | None, best_step: int | None) -> None:
-        """Start to copy the run's newest checkpoint, and that of `best_step`.
+    def saved(self) -> None:
+        """Start to copy the run's newest checkpoint, and the best one.
 
         If a copy is under way, the next one follows it, with the checkpoint that is newest then.
         """
-        with self._changed:
-            if self._abandoned:
-                return
-            self._wanted = self._last = run_id, best_step
-            if not self._busy:
-                self._busy = True
+        with self._lock:
+            self._wanted = not self._abandoned
+            if self._wanted and self._thread is None:
                 self._moved()
-                threading.Thread(target=self._work, name="mirror", daemon=True).start()
+                self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+                self._thread.start()
 
-    def finish(
-        self, within_s: float | None = None, stopped: Callable[[], bool] = lambda: False
-    ) -> None:
+    def finish(self, within_s: float | None = None) -> None:
         """Wait for the copies, and log what the storage has.
 
-        Without `within_s`, wait as long as bytes move, and for at most `STOP_S` after `stopped`
-        has returned True. A copy that has failed is tried once more.
+        Without `within_s`, wait as long as bytes move, and for at most `STOP_S` after a stop was
+        requested. A copy that has failed is tried once more.
         """
         self._end_s = None if within_s is None else time.monotonic() + within_s
-        unfinished = not self._wait(stopped)
-        if self._behind and self._last is not None:
-            self.saved(*self._last)
-            unfinished = not self._wait(stopped)
+        in_time = self._wait()
+        if self._behind:
+            self.saved()
+            in_time = self._wait()
         self.abandon()
         step = "no checkpoint" if self._newest is None else f"the checkpoint of step {self._newest}"
-        text = f"mirror     {self._storage.place} has {step}"
-        if self._failed:
-            text += f"; {self._failed} of {self._tried} copies failed"
-        if unfinished:
-            text += "; the last copy was not finished in time"
-        self._report(text)
+        failed = f"; {len(self._failures)} copies failed" if self._failures else ""
+        late = "" if in_time else "; the last copy was not finished in time"
+        self._report(f"mirror     {self._storage.place} has {step}{failed}{late}")
 
-    def _wait(self, stopped: Callable[[], bool]) -> bool:
+    def _wait(self) -> bool:
         """Wait for the thread, and return whether it has ended in time."""
-        with self._changed:
-            while self._busy:
-                if self._end_s is None and stopped():
-                    self._end_s = time.monotonic() + STOP_S
-                until_s = self._moved_at_s + _STALLED_S if self._end_s is None else self._end_s
-                if (left_s := until_s - time.monotonic()) <= 0:
-                    return False
-                self._changed.wait(min(left_s, 1.0))
+        while (thread := self._thread) is not None:
+            if self._end_s is None and self._stop:
+                self._end_s = time.monotonic() + STOP_S
+            until_s = self._moved_at_s + _STALLED_S if self._end_s is None else self._end_s
+            if (left_s := until_s - time.monotonic()) <= 0:
+                return False
+            thread.join(min(left_s, 1.0))
         return True
 
     def abandon(self) -> None:
         """End a copy that is under way, without a message. The storage keeps complete ones."""
-        with self._changed:
-            self._abandoned, self._wanted = True, None
-
-    def _work(self) -> None:
-        """Copy until nothing new is wanted. The thread runs this."""
-        while True:
-            with self._changed:
-                wanted, self._wanted = self._wanted, None
-                if wanted is None:
-                    self._busy = False
-                    self._changed.notify_all()
-                    return
-            self._tried += 1
-            try:
-                self._copy_new(*wanted)
-                self._behind = False
-            except Exception as error:  # noqa: BLE001 - file systems raise errors of all kinds
-                self._behind = True
-                self._note(error)
-
-    def _copy_new(self, run_id: str | None, best_step: int | None) -> None:
-        """Copy what the storage lacks, and then remove what the run does not keep."""
-        stored = self._storage.steps()
-        complete = {step for step, whole in stored.items() if whole} - self._damaged
-        if not self._is_ours:
-            refuse_another_run(self._storage, complete, run_id)
-            self._is_ours = True
-        self._newest = max(complete, default=None)
-        local = steps_in(self._run / "checkpoints")
-        # Copies that were not finished can fill a disk, and nothing needs them.
-        for step in mirror_plan.removals(local, best_step, stored):
-            if not stored[step]:
-                self._moved()
-                self._storage.remove(step)
-                del stored[step]
-        for step in mirror_plan.uploads(local, best_step, complete):
-            if not self._copy(step, run_id, complete):
-                return  # it was removed or saved again, and another copy follows
-            complete.add(step)
-            self._damaged.discard(step)
-            self._newest = max(complete)
-        for number, step in enumerate(mirror_plan.removals(local, best_step, stored)):
-            if number >= _FEWEST_REMOVALS and self._wanted is not None:
-                return  # a newer checkpoint is copied before thousands of old ones are removed
-            self._moved()
-            self._storage.remove(step)
-
-    def _copy(self, step: int, run_id: str | None, complete: Collection[int]) -> bool:
-        """Copy the checkpoint of `step`, its marker last.
-
-        Return False if it was removed or saved again meanwhile. Another copy follows.
-
-        Raises:
-            FileNotFoundError: The run's folder has lost a file that a restore would need, and that
-                the `complete` copies do not have.
-        """
-        names = mirror_plan.checkpoint_names(step)
-        tensors, sidecar = (self._run / name for name in names)
-        try:
-            described = read_object(sidecar)
-            best = described.get("best_step")
-            if best is not None and best not in (step, *complete):
-                best_exists = (self._run / mirror_plan.checkpoint_names(best)[1]).exists()
-                if best_exists or self._wanted is not None:
-                    return False  # a later save has another best step
-                raise FileNotFoundError(f"the best checkpoint, of step {best}, is missing")
-            for name in NEEDED_RECORDS:
-                open_regular(self._run / name).close()
-            self._storage.put_file(tensors, step, names[0], self._moved)
-            files = {names[0]: {name: described.get(name) for name in ("bytes", "sha256")}}
-            # The records are read after the tensors. Their later entries are dropped at a resume.
-            for name in (*RECORDS, names[1]):
-                if (self._run / name).exists():
-                    with open_regular(self._run / name) as file:
-                        data = file.read()
-                    self._storage.put(data, step, name)
-                    self._moved()
-                    files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            # A validation may save the same step again, and the files would be of two saves.
-            if read_object(sidecar) != described:
-                return False
-        except FileNotFoundError:
-            if self._wanted is not None or not sidecar.exists():
-                return False
-            raise
-        marker = {
-            "run_id": run_id,
-            "step": step,
-            "best_step": described.get("best_step"),
-            "files": files,
-        }
-        self._storage.put(json.dumps(marker, indent=2).encode() + b"\n", step, MARKER)
-        return True
+        with self._lock:
+            self._abandoned, self._wanted = True, False
 
     def _moved(self) -> None:
         """Note that bytes have moved. Raise an error in a copy that was abandoned."""
@@ -203,16 +130,182 @@ class Mirror:
             raise RuntimeError("nobody waits for this copy")
         self._moved_at_s = time.monotonic()
 
-    def _note(self, error: Exception) -> None:
-        """Count a failure, and log it if its cause is new."""
-        if self._abandoned:
+    def _work(self) -> None:
+        """Copy until nothing new is wanted. The thread runs this."""
+        while True:
+            with self._lock:
+                if not self._wanted:
+                    self._thread = None
+                    return
+                self._wanted = False
+            try:
+                self._copy_new()
+                self._behind = False
+            except Exception as error:  # noqa: BLE001 - file systems raise errors of all kinds
+                if self._abandoned:
+                    continue
+                cause, self._behind = f"{type(error).__name__} {getattr(error, 'errno', '')}", True
+                if cause not in self._failures:
+                    self._report(
+                        f"{OPTION}: a checkpoint could not be copied to {self._storage.place} "
+                        f"({reason(error)}): the training continues, and the next checkpoint is "
+                        "copied again; the same cause is not logged again"
+                    )
+                self._failures.append(cause)
+
+    def _copy_new(self) -> None:
+        """Copy what the storage lacks, and then remove what the run does not keep."""
+        stored, local = self._storage.steps(), steps_in(self._checkpoints)
+        if not local:
             return
-        self._failed += 1
-        cause = f"{type(error).__name__} {getattr(error, 'errno', None)}"
-        if cause not in self._causes:
-            self._causes.add(cause)
+        newest = checkpoint_path(self._checkpoints, local[-1])
+        saved = read_object(newest)
+        complete = {step for step, whole in stored.items() if whole} - self._damaged
+        self._storage.refuse_another_run(complete, saved.get("run_id"))
+        self._newest = max(complete, default=None)
+        # Other steps are not copied: a slow storage would never catch up.
+        needed = [step for step in (saved.get("best_step"), local[-1]) if step is not None]
+        # Steps after the newest checkpoint stay, because another machine has trained them. The best
+        # one stays even if the run's folder has lost it.
+        old = [step for step in sorted(stored) if step < local[-1] and step not in local + needed]
+        # Copies that were not finished can fill a disk, and nothing needs them.
+        for step in old:
+            if not stored[step]:
+                self._storage.remove(step, self._moved)
+        try:
+            for step in needed:
+                if step not in complete:
+                    self._storage.upload(step, self._moved)
+                    complete.add(step)
+                    self._damaged.discard(step)
+                    self._newest = max(complete)
+        except FileNotFoundError:
+            if steps_in(self._checkpoints)[-1:] == local[-1:] and read_object(newest) == saved:
+                raise
+            return  # a newer checkpoint was saved, and its copy follows
+        for step in [step for step in old if stored[step]][:_MOST_REMOVALS]:
+            self._storage.remove(step, self._moved)
+
+    def restore(self, may_restore: bool) -> None:
+        """Restore the newest checkpoint of the storage, if the run's folder has only older ones.
+
+        The best checkpoint and the records are restored as well. A damaged copy is reported, and an
+        older one is used. If the storage cannot be read and the folder has a checkpoint, the
+        training resumes from there.
+
+        Raises:
+            WrongUse: `may_restore` is false and there is a newer checkpoint, the storage has
+                another run, refuses access or does not exist.
+            NetworkFailure: The storage cannot be read, and the folder has no checkpoint.
+            StorageFailure: No copy is intact with its best checkpoint, and the folder has no
+                checkpoint.
+            OSError: The folder cannot be written.
+            Preempted: A stop was requested.
+        """
+        own = max(steps_in(self._checkpoints), default=-1)
+        try:
+            self._restore_after(own, may_restore)
+        except Failure:
+            raise
+        except Exception as error:
+            if is_of_disk(error, self._storage.run):
+                raise
+            if own < 0:
+                raise self._storage.failure(error) from error
             self._report(
-                f"{OPTION}: a checkpoint could not be copied to {self._storage.place} "
-                f"({reason(error)}): the training continues, and the next checkpoint is copied "
-                "again; the same cause is not logged again"
+                f"{OPTION}: {self._storage.place} cannot be used ({reason(error)}): resuming from "
+                f"the checkpoint of step {own} in the run's folder"
+            )
+
+    def _restore_after(self, own: int, may_restore: bool) -> None:
+        """Restore the newest checkpoint after step `own`, or after -1. See `restore`."""
+        place, stored = self._storage.place, self._first_answer()
+        complete = sorted((step for step, whole in stored.items() if whole), reverse=True)
+        if own >= 0:
+            with contextlib.suppress(OSError, ValueError):  # a damaged sidecar is set aside later
+                sidecar = read_object(checkpoint_path(self._checkpoints, own))
+                self._storage.refuse_another_run(complete, sidecar.get("run_id"))
+        elif not stored:
+            self._storage.refuse_unwritable()
+        newer = [step for step in complete if step > own]
+        if newer and not may_restore:
+            raise WrongUse(
+                f"--resume never was given, but {place} has a checkpoint of step {newer[0]}: "
+                "choose another --run name"
+            )
+        for step in newer:
+            if self._restore_copy(step):
+                self._report(f"restored the checkpoint of step {step} from {place}")
+                return
+        if newer and own < 0:
+            raise StorageFailure(
+                f"no copy in {place} is intact together with the best checkpoint that it needs: "
+                "restore the damaged files, or choose another --run name"
+            )
+
+    def _first_answer(self) -> dict[int, bool]:
+        """Return the steps in the storage.
+
+        A server that accepts connections and does not answer would delay the start for minutes.
+
+        Raises:
+            TimeoutError: The storage did not answer in time.
+        """
+        answer: Future[dict[int, bool]] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(self._storage.steps())
+            except Exception as error:  # noqa: BLE001 - raised by the wait
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, name="mirror", daemon=True).start()
+        return answer.result(_ANSWER_S)
+
+    def _restore_copy(self, step: int) -> bool:
+        """Restore the checkpoint of `step` and the best one, and return whether both are intact."""
+        run, names = self._storage.run, [*RECORDS, *checkpoint_names(step)]
+        folder = run / "restored.tmp"
+        try:
+            shutil.rmtree(folder, ignore_errors=True)  # of a start that was killed
+            sidecar = self._fetch(step, names, folder)
+            if sidecar is None:
+                return False
+            best = sidecar.get("best_step")
+            if type(best) is int and best != step:
+                best_names = checkpoint_names(best)
+                if self._fetch(best, best_names, folder) is None:
+                    return False
+                names = [*best_names, *names]
+            # The sidecar of the newest checkpoint is last, so that a killed start restores again.
+            for name in names:
+                if (folder / name).exists():
+                    (folder / name).replace(run / name)
+            return True
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _fetch(self, step: int, names: Sequence[str], folder: Path) -> dict[str, Any] | None:
+        """Copy files of `step` to the run folder `folder`, and return the checkpoint's sidecar.
+
+        A resume checks the checkpoint in the same way. If it is damaged, report it and return None.
+        """
+        try:
+            self._storage.download(step, names, folder, self._not_stopped)
+            files = RunRecord.open(folder).files
+            problem = files.problem(step)
+            if problem is None:
+                return read_object(files.path(step))
+        except (ValueError, FileNotFoundError, WrongUse, StorageFailure) as error:
+            problem = str(error).replace(f"{folder}/", "")
+        if step not in self._damaged:
+            self._report(f"the copy of step {step} in {self._storage.place} is damaged ({problem})")
+        self._damaged.add(step)
+        return None
+
+    def _not_stopped(self) -> None:
+        if self._stop:
+            raise Preempted(
+                f"stopped while the run was restored from {self._storage.place}: the same command "
+                "restores it again"
             )

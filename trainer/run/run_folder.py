@@ -10,8 +10,8 @@ from typing import Any, TextIO
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import append_regular, read_object, read_text, replacing
 from trainbox.contract.sidecar import FIRST_CHECKPOINT
+from trainbox.contract.storage import storage_failure
 from trainer.run.jsonl import read_entries
-from trainer.system.storage import storage_failure
 
 MANIFEST, METRICS, DIGESTS = "manifest.json", "metrics.jsonl", "digests.jsonl"
 _WEIGHTS, _LOCK, _SETTINGS = "model.safetensors", "lock", "config.json"

@@ -1,7 +1,6 @@
 """Raise known errors of torch, the system and a task as Failures with an exit code."""
 
 import contextlib
-import errno
 import logging
 import re
 import shutil
@@ -17,10 +16,10 @@ from trainbox.contract.errors import (
     called_exit,
     raised_interrupt,
 )
+from trainbox.contract.storage import is_of_disk, storage_failure
 from trainer.loop.out_of_memory import NO_ENGINE, memory_used_up
 from trainer.parallel.exchange_failures import exchange_failure
 from trainer.parallel.gpu_failures import gpu_failure
-from trainer.system.storage import storage_failure
 from trainer.task_errors import mistake_of, raised_by_task
 
 _SHM = "/dev/shm"  # noqa: S108 - the system's name of it
@@ -94,13 +93,7 @@ def _system_failure(error: OSError, runs_dir: Path) -> Failure | None:
     """
     if found := memory_used_up(error):
         return _out_of_memory(found)
-    if str(error.filename or "").startswith(str(runs_dir)) or error.errno in (
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-    ):
-        return storage_failure(runs_dir, error)
-    return None
+    return storage_failure(runs_dir, error) if is_of_disk(error, runs_dir) else None
 
 
 def _torch_failure(error: MemoryError | RuntimeError) -> Failure | None:

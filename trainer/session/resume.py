@@ -35,7 +35,7 @@ def resume_job(job: Job, resume: str) -> bool:
             job.checkpoints.files.restore_best(job.state.progress.best_step)
     if (mirror := job.checkpoints.mirror) is not None:
         # It may lack checkpoints that this run has saved without it.
-        mirror.saved(job.checkpoints.files.run_id, job.state.progress.best_step)
+        mirror.saved()
     return True
 
 

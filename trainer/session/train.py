@@ -25,12 +25,12 @@ from trainer.loop.report import closing, header, samples_per_second, smaller_mic
 from trainer.loop.settle import settle
 from trainer.loop.state import Job
 from trainer.parallel.strategy import Strategy, join
+from trainer.run.mirror import mirrored
 from trainer.run.run_gpus import RunGpus
 from trainer.run.run_log import RunLog
 from trainer.session.agreement import check_command, check_settings
 from trainer.session.failures import errors_as_failures
 from trainer.session.initial import start_from_weights
-from trainer.session.mirrored import mirrored
 from trainer.session.record import changing_state, look_at_data, record_start, refuse_edited
 from trainer.session.resume import reason_to_keep_micro_batches, resume_job
 from trainer.session.run_name import default_name

@@ -15,7 +15,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.contract.secret_rule import without_secrets
-from trainer.system.storage import storage_failure as file_failure
+from trainbox.contract.storage import storage_failure as file_failure
 
 _LOCK_GRACE_S = 10
 _TRIES = 4

@@ -26,11 +26,11 @@ from trainbox.contract.errors import Changed, ExitCode, Failure, Preempted, Wron
 from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.python_path import restore_environment
+from trainbox.contract.storage import storage_failure
 from trainbox.contract.streams import open_streams, outlive_readers
 from trainer.run.gpu_events import hardware_events
 from trainer.sweep.slots import send_or_exit
 from trainer.system.signals import StopRequest
-from trainer.system.storage import storage_failure
 
 
 def main(connection: Connection) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from trainbox.contract.errors import NetworkFailure, StorageFailure, WrongUse
 from trainbox.contract.files import read_object, replacing
 from trainbox.contract.secret_rule import without_secrets
-from trainer.system.storage import storage_failure
+from trainbox.contract.storage import storage_failure
 from trainer.track.runs import EntryRow, Run
 from trainer.track.upload import TrackedRun
 

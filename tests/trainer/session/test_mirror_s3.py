@@ -128,7 +128,9 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def complete() -> list[int]:
-    return sorted(step for step, whole in Storage(MIRROR[1], "r").steps().items() if whole)
+    return sorted(
+        step for step, whole in Storage(MIRROR[1], Path("runs/r")).steps().items() if whole
+    )
 
 
 ENVIRONMENT = (

@@ -1,6 +1,8 @@
 """A training whose checkpoints are copied to a mirror, and whose folder is lost."""
 
+import errno
 import json
+import re
 import shutil
 import threading
 from types import SimpleNamespace
@@ -18,10 +20,9 @@ from trainbox.contract.config import Config
 from trainbox.contract.errors import Preempted, StorageFailure, WrongUse
 from trainbox.contract.sidecar import write_checkpoint
 from trainer.parallel.world import World
-from trainer.run.mirror import Mirror
+from trainer.run.mirror import mirrored
 from trainer.run.mirror_storage import Storage
 from trainer.session import agreement
-from trainer.session.mirrored import mirrored
 from trainer.system.signals import StopRequest
 
 URL = "faulty://bucket/prefix"
@@ -89,8 +90,7 @@ def test_a_failing_mirror_changes_nothing_but_the_log(here: Here, faulty: type[S
     assert out.count("--mirror: a checkpoint could not be copied") == 1
     last = out.splitlines()[-1]
     assert last.startswith(f"mirror     {URL}/r has no checkpoint; ")
-    failed, tried = (int(word) for word in last.split() if word.isdigit())
-    assert failed == tried > 1
+    assert int(last.split()[-3]) > 1 and last.endswith(" copies failed")
     log = (here.path() / "logs/rank-0.log").read_text()
     assert SECRET not in out + log and "secret_key=(not shown)" in log
     # The next start with a storage that works copies what is missing.
@@ -136,12 +136,12 @@ def test_no_code_of_a_mirror_runs(here: Here, faulty: type[Storages]) -> None:
     unsafe = {"model": MakesFolder(here.folder / "hacked")}
     fields = {"run_id": run_id, "step": 9, "metrics": {}, "best_step": None}
     write_checkpoint(folder, 9, lambda file: torch.save(unsafe, file), fields)
-    mirror = Mirror(Storage(URL, "r"), here.path(), print)
-    mirror.saved(run_id, None)
-    mirror.finish()
+    Storage(URL, here.path()).upload(9, lambda: None)
     shutil.rmtree(here.path())
-    with pytest.raises(StorageFailure, match=r"step-00000009\.pt cannot be loaded safely"):
-        here.train(mirror=URL)
+    out = here.train(mirror=URL)
+    assert "the copy of step 9 in faulty://bucket/prefix/r is damaged (checkpoint " in out
+    assert "checkpoints/step-00000009.pt cannot be loaded safely" in out
+    assert f"restored the checkpoint of step 4 from {URL}/r" in out
     assert not (here.folder / "hacked").exists()
 
 
@@ -234,18 +234,54 @@ def test_a_training_that_fails_does_not_wait_for_its_copies(
     ):
         raise ZeroDivisionError
     assert mirror is not None
-    mirror.saved("id", None)
+    mirror.saved()
     assert not any(thread.name == "mirror" for thread in threading.enumerate())
 
 
-def test_the_wait_for_the_last_copy_sees_a_signal(
-    here: Here, faulty: type[Storages], monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_is_not_a_failure_of_the_storage(here: Here, faulty: type[Storages]) -> None:
+    def fail(operation: str, path: str) -> None:
+        if operation == "get":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    here.train(mirror=URL)
+    shutil.rmtree(here.path())
+    Storages.before = staticmethod(fail)
+    with pytest.raises(StorageFailure, match=r"^cannot write runs: No space left on device"):
+        here.train(mirror=URL)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sign", "problem"),
+    [
+        ({"step": 17}, 1, "its sidecar is of step 17"),
+        ({"run_id": "0123"}, 1, "its sidecar is of another run, with the id '0123' instead of "),
+        ({"sha256": "0" * 64}, 1, "instead of '0000"),
+        ({"best_step": 4}, 1, "its best step is "),
+        ({}, -1, "its weights differ from the entry of step 18 in digests.jsonl: "),
+    ],
+)
+def test_a_restore_refuses_a_forged_checkpoint_as_a_resume_does(
+    here: Here, faulty: type[Storages], fields: dict[str, Any], sign: int, problem: str
 ) -> None:
-    found: list[bool] = []
-    monkeypatch.setattr(Mirror, "finish", lambda _mirror, stopped: found.append(stopped()))
-    run: Any = SimpleNamespace(path=here.path(), report=print)
-    world, stop = World(0, 1, torch.device("cpu")), StopRequest()
-    for signal_name in (None, "SIGTERM"):
-        with mirrored(URL, run, world, "auto", stop):
-            stop.signal_name = signal_name
-    assert found == [False, True]
+    """The marker and all other sums are those of the forged files."""
+    here.train(mirror=URL, checkpoint_steps=4)
+    digest = here.digest()
+    # Forge the newest checkpoint of the run, and copy it to the mirror.
+    folder = here.path() / "checkpoints"
+    sidecar = folder / "step-00000018.json"
+    state = torch.load(sidecar.with_suffix(".pt"), weights_only=True)
+    for tensor in state["model"].values():
+        tensor.mul_(sign)
+    described = json.loads(sidecar.read_text())
+    write_checkpoint(folder, 18, lambda file: torch.save(state, file), described)
+    sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | fields))
+    Storage(URL, here.path()).upload(18, lambda: None)
+    # A resume uses the checkpoint before, and so does a restore.
+    out = here.train(checkpoint_steps=4)
+    assert re.search(rf"checkpoint \S+step-00000018.pt is damaged \(.*{problem}", out)
+    assert here.digest() == digest
+    shutil.rmtree(here.path())
+    out = here.train(mirror=URL, checkpoint_steps=4)
+    assert re.search(rf"the copy of step 18 in {URL}/r is damaged \(.*{problem}", out)
+    assert f"restored the checkpoint of step 16 from {URL}/r" in out
+    assert here.digest() == digest

@@ -11,10 +11,13 @@ from trainbox.contract.errors import StorageFailure
 from trainbox.contract.hints import runs_dir
 
 
-def storage_failure(path: Path, error: OSError, needed_bytes: int = 0) -> StorageFailure:
+def storage_failure(
+    path: Path, error: OSError, needed_bytes: int = 0, instead: str | None = None
+) -> StorageFailure:
     """Return the failure for `error`, which was raised while writing to `path` or below it.
 
     The message has a remedy for the cause. `needed_bytes` is the size of the data, or 0 if unknown.
+    `instead` is how to choose another folder, by default that of the runs.
     """
     if isinstance(error.filename, str | bytes):
         path = Path(os.fsdecode(error.filename))
@@ -30,7 +33,15 @@ def storage_failure(path: Path, error: OSError, needed_bytes: int = 0) -> Storag
         detail, remedy = _OTHERS.get(error.errno or 0, ("", ""))
     return StorageFailure(
         f"cannot write {path}: {reason}{detail and f' ({detail})'}: {remedy and f'{remedy}, or '}"
-        f"choose another folder with {runs_dir()}; earlier checkpoints are intact"
+        f"{instead or f'choose another folder with {runs_dir()}'}; earlier checkpoints are intact"
+    )
+
+
+def is_of_disk(error: BaseException, folder: Path) -> bool:
+    """Return whether `error` was raised by the disk of `folder`, and not by another file."""
+    return isinstance(error, OSError) and (
+        str(error.filename or "").startswith(str(folder))
+        or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
     )
 
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainer.system import storage
-from trainer.system.storage import storage_failure
+from trainbox.contract import storage
+from trainbox.contract.storage import storage_failure
 
 _END = "choose another folder with --runs-dir; earlier checkpoints are intact"
 
