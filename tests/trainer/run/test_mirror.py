@@ -36,7 +36,8 @@ class Copied:
         self.path, self.reports = folder / "r", list[str]()
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         (self.path / "config.json").write_text('{"task": "digits"}')
-        described = {"settings": {}, "plan": {"strategy": "cpu", "world_size": 1}}
+        plan = {"strategy": "cpu", "world_size": 1}
+        described = {"settings": {}, "plan": plan, "classes": None}
         (self.path / "manifest.json").write_text(json.dumps({"run_id": run_id, **described}))
         self.checkpoints = RunCheckpoints(
             self.path / "checkpoints", keep, True, self.reports.append, run_id=run_id

@@ -47,9 +47,12 @@ def put(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         write_config(config, profile, keys, **more)
 
     yield put
+    # Later tests in this process must not find it, so close it as often as it was opened.
+    for opened in (stub, pynvml.nvmlLib):
+        if opened is not None:
+            _ctypes.dlclose(opened._handle)
     pynvml.nvmlLib = None
     pynvml._nvmlGetFunctionPointer_cache.clear()
-    _ctypes.dlclose(stub._handle)
 
 
 @pytest.fixture
