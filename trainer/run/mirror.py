@@ -15,9 +15,9 @@ from trainbox.contract.mirror_url import OPTION
 from trainbox.contract.sidecar import checkpoint_path, steps_in
 from trainbox.contract.storage import is_of_disk
 from trainer.parallel.world import World
+from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.run.mirror_storage import RECORDS, Storage, checkpoint_names, reason
 from trainer.run.run_log import RunLog
-from trainer.run.run_record import RunRecord
 from trainer.system.signals import StopRequest
 
 # The start of a training waits this long for the first answer of the storage.
@@ -288,15 +288,17 @@ class Mirror:
     def _fetch(self, step: int, names: Sequence[str], folder: Path) -> dict[str, Any] | None:
         """Copy files of `step` to the run folder `folder`, and return the checkpoint's sidecar.
 
-        A resume checks the checkpoint in the same way. If it is damaged, report it and return None.
+        A resume checks the checkpoint in the same way, and then compares the settings. If the
+        checkpoint is damaged, report it and return None.
         """
         try:
             self._storage.download(step, names, folder, self._not_stopped)
-            files = RunRecord.open(folder).files
+            run_id = read_object(folder / "manifest.json").get("run_id")
+            files = CheckpointFiles(folder / "checkpoints", self._report, run_id, mapped=True)
             problem = files.problem(step)
             if problem is None:
                 return read_object(files.path(step))
-        except (ValueError, FileNotFoundError, WrongUse, StorageFailure) as error:
+        except (ValueError, FileNotFoundError, StorageFailure) as error:
             problem = str(error).replace(f"{folder}/", "")
         if step not in self._damaged:
             self._report(f"the copy of step {step} in {self._storage.place} is damaged ({problem})")

@@ -285,3 +285,16 @@ def test_a_restore_refuses_a_forged_checkpoint_as_a_resume_does(
     assert re.search(rf"the copy of step 18 in {URL}/r is damaged \(.*{problem}", out)
     assert f"restored the checkpoint of step 16 from {URL}/r" in out
     assert here.digest() == digest
+
+
+def test_a_run_with_other_micro_batches_is_restored(here: Here, faulty: type[Storages]) -> None:
+    """With --resume anyway, a start may choose smaller ones than the manifest has."""
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(4), mirror=URL)
+    config = here.path() / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"accumulation": 2}))
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(4), mirror=URL, resume="anyway")
+    shutil.rmtree(here.path())
+    out = here.train(mirror=URL, resume="anyway")
+    assert f"restored the checkpoint of step 8 from {URL}/r" in out
