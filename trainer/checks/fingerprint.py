@@ -96,7 +96,9 @@ def _parts(
         for name, value in list(vars(values).items()):
             if not name.startswith("__") and not isinstance(value, _NO_STATE):
                 yield f"{owner}.{name}", value
-    yield "the environment", sorted(os.environ.items())
+    # torch sets a variable of its own when it loads its compiler, as a profile does.
+    names = [name for name in sorted(os.environ) if not name.startswith("TORCHINDUCTOR_")]
+    yield "the environment", [(name, os.environ[name]) for name in names]
 
 
 def _digest(value: Any, roots: Mapping[int, str], saved: set[int]) -> str:
