@@ -12,11 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from trainbox.classification import check_classes
-from trainbox.contract.config import (
-    CHANNELS_LAST,
-    Settings,
-    scaled_learning_rate,
-)
+from trainbox.contract.config import CHANNELS_LAST, Settings
 from trainbox.contract.errors import WrongUse
 from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count, place_tensors
@@ -28,17 +24,12 @@ from trainer.loop.arithmetic import set_arithmetic
 from trainer.loop.freeze import freeze
 from trainer.loop.losses import LossModule
 from trainer.loop.memory_format import memory_format, put_channels_last
+from trainer.loop.optimizer import build_optimizer
 from trainer.loop.out_of_memory import examples_at_once
 from trainer.loop.rnn_precision import keep_rnns_out_of_autocast
 from trainer.loop.settle import cpu_count
 from trainer.loop.state import Inference, Job, TrainState
-from trainer.loop.task_checks import (
-    checked_dataset,
-    checked_model,
-    checked_optimizer,
-    checked_task,
-    collate_of,
-)
+from trainer.loop.task_checks import checked, checked_dataset, checked_model, collate_of
 from trainer.parallel.exchange import Reduction
 from trainer.parallel.loss_sums import RunningLosses
 from trainer.parallel.strategy import Strategy
@@ -76,10 +67,7 @@ def build(config: Settings, data: Data, strategy: Strategy, run: RunLog, gpus: R
     # Build the model and the optimizer.
     parts = _inference(config, data, strategy)
     model, workers = parts.model, parts.workers
-    peak = scaled_learning_rate(
-        config.learning_rate, config.lr_scaling, config.batch_size, config.base_batch_size
-    )
-    optimizer = _build_optimizer(task, config, model, peak)
+    optimizer = build_optimizer(task, config, model)
     chosen = memory_format(config, task, model, strategy, train, schedule, workers)
     config = dataclasses.replace(config, memory_format=chosen)
     if chosen == CHANNELS_LAST:
@@ -206,7 +194,7 @@ def build_data(
 
 
 def _with_data(task: Task, data_dir: Path) -> Task:
-    task = checked_task(task, task.with_data(data_dir))
+    task = checked(task, "with_data", task.with_data(data_dir))
     check_classes(task)
     return task
 
@@ -220,20 +208,6 @@ def _refuse_other_weights(task: Task, model: nn.Module, strategy: Strategy) -> N
             f"process, first in {name}: draw random numbers only from the global generators of "
             "torch, NumPy and Python"
         )
-
-
-def _build_optimizer(
-    task: Task, config: Settings, model: nn.Module, peak_learning_rate: float
-) -> torch.optim.Optimizer:
-    """Return the task's optimizer with the settings of the run.
-
-    Each group keeps its peak learning rate as `initial_lr`.
-    """
-    built = task.build_optimizer(model, config.optimizer, peak_learning_rate, config.weight_decay)
-    optimizer = checked_optimizer(task, built, model)
-    for group in optimizer.param_groups:
-        group["initial_lr"] = float(group["lr"])  # a task may give a tensor
-    return optimizer
 
 
 def _schedule(config: Settings, world: World, examples: int) -> Schedule:

@@ -15,7 +15,7 @@ from trainbox.contract.streams import printable
 from trainer.loop.out_of_memory import examples_at_once, has_batch_norm
 from trainer.loop.rnn_precision import WithoutAutocast
 from trainer.loop.state import Job
-from trainer.loop.task_checks import checked_notes
+from trainer.loop.task_checks import checked
 from trainer.run.digest import digest_of_digests
 
 
@@ -23,7 +23,7 @@ def header(job: Job) -> None:
     """Log what is trained, on which hardware and with which settings."""
     config, world, schedule = job.config, job.world, job.schedule
     facts = launch_facts(os.environ)
-    notes = checked_notes(job.task, job.task.notes(job.train, job.evaluation.dataset))
+    notes = checked(job.task, "notes", job.task.notes(job.train, job.evaluation.dataset))
     rows = {
         "run": str(job.run.path),
         "plan": facts.reason or f"{world.world_size} process(es) on {world.device}",

@@ -17,7 +17,7 @@ from trainer.loop.log import TrainingLog
 from trainer.loop.losses import autocast
 from trainer.loop.saving import Saving
 from trainer.loop.state import Inference, Job
-from trainer.loop.task_checks import checked_end, checked_figures, drawn_figures
+from trainer.loop.task_checks import checked, checked_end, drawn_figures
 from trainer.parallel.buffers import evaluating
 
 _METRICS_OF_A_LINE = 6  # metrics.jsonl has all of them
@@ -128,8 +128,8 @@ def draw(
         figures = job.inside(lambda: job.task.figures(job.model, batch, result.totals))
     # The task may change its tensors, and another thread must not wait for the GPU.
     kept = {
-        name: figure if callable(figure) else figure.detach().cpu().clone()
-        for name, figure in checked_figures(job.task, figures).items()
+        name: figure.detach().cpu().clone() if isinstance(figure, Tensor) else figure
+        for name, figure in checked(job.task, "figures", figures).items()
     }
     return functools.partial(drawn_figures, job.task, kept)
 

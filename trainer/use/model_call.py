@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from trainbox.contract.errors import WrongUse
 from trainbox.task import Task
 from trainer.data.nested import mapped, tensors_in
-from trainer.loop.task_checks import checked_batch
 
 # Shape suffix: B examples of a batch.
 
@@ -39,7 +38,7 @@ def find_call(task: Task, model: nn.Module, batch: Any) -> ModelCall:
     Raises:
         WrongUse: `statistics` has no such call, or the model returns no tensor.
     """
-    prepared = checked_batch(task, task.prepare(batch, training=False))
+    prepared = task.prepare(batch, training=False)
     positions = {id(tensor): index for index, tensor in enumerate(tensors_in(prepared))}
     found: list[ModelCall] = []
 
