@@ -67,7 +67,8 @@ def _parts(
         yield from ((prefix + name, own[name]) for name in own.keys() - _OF_MODULES)
         for name, tensor in (own["_parameters"] | own["_buffers"]).items():
             if tensor is not None:
-                yield prefix + name + ".attributes" * (prefix + name in persistent), tensor
+                is_saved = prefix + name in persistent
+                yield prefix + (f"{name}.attributes" if is_saved else name), tensor
     yield from ((f"optimizer.{n}", v) for n, v in _of_torch(optimizer).items() if n != "state")
     yield from ((f"{type(task).__name__}.{n}", v) for n, v in _attributes(task).items())
     for owner, dataset in datasets.items():

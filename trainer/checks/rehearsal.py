@@ -27,6 +27,9 @@ from trainer.run.digest import tensor_digest, tensor_digests, value_digest
 from trainer.run.run_log import RunLog
 
 _SAVED_STEP, _STEPS = 1, 2
+# The parts of a rehearsal on its progress bar: step 1, a validation, a checkpoint, step 2, and in
+# the other job a load and step 2.
+_PARTS, _PARTS_IF_FAST = 6, 3
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,8 @@ class Rehearsal:
         self.close()
 
     def close(self) -> None:
-        """Remove the checkpoint of this rehearsal, or of a process that was killed."""
+        """Remove the bar and the checkpoint of this rehearsal, or of a process that was killed."""
+        self._run.console.end_bar()
         if self._run.writes:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -95,9 +99,12 @@ class Rehearsal:
 
     def _started(self, job: Job) -> _Outcome:
         """Train step 1, validate a sample and save, then train step 2."""
+        console = self._run.console
+        console.start_rehearsal_bar(_PARTS if job.config.deterministic else _PARTS_IF_FAST)
         before, steps = hidden_state(job), _steps(job)
         with job.strategy.lost_writes(job.loss_module) as lost, _weights_watched(job):
             next(steps)
+        console.count_step()
         if lost:
             raise WrongUse(
                 f"{_of(job)}: a forward changes the parameter {lost[0].removeprefix('model.')}, "
@@ -105,10 +112,12 @@ class Rehearsal:
                 "buffer, or use --strategy ddp"
             )
         self._validates = validate_sample(job) is not None
+        console.count_step()
         state = job.state.capture(job.strategy)
         with job.world.wait_for_all("the checkpoint of the rehearsal"):
             job.checkpoints.save(_SAVED_STEP, state, {}, None)
             job.checkpoints.wait()
+        console.count_step()
         return self._outcome(job, before, steps)
 
     def _resumed(self, job: Job) -> _Outcome:
@@ -122,6 +131,7 @@ class Rehearsal:
                     "parameters and buffers in build_model()"
                 )
             job.state.restore(saved, job.strategy, self._folder)
+        self._run.console.count_step()
         return self._outcome(job, before, _steps(job))
 
     def _outcome(self, job: Job, before: dict[str, Part], steps: Iterator[None]) -> _Outcome:
@@ -136,6 +146,7 @@ class Rehearsal:
         digests |= {"the optimizer's settings": value_digest(groups)}
         if self._validates:
             digests |= validate_sample(job) or {}
+        self._run.console.count_step()
         return _Outcome(digests, before, hidden_state(job))
 
     def _compare(self, job: Job, first: _Outcome, resumed: _Outcome) -> None:

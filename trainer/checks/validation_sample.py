@@ -57,7 +57,7 @@ def validate_sample(job: Job) -> dict[str, str] | None:
     )
     # On several processes, the body of `all_fit` must not exchange statistics.
     with all_fit(job.strategy) if job.world.world_size == 1 else contextlib.nullcontext():
-        result = evaluate(job, seed_parts, _never)
+        result = evaluate(job, seed_parts, _never, shown=job.run.console.validation_bar)
     assert result is not None
     with _together(job):
         _use(job, result, seed_parts)

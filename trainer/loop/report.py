@@ -132,4 +132,5 @@ def closing(job: Job) -> None:
         "digest": f"{digest} (of the last weights)",
         "metrics": f"{path}/metrics.jsonl; to view them: {tensorboard(path.parent)}",
     }
-    _report(job, rows, "-" * min(100, shutil.get_terminal_size().columns) + "\n")
+    width = min(100, shutil.get_terminal_size().columns)
+    _report(job, rows, "-" * width + "\n")
