@@ -125,8 +125,7 @@ def build_prediction(
         if type(task).prediction_dataset is Task.prediction_dataset:
             dataset: Dataset[Any] = FileExamples(files, task.load_example, type(task).__name__)
         else:
-            dataset = checked_dataset(task, "prediction_dataset", task.prediction_dataset(files))
-        dataset = place_tensors(dataset, strategy.world.device)
+            dataset = _dataset(task, "prediction_dataset", files, strategy.world)
     if length(dataset) == 0:
         raise WrongUse(f"none of the {len(files)} file(s) has an example: name other files")
     return _inference(config, Data(task, dataset, dataset, 0.0), strategy)
@@ -175,22 +174,24 @@ def build_data(
     world.seed(config.seed, "data")
     with world.first_goes_first():
         task = _with_data(task, data_dir)
-        train = checked_dataset(task, "train_dataset", task.train_dataset(data_dir))
-        train = place_tensors(train, world.device)
-        validation = checked_dataset(task, "validation_dataset", task.validation_dataset(data_dir))
-        name, evaluated = "validation", validation
+        train, evaluated = (
+            _dataset(task, f"{name}_dataset", data_dir, world) for name in ("train", "validation")
+        )
         if test:
-            name, evaluated = (
-                "test",
-                checked_dataset(task, "test_dataset", task.test_dataset(data_dir)),
-            )
-        evaluated = place_tensors(evaluated, world.device)
+            evaluated = _dataset(task, "test_dataset", data_dir, world)
     if length(evaluated) == 0:
+        name = "test" if test else "validation"
         raise WrongUse(
             f"task {config.task}: the {name} set is empty: check --data-dir and the task's "
             f"{name}_dataset()"
         )
     return Data(task, train, evaluated, time.monotonic() - begin)
+
+
+def _dataset(task: Task, method: str, source: Path | Sequence[Path], world: World) -> Dataset[Any]:
+    """Return the dataset of `source`, in this rank's memory or on its device."""
+    dataset = checked_dataset(task, method, getattr(task, method)(source))
+    return place_tensors(dataset, world.device)
 
 
 def _with_data(task: Task, data_dir: Path) -> Task:
