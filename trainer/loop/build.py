@@ -61,14 +61,13 @@ def build(config: Settings, data: Data, strategy: Strategy, run: RunLog, gpus: R
     world = strategy.world
     keep_freed_memory()
     set_arithmetic(config)
-    task, train = data.task, data.train
-    schedule = _schedule(config, world, length(train))
+    schedule = _schedule(config, world, length(data.train))
     ranks = range(world.world_size)
     # Build the model and the optimizer.
     parts = _inference(config, data, strategy)
-    model, workers = parts.model, parts.workers
-    optimizer = build_optimizer(task, config, model)
-    chosen = memory_format(config, task, model, strategy, train, schedule, workers)
+    model = parts.model
+    optimizer = build_optimizer(data.task, config, model)
+    chosen = memory_format(parts, data.train, schedule)
     config = dataclasses.replace(config, memory_format=chosen)
     if chosen == CHANNELS_LAST:
         put_channels_last(model)
@@ -87,7 +86,7 @@ def build(config: Settings, data: Data, strategy: Strategy, run: RunLog, gpus: R
                 world, [len(world.owned_by(r, config.shards)) * config.accumulation for r in ranks]
             ),
         ),
-        train=train,
+        train=data.train,
         schedule=schedule,
         reduction=Reduction(
             world, config.shards, config.accumulation, model, strategy.summed_parameters(model)
