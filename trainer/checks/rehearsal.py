@@ -7,6 +7,7 @@ and the same Python state. The reasons are in docs/decisions/0007-the-rehearsal.
 
 import contextlib
 import dataclasses
+import itertools
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -72,13 +73,9 @@ class Rehearsal:
             OutOfMemory: A step does not fit in memory. The rehearsal then starts again.
             StorageFailure: The checkpoint cannot be written or read.
         """
-        of_the_run = job.checkpoints
+        run, of_the_run, folder = self._run, job.checkpoints, self._folder / "checkpoints"
         job.checkpoints = RunCheckpoints(
-            self._folder / "checkpoints",
-            1,
-            self._run.writes,
-            self._run.report,
-            job.strategy.gathers_states,
+            folder, 1, run.writes, run.report, job.strategy.gathers_states
         )
         job.state.model.train()
         try:
@@ -152,35 +149,27 @@ class Rehearsal:
     def _compare(self, job: Job, first: _Outcome, resumed: _Outcome) -> None:
         """Pass or raise WrongUse, or leave it to another job to explain what differs."""
         changing = differing(first.before, first.after) | differing(resumed.before, resumed.after)
-        texts = [
-            described(name, first.after, resumed.after)
-            for name in sorted(differing(first.after, resumed.after) & changing)
-        ]
-        differs = _first_difference(first.digests, resumed.digests) is not None
-        found = job.world.from_each([texts[:1], differs, sorted(changing)])
-        if text := next((text for texts, _, _ in found for text in texts), None):
+        later = sorted(differing(first.after, resumed.after) & changing)
+        texts = [described(name, first.after, resumed.after) for name in later]
+        if text := _on_any_rank(job, *texts[:1]):
             raise WrongUse(f"{_of(job)}: a resume would change {text}")
-        if not any(differs for _, differs, _ in found):
+        if _on_any_rank(job, _first_difference(first.digests, resumed.digests)) is None:
             self._pass("2 steps, a resume and the same bits")
-            self.entry["changing"] = sorted({name for _, _, names in found for name in names})
+            names = job.world.from_each(sorted(changing))
+            self.entry["changing"] = sorted(set(itertools.chain(*names)))
 
     def _explain(
         self, job: Job, first: _Outcome, resumed: _Outcome, resumed_again: _Outcome
     ) -> None:
         """Raise WrongUse with the first digest that differs, and the reason."""
-        found = job.world.from_each(
-            [
-                _first_difference(resumed.digests, resumed_again.digests),
-                _first_difference(first.digests, resumed.digests),
-            ]
-        )
-        if name := next((name for name, _ in found if name), None):
+        again = _first_difference(resumed.digests, resumed_again.digests)
+        if name := _on_any_rank(job, again):
             raise WrongUse(
                 f"{_of(job)}: {name} differs when the same step is computed again: draw random "
                 "numbers only from the global generators of torch, NumPy and Python and keep no "
                 f"state between calls, or {FAST}"
             )
-        name = next(name for _, name in found if name)
+        name = _on_any_rank(job, _first_difference(first.digests, resumed.digests))
         raise WrongUse(
             f"{_of(job)}: {name} differs after a resume, so some state is neither in a checkpoint "
             f"nor in an attribute, such as in a file: make it a buffer, or {FAST}"
@@ -194,6 +183,11 @@ class Rehearsal:
 
 def _of(job: Job) -> str:
     return f"task {type(job.task).__name__}"
+
+
+def _on_any_rank(job: Job, own: str | None = None) -> str | None:
+    """Return the first text `own` of all ranks that is not None; all ranks must call this."""
+    return next((text for text in job.world.from_each(own) if text is not None), None)
 
 
 def _steps(job: Job) -> Iterator[None]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from trainbox.classification import check_classes
@@ -21,21 +20,19 @@ from trainer.data.files import FileExamples
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.loop import compiler
 from trainer.loop.arithmetic import set_arithmetic
-from trainer.loop.freeze import freeze
 from trainer.loop.losses import LossModule
 from trainer.loop.memory_format import memory_format, put_channels_last
+from trainer.loop.model import build_model
 from trainer.loop.optimizer import build_optimizer
 from trainer.loop.out_of_memory import examples_at_once
-from trainer.loop.rnn_precision import keep_rnns_out_of_autocast
 from trainer.loop.settle import cpu_count
 from trainer.loop.state import Inference, Job, TrainState
-from trainer.loop.task_checks import checked, checked_dataset, checked_model, collate_of
+from trainer.loop.task_checks import checked, checked_dataset, collate_of
 from trainer.parallel.exchange import Reduction
 from trainer.parallel.loss_sums import RunningLosses
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
 from trainer.run.checkpoint import RunCheckpoints
-from trainer.run.digest import tensor_digests
 from trainer.run.run_gpus import RunGpus
 from trainer.run.run_log import RunLog
 from trainer.system.allocator import keep_freed_memory
@@ -138,13 +135,8 @@ def _inference(config: Settings, data: Data, strategy: Strategy) -> Inference:
     world, size = strategy.world, examples_at_once(config)
     own = strategy.validation_batches(evaluation_batch_count(length(evaluated), size))
     workers = _workers(config, train)
-    world.seed(config.seed, "model")
-    with world.wait_for_all("the model"):  # its weights may be downloaded
-        model = checked_model(task, task.build_model())
-    frozen = freeze(model, config.freeze)
-    _refuse_other_weights(task, model, strategy)
     autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
-    keep_rnns_out_of_autocast(model, world.device.type, autocast_dtype)
+    model, frozen = build_model(task, config, strategy, autocast_dtype)
     if config.compile:
         model.compile()
     else:
@@ -197,17 +189,6 @@ def _with_data(task: Task, data_dir: Path) -> Task:
     task = checked(task, "with_data", task.with_data(data_dir))
     check_classes(task)
     return task
-
-
-def _refuse_other_weights(task: Task, model: nn.Module, strategy: Strategy) -> None:
-    """Raise WrongUse if the strategy needs equal weights on all ranks and a weight differs."""
-    name = strategy.differing_weight(lambda: tensor_digests(model.state_dict()))
-    if name is not None:
-        raise WrongUse(
-            f"task {type(task).__name__}: build_model() returns different weights on each "
-            f"process, first in {name}: draw random numbers only from the global generators of "
-            "torch, NumPy and Python"
-        )
 
 
 def _schedule(config: Settings, world: World, examples: int) -> Schedule:

@@ -13,8 +13,8 @@ from trainbox.contract.hints import tensorboard
 from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.optimizers import OPTIMIZERS
 from trainbox.contract.streams import printable
+from trainer.loop.model import WithoutAutocast
 from trainer.loop.out_of_memory import examples_at_once, has_batch_norm
-from trainer.loop.rnn_precision import WithoutAutocast
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked
 from trainer.run.digest import digest_of_digests

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from trainbox.contract.errors import WrongUse
@@ -161,33 +160,6 @@ def collate_of(task: Task) -> Collate:
 
 def _has_collate(task: Task) -> bool:
     return type(task).collate is not Task.collate
-
-
-def checked_model(task: Task, returned: Any) -> nn.Module:
-    """Return `returned`, the result of build_model(), or raise WrongUse.
-
-    The tensors of the model must be able to be trained, saved and restored.
-    """
-    model: nn.Module = checked(task, "build_model", returned)
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if is_lazy(tensor):
-            fault = (
-                f"does not set the size of {name}: give its layer the input size, or run an "
-                "example through the model in build_model()"
-            )
-        elif tensor.is_meta:
-            fault = f"leaves {name} on the meta device, without values: build the model on the CPU"
-        elif any(
-            step == 0 and n > 1 for step, n in zip(tensor.stride(), tensor.shape, strict=True)
-        ):
-            fault = (
-                f"creates {name} with expand(), so its values share memory and cannot be "
-                "restored: add .clone()"
-            )
-        else:
-            continue
-        raise WrongUse(f"task {_name(task)}: build_model() {fault}")
-    return model
 
 
 def checked_factor(task: Task, returned: Any) -> float:
