@@ -16,7 +16,7 @@ from typing import Any
 
 from trainbox.contract.errors import OutOfMemory, WrongUse
 from trainer.checks.fingerprint import Part, local
-from trainer.checks.hidden_state import FAST, described, differing, hidden_state
+from trainer.checks.hidden_state import FAST, described, differing, hidden_state, on_any_rank
 from trainer.checks.validation_sample import validate_sample
 from trainer.data.batches import training_batches
 from trainer.loop.digests import optimizer_tensors
@@ -151,9 +151,9 @@ class Rehearsal:
         changing = differing(first.before, first.after) | differing(resumed.before, resumed.after)
         later = sorted(differing(first.after, resumed.after) & changing)
         texts = [described(name, first.after, resumed.after) for name in later]
-        if text := _on_any_rank(job, *texts[:1]):
+        if text := on_any_rank(job.world, *texts[:1]):
             raise WrongUse(f"{_of(job)}: a resume would change {text}")
-        if _on_any_rank(job, _first_difference(first.digests, resumed.digests)) is None:
+        if on_any_rank(job.world, _first_difference(first.digests, resumed.digests)) is None:
             self._pass("2 steps, a resume and the same bits")
             names = job.world.from_each(sorted(changing))
             self.entry["changing"] = sorted(set(itertools.chain(*names)))
@@ -163,13 +163,13 @@ class Rehearsal:
     ) -> None:
         """Raise WrongUse with the first digest that differs, and the reason."""
         again = _first_difference(resumed.digests, resumed_again.digests)
-        if name := _on_any_rank(job, again):
+        if name := on_any_rank(job.world, again):
             raise WrongUse(
                 f"{_of(job)}: {name} differs when the same step is computed again: draw random "
                 "numbers only from the global generators of torch, NumPy and Python and keep no "
                 f"state between calls, or {FAST}"
             )
-        name = _on_any_rank(job, _first_difference(first.digests, resumed.digests))
+        name = on_any_rank(job.world, _first_difference(first.digests, resumed.digests))
         raise WrongUse(
             f"{_of(job)}: {name} differs after a resume, so some state is neither in a checkpoint "
             f"nor in an attribute, such as in a file: make it a buffer, or {FAST}"
@@ -183,11 +183,6 @@ class Rehearsal:
 
 def _of(job: Job) -> str:
     return f"task {type(job.task).__name__}"
-
-
-def _on_any_rank(job: Job, own: str | None = None) -> str | None:
-    """Return the first text `own` of all ranks that is not None; all ranks must call this."""
-    return next((text for text in job.world.from_each(own) if text is not None), None)
 
 
 def _steps(job: Job) -> Iterator[None]:
