@@ -7,6 +7,7 @@ import pickle
 import random
 import sys
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -50,10 +51,12 @@ def fingerprint(
     states = [model.state_dict(), *optimizer.state.values()]
     saved = {_memory(v) for state in states for v in state.values() if isinstance(v, Tensor)}
     found = {}
-    for name, value in _parts(task, model, optimizer, datasets):
-        shown = repr(value) if type(value) in _PLAIN else ""
-        digest = _Pickler(numbers, saved).digest(value)
-        found[name] = Part(digest, shown if len(shown) < _SHOWN else "", type(value))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python will not pickle iterators of itertools for ever
+        for name, value in _parts(task, model, optimizer, datasets):
+            shown = repr(value) if type(value) in _PLAIN else ""
+            digest = _Pickler(numbers, saved).digest(value)
+            found[name] = Part(digest, shown if len(shown) < _SHOWN else "", type(value))
     return found
 
 
@@ -61,13 +64,12 @@ def _parts(
     task: Any, model: nn.Module, optimizer: torch.optim.Optimizer, datasets: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
     """Yield the name and the value of each part."""
-    persistent = model.state_dict().keys()
     for path, module in model.named_modules():
         prefix, own = f"{path}." if path else "", _of_torch(module)
         yield from ((prefix + name, own[name]) for name in own.keys() - _OF_MODULES)
         for name, tensor in (own["_parameters"] | own["_buffers"]).items():
             if tensor is not None:
-                is_saved = prefix + name in persistent
+                is_saved = name not in own["_non_persistent_buffers_set"]
                 yield prefix + (f"{name}.attributes" if is_saved else name), tensor
     yield from ((f"optimizer.{n}", v) for n, v in _of_torch(optimizer).items() if n != "state")
     yield from ((f"{type(task).__name__}.{n}", v) for n, v in _attributes(task).items())
