@@ -130,10 +130,6 @@ def _raises(error: Exception) -> Callable[..., Any]:
     return method
 
 
-async def _finished_async(_task: Task, metrics: Any) -> bool:
-    return False
-
-
 def _finished_yielding(_task: Task, metrics: Any) -> Any:
     yield False
 
@@ -203,13 +199,12 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         )
         for method, wanted in {
             "with_data": "the task, as in dataclasses.replace(self, ...) (is a `return` missing?)",
-            "train_dataset": "a map-style dataset with __len__ and __getitem__ (is a "
-            "`return` missing?)",
-            "validation_dataset": "a map-style dataset with __len__ and __getitem__ (is a "
-            "`return` missing?)",
+            "train_dataset": "a map-style dataset with __len__ and __getitem__, such as "
+            "TensorDataset(inputs, labels) (is a `return` missing?)",
+            "validation_dataset": "a map-style dataset with __len__ and __getitem__, such as "
+            "TensorDataset(inputs, labels) (is a `return` missing?)",
             "notes": "a dict {name: line}, which may be empty (is a `return` missing?)",
             "build_model": "an nn.Module (is a `return` missing?)",
-            "prepare": "the batch (is a `return` missing?)",
             "statistics": "a dict {name: tensor} (is a `return` missing?)",
             "metrics": "a dict {name: number} (is a `return` missing?)",
             "finished": "True or False (is a `return` missing?)",
@@ -219,6 +214,11 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
             "schedule": "a finite number, the factor on the learning rate (is a `return` missing?)",
         }.items()
     },
+    "no return in prepare": (
+        Tiny,
+        {"prepare": _given(None)},
+        "the batch has another form: use the form of the collated examples after prepare()",
+    ),
     "a class instead of a model": (
         Tiny,
         {"build_model": _given(nn.Linear)},
@@ -227,8 +227,8 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "tensors instead of a dataset": (
         Tiny,
         {"train_dataset": _given((_ZEROS, _ZEROS))},
-        "task Tiny: train_dataset() returned tuple: return a dataset, such as "
-        "TensorDataset(inputs, labels)",
+        "task Tiny: train_dataset() returned tuple: return a map-style dataset with __len__ and "
+        "__getitem__, such as TensorDataset(inputs, labels)",
     ),
     "a loader instead of a dataset": (
         Tiny,
@@ -238,8 +238,7 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "an iterable dataset": (
         Tiny,
         {"train_dataset": lambda *_args: Endless()},
-        "task Tiny: train_dataset() returned Endless, an IterableDataset, whose order "
-        "cannot be shuffled: ",
+        "task Tiny: train_dataset() returned Endless: return a map-style dataset",
     ),
     "a label out of range in memory": (
         Three,
@@ -338,24 +337,18 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "an optimizer that needs a closure": (
         Tiny,
         {"build_optimizer": lambda _task, model, *_args: torch.optim.LBFGS(model.parameters())},
-        "task Tiny: LBFGS.step() needs the argument closure, which a training step does not "
-        "pass: use another optimizer, such as AdamW",
+        "task Tiny: LBFGS.step() cannot be called without arguments (missing a required argument: "
+        "'closure'), as a training step does: use another optimizer, such as AdamW",
     ),
     "a task that sets an attribute": (
         Tiny,
         {"train_dataset": lambda task, _place: setattr(task, "noise", 1.0)},
         "() raised FrozenInstanceError: cannot assign to field 'noise' (",
     ),
-    "an async method": (
-        Tiny,
-        {"finished": _finished_async},
-        "task Tiny: finished() is async def, so a call does not run it: write def",
-    ),
     "a method that yields": (
         Tiny,
         {"finished": _finished_yielding},
-        "task Tiny: finished() is a generator, so a call does not run it: use return "
-        "instead of yield",
+        "task Tiny: finished() returned generator: return True or False",
     ),
     **{
         f"finished returns {type(value).__name__}": (

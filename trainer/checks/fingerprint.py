@@ -2,7 +2,6 @@
 
 import contextvars
 import ctypes
-import functools
 import hashlib
 import itertools
 import os
@@ -26,10 +25,8 @@ GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState,
 _PLAIN = (type(None), bool, int, float, complex, str)
 # Objects of these modules have addresses and counters of their own, and no state of a user.
 _OPAQUE = ("torch._", "torch.cuda.", "torch.distributed.", "torch.utils.hooks", "trainer.")
-_NO_STATE = (types.ModuleType, types.BuiltinFunctionType, type)
-_OF_MODULES = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}
-_OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults"})
-_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_NO_STATE = (types.ModuleType, type)
+_OF_MODULES = vars(nn.Module()).keys() | {"_flat_weights", "_flat_weight_refs"}
 _MOST_BYTES = 2**22  # of a larger tensor or array, every k-th number is read
 _SHOWN = 60  # the most characters of a value in a message
 
@@ -51,18 +48,18 @@ def fingerprint(
     optimizer, the values in the user's classes and modules, the numbers and generators of
     `datasets`, and the environment. A part has all that can be reached from it except other parts.
     """
-    roots = {id(part): str(number) for number, part in enumerate([task, optimizer])}
-    roots |= {id(module): f"module {path}" for path, module in model.named_modules()}
     owners = _of_users(task, optimizer, *model.modules(), *datasets.values())
-    roots |= {id(owner): name for name, owner in owners.items()}
+    roots = owners | {"a task": task, "an optimizer": optimizer}
+    roots |= {f"module {path}": module for path, module in model.named_modules()}
+    names = {id(root): name for name, root in roots.items()}
     states = [model.state_dict(), *optimizer.state.values()]
-    saved = {_storage(v) for state in states for v in state.values() if isinstance(v, Tensor)}
+    saved = {_memory(v) for state in states for v in state.values() if isinstance(v, Tensor)}
     found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python will not pickle iterators of itertools for ever
-        for name, value in _parts(task, model, optimizer, datasets, owners, saved):
+        for name, value in _parts(task, model, optimizer, datasets, owners):
             shown = repr(value) if type(value) in _PLAIN else ""
-            digest = _digest(value, roots, saved)
+            digest = _Pickler(names, saved).digest(value)
             found[name] = Part(digest, shown if len(shown) < _SHOWN else "", type(value))
     return found
 
@@ -73,22 +70,17 @@ def _parts(
     optimizer: torch.optim.Optimizer,
     datasets: Mapping[str, Any],
     owners: Mapping[str, Any],
-    saved: set[int],
 ) -> Iterator[tuple[str, Any]]:
     """Yield the name and the value of each part."""
     for path, module in model.named_modules():
         prefix, own = f"{path}." if path else "", _of_torch(module)
         yield from ((prefix + name, own[name]) for name in own.keys() - _OF_MODULES)
-        hooks = [hook for name in own if "_hooks" in name for hook in own[name]]
-        yield from ((f"{prefix}hook {number}", hook) for number, hook in enumerate(hooks))
-        for name, tensor in {**own["_parameters"], **own["_buffers"]}.items():
-            if tensor is not None and _storage(tensor) not in saved:
-                yield prefix + name, tensor
-            elif tensor is not None:
-                yield f"{prefix}{name}.attributes", _extras(tensor)
+        for name, tensor in (own["_parameters"] | own["_buffers"]).items():
+            if tensor is not None:
+                is_saved = name not in own["_non_persistent_buffers_set"]
+                yield prefix + (f"{name}.attributes" if is_saved else name), tensor
+    yield from ((f"optimizer.{n}", v) for n, v in _of_torch(optimizer).items() if n != "state")
     yield from ((f"{type(task).__name__}.{n}", v) for n, v in _attributes(task).items())
-    own = _of_torch(optimizer)
-    yield from ((f"optimizer.{name}", own[name]) for name in own.keys() - _OF_OPTIMIZERS)
     for owner, dataset in datasets.items():
         for name, value in _attributes(dataset).items():
             if isinstance(value, (int, float, *GENERATORS)):
@@ -97,7 +89,9 @@ def _parts(
         for name, value in list(vars(values).items()):
             if not name.startswith("__") and not isinstance(value, _NO_STATE):
                 yield f"{owner}.{name}", value
-    yield "the environment", sorted(os.environ.items())
+    # torch sets a variable of its own when it loads its compiler, as a profile does.
+    variables = {name for name in os.environ if not name.startswith("TORCHINDUCTOR_")}
+    yield "the environment", [(name, os.environ[name]) for name in sorted(variables)]
 
 
 def _of_users(*parts: Any) -> dict[str, Any]:
@@ -109,37 +103,27 @@ def _of_users(*parts: Any) -> dict[str, Any]:
     return {cls.__name__: cls for cls in classes} | users
 
 
-def _digest(value: Any, roots: Mapping[int, str], saved: set[int]) -> str:
-    """Return the SHA-256 of `value`, of its class alone if it cannot be read."""
-    sink = _Sink()
-    try:
-        _Pickler(sink, roots, saved).dump(value)
-    except Exception:  # noqa: BLE001 - of any object's own code
-        return type(value).__qualname__
-    return sink.sha256.hexdigest()
-
-
-class _Sink:
-    """A file that keeps only the SHA-256 of what is written."""
-
-    def __init__(self) -> None:
-        self.sha256 = hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        self.sha256.update(data)
-        return len(data)
-
-
 def _reduced(_kind: str) -> None:
     """Stand for an object in a pickle, which is never loaded."""
 
 
 class _Pickler(pickle.Pickler):
-    """Writes what an object contains, also where pickle would refuse it or write an address."""
+    """Digests what an object contains, also where pickle would refuse it or write an address.
 
-    def __init__(self, sink: _Sink, roots: Mapping[int, str], saved: set[int]) -> None:
-        super().__init__(sink)
-        self._roots, self._saved = roots, saved
+    It writes the names of the objects with the ids `names`, and not the content of `saved` memory.
+    """
+
+    def __init__(self, names: Mapping[int, str], saved: set[int]) -> None:
+        self._names, self._saved, self._sha256 = names, saved, hashlib.sha256()
+        super().__init__(types.SimpleNamespace(write=self._sha256.update))
+
+    def digest(self, value: Any) -> str:
+        """Return the SHA-256 of `value`, of its class alone if it cannot be read."""
+        try:
+            self.dump(value)
+        except Exception:  # noqa: BLE001 - of any object's own code
+            return type(value).__qualname__
+        return self._sha256.hexdigest()
 
     def persistent_id(self, value: Any) -> Any:
         """Return what to write of texts and sets, which must not depend on addresses.
@@ -150,100 +134,95 @@ class _Pickler(pickle.Pickler):
             return value.encode(errors="surrogatepass")
         if type(value) not in (set, frozenset):
             return None
-        return "set", sorted(_digest(element, self._roots, self._saved) for element in value)
+        return "set", sorted(_Pickler(self._names, self._saved).digest(part) for part in value)
 
     def reducer_override(self, value: Any) -> Any:
         if value is _reduced:
             return NotImplemented
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        if id(value) in self._roots:
-            return _reduced, (self._roots[id(value)],)
-        made = isinstance(value, type) and is_users_module(value.__module__)  # in a function
-        if isinstance(value, _NO_STATE) and not made:
-            return _reduced, (f"{kind} {getattr(value, '__qualname__', value.__name__)}",)
-        state = self._state(value)
-        if state is not NotImplemented:
-            return _reduced, (kind,), state
-        try:
-            return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        except Exception:  # noqa: BLE001 - such as a lock
-            return _reduced, (kind,), (_attributes(value),)
-
-    def _state(self, value: Any) -> Any:
-        """Return what to write instead of `value`, or NotImplemented if pickle knows."""
-        if isinstance(value, Tensor):
-            return self._of_tensor(value)
-        if read := next((read for kind, read in _READ.items() if isinstance(value, kind)), None):
-            return read(value)
-        module = (value if isinstance(value, type) else type(value)).__module__
-        if is_users_module(module):
-            items = list(value.items()) if isinstance(value, dict) else ()
-            items = list(value) if isinstance(value, list | tuple | set | frozenset) else items
-            return _attributes(value), items
-        return () if f"{module}.".startswith(_OPAQUE) else NotImplemented
-
-    def _of_tensor(self, tensor: Tensor) -> Any:
-        """Return the numbers of a tensor, unless a checkpoint has them, and its attributes."""
-        share = local(tensor.detach())
-        readable = share.layout == torch.strided and not share.is_meta and not share.is_quantized
-        numbers = tensor_digest(_sampled(share)) if readable else ""
-        numbers = "saved" if _storage(tensor) in self._saved else numbers
-        return tuple(tensor.shape), str(tensor.dtype), numbers, _extras(tensor)
+        if id(value) in self._names:
+            content: Any = self._names[id(value)]
+        elif isinstance(value, type) and is_users_module(value.__module__):  # made in a function
+            content = dict(vars(value))
+        elif isinstance(value, _NO_STATE):
+            content = getattr(value, "__qualname__", value.__name__)
+        elif isinstance(value, Tensor):
+            content = _of_tensor(value, self._saved)
+        elif read := next((r for known, r in _READ.items() if isinstance(value, known)), None):
+            content = read(value)
+        elif is_users_module(type(value).__module__):
+            items = value.items() if isinstance(value, dict) else value
+            listed = isinstance(value, dict | list | tuple | set | frozenset)
+            content = _attributes(value), list(items) if listed else ()
+        elif kind.startswith(_OPAQUE):
+            content = ()
+        else:
+            try:
+                return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            except Exception:  # noqa: BLE001 - such as a lock
+                content = _attributes(value)
+        return _reduced, (kind,), content
 
 
-def _array(value: Any) -> Any:
+def _of_array(value: Any) -> Any:
     numbers = value.tolist() if value.dtype.hasobject else _sampled(value).tobytes()
     return value.shape, str(value.dtype), numbers
 
 
-def _function(value: types.FunctionType) -> Any:
+def _of_function(value: types.FunctionType) -> Any:
     """Return what a function of a user keeps between calls."""
     own = (value.__defaults__, value.__kwdefaults__, value.__closure__, vars(value))
     return value.__qualname__, own if is_users_module(value.__module__) else ()
 
 
-def _generator(value: Any) -> Any:
+def _of_generator(value: Any) -> Any:
     frame = value.gi_frame
     return (frame.f_lasti, dict(frame.f_locals), value.gi_yieldfrom) if frame else ()
 
 
+def _of_tensor(tensor: Tensor, saved: set[int]) -> Any:
+    """Return the numbers of a tensor, unless a checkpoint has them, its attributes and hooks."""
+    share, memory = local(tensor.detach()), _memory(tensor)
+    readable = memory and memory not in saved and not share.is_quantized
+    numbers = tensor_digest(_sampled(share)) if readable else ""
+    kinds = ("backward", "post_accumulate_grad")
+    hooks = [getattr(tensor, f"_{kind}_hooks", None) or {} for kind in kinds]
+    own = {n: v for n, v in vars(tensor).items() if not n.startswith("_dynamo")}  # of a compiler
+    listed = [hook for numbered in hooks for hook in numbered.values()]
+    return tuple(tensor.shape), str(tensor.dtype), numbers, own, listed
+
+
+def _of_torch(value: nn.Module | torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the attributes, and the hooks under new numbers, because each process counts them."""
+    hidden = ("param_groups", "defaults") if isinstance(value, torch.optim.Optimizer) else ()
+    own = {name: part for name, part in vars(value).items() if name not in hidden}
+    named = [name for name, part in own.items() if "_hooks" in name and isinstance(part, dict)]
+    hooks = [hook for name in named for hook in own.pop(name).values()]
+    return own | {f"hook {number}": hook for number, hook in enumerate(hooks)}
+
+
 # What to write of objects that pickle refuses, or of which it writes an address or a number.
 _READ: dict[Any, Callable[[Any], Any]] = {
-    numpy.ndarray: _array,
-    torch.Generator: lambda value: (value.get_state().tolist(),),
-    itertools.count: lambda value: (repr(value),),
-    types.FunctionType: _function,
-    ctypes.Array | memoryview: lambda value: (bytes(value),),
-    contextvars.ContextVar: lambda value: (value.get(None),),
-    types.CellType: lambda value: () if value == types.CellType() else (value.cell_contents,),
+    nn.Module | torch.optim.Optimizer: _of_torch,
+    numpy.ndarray: _of_array,
+    torch.Generator: lambda value: value.get_state().tolist(),
+    itertools.count: repr,
+    ctypes.Array | memoryview: bytes,
+    contextvars.ContextVar: lambda value: [value.get(None)],
+    types.FunctionType: _of_function,
+    types.CellType: lambda value: () if value == types.CellType() else [value.cell_contents],
     types.MethodType: lambda value: (value.__func__, value.__self__),
-    functools.partial: lambda value: (value.func, value.args, value.keywords),
-    types.GeneratorType: _generator,
-    weakref.ref: lambda value: (value(),),
-    nn.Module | torch.optim.Optimizer: lambda value: (_of_torch(value),),
+    types.BuiltinMethodType: lambda value: (value.__name__, value.__self__),
+    types.GeneratorType: _of_generator,
+    weakref.ref: lambda value: value(),
 }
 
 
 def _attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an object, also those in slots."""
-    listed = (vars(cls).get("__slots__", ()) for cls in type(value).__mro__)
-    names = [name for slots in listed for name in ([slots] if isinstance(slots, str) else slots)]
-    in_slots = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    state = object.__getstate__(value)
+    in_slots = state[1] if isinstance(state, tuple) else {}
     return {**in_slots, **getattr(value, "__dict__", {})}
-
-
-def _of_torch(value: nn.Module | torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the attributes, with the hooks as lists, because each process numbers them."""
-    hidden = ("param_groups", "defaults") if isinstance(value, torch.optim.Optimizer) else ()
-    own = [(name, part) for name, part in vars(value).items() if name not in hidden]
-    return {n: list(v.values()) if "_hooks" in n and isinstance(v, dict) else v for n, v in own}
-
-
-def _extras(tensor: Tensor) -> Any:
-    """Return the attributes and the hooks of a tensor."""
-    hooks = [getattr(tensor, name, None) or {} for name in _TENSOR_HOOKS]
-    own = {n: v for n, v in vars(tensor).items() if not n.startswith("_dynamo")}  # of a compiler
-    return own, [hook for numbered in hooks for hook in numbered.values()]
 
 
 def _sampled(values: Any) -> Any:
@@ -252,7 +231,7 @@ def _sampled(values: Any) -> Any:
     return values.reshape(-1)[::step] if step > 1 else values
 
 
-def _storage(tensor: Tensor) -> int:
+def _memory(tensor: Tensor) -> int:
     """Return the address of the tensor's memory, which its views have too; 0 if it has none."""
     share = local(tensor)
     has_memory = share.layout == torch.strided and not share.is_meta

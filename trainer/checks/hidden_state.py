@@ -8,6 +8,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainbox.contract.errors import WrongUse
 from trainer.checks.fingerprint import GENERATORS, Part, fingerprint
 from trainer.loop.state import Job
+from trainer.parallel.world import World
 
 FAST = "use --fast, which does not guarantee the same bits"  # the end of several messages
 
@@ -41,6 +42,11 @@ def described(name: str, before: Mapping[str, Part], after: Mapping[str, Part]) 
     return f"{name}{values}, which checkpoints leave out: {remedy}, or {FAST}"
 
 
+def on_any_rank(world: World, own: str | None = None) -> str | None:
+    """Return the first text `own` of all ranks that is not None; all ranks must call this."""
+    return next((text for text in world.from_each(own) if text is not None), None)
+
+
 class HiddenState:
     """The hidden state of a training, which only the parts `changing` may change."""
 
@@ -58,8 +64,8 @@ class HiddenState:
         # The values of a module that was imported meanwhile are new, and have not changed.
         known = self._start.keys() | {n for n in now if n.rpartition(".")[0] not in sys.modules}
         texts = [described(name, self._start, now) for name in sorted(changed & known)]
-        if found := [text for texts in self._job.world.from_each(texts[:1]) for text in texts]:
+        if text := on_any_rank(self._job.world, *texts[:1]):
             raise WrongUse(
                 f"task {type(self._job.task).__name__}: by step {self._job.state.progress.step} "
-                f"it has changed {found[0]}"
+                f"it has changed {text}"
             )

@@ -7,6 +7,7 @@ and the same Python state. The reasons are in docs/decisions/0007-the-rehearsal.
 
 import contextlib
 import dataclasses
+import itertools
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 
 from trainbox.contract.errors import OutOfMemory, WrongUse
 from trainer.checks.fingerprint import Part, local
-from trainer.checks.hidden_state import FAST, described, differing, hidden_state
+from trainer.checks.hidden_state import FAST, described, differing, hidden_state, on_any_rank
 from trainer.checks.validation_sample import validate_sample
 from trainer.data.batches import training_batches
 from trainer.loop.digests import optimizer_tensors
@@ -27,6 +28,9 @@ from trainer.run.digest import tensor_digest, tensor_digests, value_digest
 from trainer.run.run_log import RunLog
 
 _SAVED_STEP, _STEPS = 1, 2
+# The parts of a rehearsal on its progress bar: step 1, a validation, a checkpoint, step 2, and in
+# the other job a load and step 2.
+_PARTS, _PARTS_IF_FAST = 6, 3
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class Rehearsal:
         self.close()
 
     def close(self) -> None:
-        """Remove the checkpoint of this rehearsal, or of a process that was killed."""
+        """Remove the bar and the checkpoint of this rehearsal, or of a process that was killed."""
+        self._run.console.end_bar()
         if self._run.writes:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -68,13 +73,9 @@ class Rehearsal:
             OutOfMemory: A step does not fit in memory. The rehearsal then starts again.
             StorageFailure: The checkpoint cannot be written or read.
         """
-        of_the_run = job.checkpoints
+        run, of_the_run, folder = self._run, job.checkpoints, self._folder / "checkpoints"
         job.checkpoints = RunCheckpoints(
-            self._folder / "checkpoints",
-            1,
-            self._run.writes,
-            self._run.report,
-            job.strategy.gathers_states,
+            folder, 1, run.writes, run.report, job.strategy.gathers_states
         )
         job.state.model.train()
         try:
@@ -95,9 +96,12 @@ class Rehearsal:
 
     def _started(self, job: Job) -> _Outcome:
         """Train step 1, validate a sample and save, then train step 2."""
+        console = self._run.console
+        console.start_rehearsal_bar(_PARTS if job.config.deterministic else _PARTS_IF_FAST)
         before, steps = hidden_state(job), _steps(job)
         with job.strategy.lost_writes(job.loss_module) as lost, _weights_watched(job):
             next(steps)
+        console.count_step()
         if lost:
             raise WrongUse(
                 f"{_of(job)}: a forward changes the parameter {lost[0].removeprefix('model.')}, "
@@ -105,10 +109,12 @@ class Rehearsal:
                 "buffer, or use --strategy ddp"
             )
         self._validates = validate_sample(job) is not None
+        console.count_step()
         state = job.state.capture(job.strategy)
         with job.world.wait_for_all("the checkpoint of the rehearsal"):
             job.checkpoints.save(_SAVED_STEP, state, {}, None)
             job.checkpoints.wait()
+        console.count_step()
         return self._outcome(job, before, steps)
 
     def _resumed(self, job: Job) -> _Outcome:
@@ -122,6 +128,7 @@ class Rehearsal:
                     "parameters and buffers in build_model()"
                 )
             job.state.restore(saved, job.strategy, self._folder)
+        self._run.console.count_step()
         return self._outcome(job, before, _steps(job))
 
     def _outcome(self, job: Job, before: dict[str, Part], steps: Iterator[None]) -> _Outcome:
@@ -136,40 +143,33 @@ class Rehearsal:
         digests |= {"the optimizer's settings": value_digest(groups)}
         if self._validates:
             digests |= validate_sample(job) or {}
+        self._run.console.count_step()
         return _Outcome(digests, before, hidden_state(job))
 
     def _compare(self, job: Job, first: _Outcome, resumed: _Outcome) -> None:
         """Pass or raise WrongUse, or leave it to another job to explain what differs."""
         changing = differing(first.before, first.after) | differing(resumed.before, resumed.after)
-        texts = [
-            described(name, first.after, resumed.after)
-            for name in sorted(differing(first.after, resumed.after) & changing)
-        ]
-        differs = _first_difference(first.digests, resumed.digests) is not None
-        found = job.world.from_each([texts[:1], differs, sorted(changing)])
-        if text := next((text for texts, _, _ in found for text in texts), None):
+        later = sorted(differing(first.after, resumed.after) & changing)
+        texts = [described(name, first.after, resumed.after) for name in later]
+        if text := on_any_rank(job.world, *texts[:1]):
             raise WrongUse(f"{_of(job)}: a resume would change {text}")
-        if not any(differs for _, differs, _ in found):
+        if on_any_rank(job.world, _first_difference(first.digests, resumed.digests)) is None:
             self._pass("2 steps, a resume and the same bits")
-            self.entry["changing"] = sorted({name for _, _, names in found for name in names})
+            names = job.world.from_each(sorted(changing))
+            self.entry["changing"] = sorted(set(itertools.chain(*names)))
 
     def _explain(
         self, job: Job, first: _Outcome, resumed: _Outcome, resumed_again: _Outcome
     ) -> None:
         """Raise WrongUse with the first digest that differs, and the reason."""
-        found = job.world.from_each(
-            [
-                _first_difference(resumed.digests, resumed_again.digests),
-                _first_difference(first.digests, resumed.digests),
-            ]
-        )
-        if name := next((name for name, _ in found if name), None):
+        again = _first_difference(resumed.digests, resumed_again.digests)
+        if name := on_any_rank(job.world, again):
             raise WrongUse(
                 f"{_of(job)}: {name} differs when the same step is computed again: draw random "
                 "numbers only from the global generators of torch, NumPy and Python and keep no "
                 f"state between calls, or {FAST}"
             )
-        name = next(name for _, name in found if name)
+        name = on_any_rank(job.world, _first_difference(first.digests, resumed.digests))
         raise WrongUse(
             f"{_of(job)}: {name} differs after a resume, so some state is neither in a checkpoint "
             f"nor in an attribute, such as in a file: make it a buffer, or {FAST}"

@@ -4,20 +4,16 @@ import contextlib
 import dataclasses
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
 
 from trainbox.contract.errors import WrongUse
-from trainer.data.batches import EvaluationBatches
 from trainer.loop.evaluate import Evaluation, add_up, evaluate
 from trainer.loop.out_of_memory import all_fit, memory_used_up
 from trainer.loop.state import Job
-from trainer.loop.task_checks import checked_end, checked_metrics
-from trainer.loop.validate import compare, draw
-from trainer.parallel.world import World
+from trainer.loop.task_checks import checked_metrics
+from trainer.loop.validate import draw, judge
 from trainer.run.digest import tensor_digests, value_digest
 
 # A task raises these errors for any batch. Other errors may come from the sample, such as a class
@@ -38,13 +34,17 @@ def validate_sample(job: Job) -> dict[str, str] | None:
         Exception: Any error of the validation.
     """
     # Each rank validates the sample by itself.
+    seed_parts = (job.config.seed, "trial", "validation")
+    alone = dataclasses.replace(job.world, rank=0, world_size=1)
     digests, sample_suffices = dict[str, str](), True
     with _together(job):
         try:
-            totals, first_batch, _ = _totals(job, job.evaluation.sample())
+            found = add_up(job, job.evaluation.sample(), alone, seed_parts, _never)
+            assert found is not None
+            totals, first_batch, _ = found
             digests = {f"the statistic {name}": d for name, d in tensor_digests(totals).items()}
             metrics = checked_metrics(job.task, job.task.metrics(totals))
-            _use(job, Evaluation(metrics, totals, first_batch))
+            _use(job, Evaluation(metrics, totals, first_batch), seed_parts)
         except Exception as error:
             if isinstance(error, _FOR_ANY_BATCH) or memory_used_up(error):
                 raise
@@ -57,10 +57,16 @@ def validate_sample(job: Job) -> dict[str, str] | None:
     )
     # On several processes, the body of `all_fit` must not exchange statistics.
     with all_fit(job.strategy) if job.world.world_size == 1 else contextlib.nullcontext():
-        result = _of_whole_set(job)
+        result = evaluate(job, seed_parts, _never, shown=job.run.console.validation_bar)
+    assert result is not None
     with _together(job):
-        _use(job, result)
+        _use(job, result, seed_parts)
     return None
+
+
+def _never() -> bool:
+    """Answer whether a validation is stopped."""
+    return False
 
 
 @contextlib.contextmanager
@@ -70,30 +76,11 @@ def _together(job: Job) -> Iterator[None]:
         yield
 
 
-def _totals(
-    job: Job, batches: EvaluationBatches
-) -> tuple[dict[str, Tensor], Any, dict[str, Tensor]]:
-    """Return the totals, the first batch and the statistics of `batches`, for this rank alone."""
-    found = add_up(job, batches, _alone(job), _seed_parts(job), lambda: False)
-    assert found is not None  # `stopped` is always false
-    return found
-
-
-def _of_whole_set(job: Job) -> Evaluation:
-    """Return the result of a validation of the whole set by all ranks."""
-    result = evaluate(job, _seed_parts(job), lambda: False)
-    assert result is not None  # `stopped` is always false
-    return result
-
-
-def _use(job: Job, result: Evaluation) -> None:
+def _use(job: Job, result: Evaluation, seed_parts: tuple[int | str, ...]) -> None:
     """Use `result` as in a validation, but write nothing."""
-    checked_end(job.task, job.task.finished(result.metrics))
-    compare(result.metrics, job.config.best_by, "--best-by", None)
-    if job.config.early_stopping is not None:
-        compare(result.metrics, job.config.early_stopping, "--early-stopping", None)
+    judge(job, result.metrics)
     if job.run.writes or job.strategy.forward_is_collective:  # as in a validation
-        drawing = draw(job, result, _seed_parts(job))
+        drawing = draw(job, result, seed_parts)
         before = _random_numbers()
         drawing()
         if _random_numbers() != before:
@@ -106,13 +93,3 @@ def _use(job: Job, result: Evaluation) -> None:
 def _random_numbers() -> str:
     """Return a digest of the states of the global generators of torch, Python and NumPy."""
     return value_digest([torch.get_rng_state(), random.getstate(), numpy.random.get_state()])
-
-
-def _alone(job: Job) -> World:
-    """Return a world of this rank alone."""
-    return dataclasses.replace(job.world, rank=0, world_size=1)
-
-
-def _seed_parts(job: Job) -> tuple[int | str, ...]:
-    """Return the parts of this check's seed."""
-    return (job.config.seed, "trial", "validation")

@@ -8,15 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from trainbox.classification import check_classes
-from trainbox.contract.config import (
-    CHANNELS_LAST,
-    Settings,
-    scaled_learning_rate,
-)
+from trainbox.contract.config import CHANNELS_LAST, Settings
 from trainbox.contract.errors import WrongUse
 from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count, place_tensors
@@ -25,26 +20,19 @@ from trainer.data.files import FileExamples
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.loop import compiler
 from trainer.loop.arithmetic import set_arithmetic
-from trainer.loop.freeze import freeze
 from trainer.loop.losses import LossModule
 from trainer.loop.memory_format import memory_format, put_channels_last
+from trainer.loop.model import build_model
+from trainer.loop.optimizer import build_optimizer
 from trainer.loop.out_of_memory import examples_at_once
-from trainer.loop.rnn_precision import keep_rnns_out_of_autocast
 from trainer.loop.settle import cpu_count
 from trainer.loop.state import Inference, Job, TrainState
-from trainer.loop.task_checks import (
-    checked_dataset,
-    checked_model,
-    checked_optimizer,
-    checked_task,
-    collate_of,
-)
+from trainer.loop.task_checks import checked, checked_dataset, collate_of
 from trainer.parallel.exchange import Reduction
 from trainer.parallel.loss_sums import RunningLosses
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
 from trainer.run.checkpoint import RunCheckpoints
-from trainer.run.digest import tensor_digests
 from trainer.run.run_gpus import RunGpus
 from trainer.run.run_log import RunLog
 from trainer.system.allocator import keep_freed_memory
@@ -70,17 +58,13 @@ def build(config: Settings, data: Data, strategy: Strategy, run: RunLog, gpus: R
     world = strategy.world
     keep_freed_memory()
     set_arithmetic(config)
-    task, train = data.task, data.train
-    schedule = _schedule(config, world, length(train))
+    schedule = _schedule(config, world, length(data.train))
     ranks = range(world.world_size)
     # Build the model and the optimizer.
     parts = _inference(config, data, strategy)
-    model, workers = parts.model, parts.workers
-    peak = scaled_learning_rate(
-        config.learning_rate, config.lr_scaling, config.batch_size, config.base_batch_size
-    )
-    optimizer = _build_optimizer(task, config, model, peak)
-    chosen = memory_format(config, task, model, strategy, train, schedule, workers)
+    model = parts.model
+    optimizer = build_optimizer(data.task, config, model)
+    chosen = memory_format(parts, data.train, schedule)
     config = dataclasses.replace(config, memory_format=chosen)
     if chosen == CHANNELS_LAST:
         put_channels_last(model)
@@ -99,7 +83,7 @@ def build(config: Settings, data: Data, strategy: Strategy, run: RunLog, gpus: R
                 world, [len(world.owned_by(r, config.shards)) * config.accumulation for r in ranks]
             ),
         ),
-        train=train,
+        train=data.train,
         schedule=schedule,
         reduction=Reduction(
             world, config.shards, config.accumulation, model, strategy.summed_parameters(model)
@@ -137,8 +121,7 @@ def build_prediction(
         if type(task).prediction_dataset is Task.prediction_dataset:
             dataset: Dataset[Any] = FileExamples(files, task.load_example, type(task).__name__)
         else:
-            dataset = checked_dataset(task, "prediction_dataset", task.prediction_dataset(files))
-        dataset = place_tensors(dataset, strategy.world.device)
+            dataset = _dataset(task, "prediction_dataset", files, strategy.world)
     if length(dataset) == 0:
         raise WrongUse(f"none of the {len(files)} file(s) has an example: name other files")
     return _inference(config, Data(task, dataset, dataset, 0.0), strategy)
@@ -152,13 +135,8 @@ def _inference(config: Settings, data: Data, strategy: Strategy) -> Inference:
     world, size = strategy.world, examples_at_once(config)
     own = strategy.validation_batches(evaluation_batch_count(length(evaluated), size))
     workers = _workers(config, train)
-    world.seed(config.seed, "model")
-    with world.wait_for_all("the model"):  # its weights may be downloaded
-        model = checked_model(task, task.build_model())
-    frozen = freeze(model, config.freeze)
-    _refuse_other_weights(task, model, strategy)
     autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
-    keep_rnns_out_of_autocast(model, world.device.type, autocast_dtype)
+    model, frozen = build_model(task, config, strategy, autocast_dtype)
     if config.compile:
         model.compile()
     else:
@@ -187,17 +165,13 @@ def build_data(
     world.seed(config.seed, "data")
     with world.first_goes_first():
         task = _with_data(task, data_dir)
-        train = checked_dataset(task, "train_dataset", task.train_dataset(data_dir))
-        train = place_tensors(train, world.device)
-        validation = checked_dataset(task, "validation_dataset", task.validation_dataset(data_dir))
-        name, evaluated = "validation", validation
+        train, evaluated = (
+            _dataset(task, f"{name}_dataset", data_dir, world) for name in ("train", "validation")
+        )
         if test:
-            name, evaluated = (
-                "test",
-                checked_dataset(task, "test_dataset", task.test_dataset(data_dir)),
-            )
-        evaluated = place_tensors(evaluated, world.device)
+            evaluated = _dataset(task, "test_dataset", data_dir, world)
     if length(evaluated) == 0:
+        name = "test" if test else "validation"
         raise WrongUse(
             f"task {config.task}: the {name} set is empty: check --data-dir and the task's "
             f"{name}_dataset()"
@@ -205,35 +179,16 @@ def build_data(
     return Data(task, train, evaluated, time.monotonic() - begin)
 
 
+def _dataset(task: Task, method: str, source: Path | Sequence[Path], world: World) -> Dataset[Any]:
+    """Return the dataset of `source`, in this rank's memory or on its device."""
+    dataset = checked_dataset(task, method, getattr(task, method)(source))
+    return place_tensors(dataset, world.device)
+
+
 def _with_data(task: Task, data_dir: Path) -> Task:
-    task = checked_task(task, task.with_data(data_dir))
+    task = checked(task, "with_data", task.with_data(data_dir))
     check_classes(task)
     return task
-
-
-def _refuse_other_weights(task: Task, model: nn.Module, strategy: Strategy) -> None:
-    """Raise WrongUse if the strategy needs equal weights on all ranks and a weight differs."""
-    name = strategy.differing_weight(lambda: tensor_digests(model.state_dict()))
-    if name is not None:
-        raise WrongUse(
-            f"task {type(task).__name__}: build_model() returns different weights on each "
-            f"process, first in {name}: draw random numbers only from the global generators of "
-            "torch, NumPy and Python"
-        )
-
-
-def _build_optimizer(
-    task: Task, config: Settings, model: nn.Module, peak_learning_rate: float
-) -> torch.optim.Optimizer:
-    """Return the task's optimizer with the settings of the run.
-
-    Each group keeps its peak learning rate as `initial_lr`.
-    """
-    built = task.build_optimizer(model, config.optimizer, peak_learning_rate, config.weight_decay)
-    optimizer = checked_optimizer(task, built, model)
-    for group in optimizer.param_groups:
-        group["initial_lr"] = float(group["lr"])  # a task may give a tensor
-    return optimizer
 
 
 def _schedule(config: Settings, world: World, examples: int) -> Schedule:

@@ -12,7 +12,7 @@ from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count
 from trainer.loop.losses import autocast
 from trainer.loop.state import Inference
-from trainer.loop.task_checks import checked_batch, checked_metrics, checked_statistics
+from trainer.loop.task_checks import checked_metrics, checked_statistics
 from trainer.parallel.buffers import evaluating
 from trainer.parallel.world import World
 
@@ -94,7 +94,7 @@ def add_up(
         numbered = zip(batches.own, batches.iterate(), strict=True)
         for number, (count, raw_batch) in shown(numbered, len(batches.own)):
             world.seed(*seed_parts, number)
-            batch = checked_batch(task, task.prepare(raw_batch, training=False))
+            batch = task.prepare(raw_batch, training=False)
             first_batch = batch if first_batch is None else first_batch
             with autocast(world.device.type, job.autocast_dtype):
                 sums = {}

@@ -40,18 +40,15 @@ def fit(
     progress = state.progress
     first_step = progress.step
     # Read this rank's micro-batches from the current step. The order of the examples depends only
-    # on the seed and the epoch. The time that the training waits for them is logged. A profile or a
-    # measurement of the speed wraps them.
-    timed = TimedBatches(
+    # on the seed and the epoch. The time that the training waits for them is logged.
+    micro_batches = TimedBatches(
         training_batches(
             job.train, schedule, first_step, world.device, job.workers, collate_of(job.task)
         )
     )
-    micro_batches = timed if job.around_batches is None else job.around_batches(timed)
-
     train_one_step = EagerStep(job, micro_batches)
     # `pace` has the steps of the log entries, the digests and the votes.
-    log, digests, pace = TrainingLog(job, timed), DigestLog(job), Pace(job)
+    log, digests, pace = TrainingLog(job, micro_batches), DigestLog(job), Pace(job)
     saving = Saving(job, stop, digests, pace)
 
     # Record the digests of the start, and start the clock.
@@ -66,6 +63,10 @@ def fit(
             saving.save_and_stop()
         if progress.step >= job.end_step or progress.ended_early:
             break
+
+        # A profile or a measurement of the speed may begin or end before a step.
+        for before_step in job.before_step:
+            before_step(progress.step - first_step, micro_batches.seconds)
 
         # Train one step. If it has a log entry, its gradient's norm is computed for the entry.
         logged = pace.log_due(progress.step + 1)

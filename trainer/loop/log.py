@@ -20,22 +20,26 @@ _FEW_ENTRIES = 5  # the fewest recent entries for a median
 _SLOW_NETWORK, _SLOW_DATA, _SLOW_FOR_S = 0.5, 0.3, 10.0
 
 
-class SlowPart:
+class _SlowPart:
     """A part of the step that a training warns of once, if it is slow in several entries in a row.
 
     `limit` is the share of the time from which the part is slow.
     """
 
-    def __init__(self, limit: float) -> None:
-        self._limit, self._slow_s, self._warned = limit, 0.0, False
+    def __init__(self, job: Job, limit: float, name: str, remedy: str) -> None:
+        self._job, self._limit, self._name, self._remedy = job, limit, name, remedy
+        self._slow_s, self._warned = 0.0, False
 
-    def is_newly_slow(self, share: float, seconds: float) -> bool:
-        """Add an entry of `seconds`, and return whether to warn now."""
+    def add(self, share: float, steps: int, seconds: float) -> None:
+        """Add an entry of `steps` and `seconds`, and warn if the part is slow for long enough."""
         self._slow_s = self._slow_s + seconds if share >= self._limit else 0.0
         if self._warned or self._slow_s < _SLOW_FOR_S:
-            return False
+            return
         self._warned = True
-        return True
+        self._job.run.report(
+            f"step {self._job.state.progress.step}: {self._name} takes {share:.0%} of the time "
+            f"({share * seconds / steps * 1000:,.0f} ms a step), {self._remedy}"
+        )
 
 
 class TrainingLog:
@@ -47,7 +51,20 @@ class TrainingLog:
         self._recent_losses: deque[float] = deque(maxlen=_RECENT_ENTRIES)
         self._totals_s: list[float] | None = None  # of the parts, up to the last entry
         self._metrics: tuple[int, dict[str, float]] = (0, {})  # of the last entry, with its step
-        self._network, self._data = SlowPart(_SLOW_NETWORK), SlowPart(_SLOW_DATA)
+        self._network = _SlowPart(
+            job,
+            _SLOW_NETWORK,
+            "the exchange of gradients",
+            "because the network is slow for this model: use one machine, or a larger --batch-size "
+            "to exchange less often",
+        )
+        self._data = _SlowPart(
+            job,
+            _SLOW_DATA,
+            "waiting for data",
+            f"with {job.workers} loader worker(s) a process: raise --workers, make __getitem__ "
+            "faster, or hold the dataset in memory as a TensorDataset",
+        )
 
     def write(self, norm: Tensor) -> None:
         """Write an entry with the gradient's `norm`; all ranks must call this.
@@ -104,10 +121,7 @@ class TrainingLog:
         )
         # Warn of a loss spike, a slow network and slow data, and start the next means.
         self._warn_of_a_spike(values["loss"])
-        if exchange:
-            self._warn_of_a_slow_network(min(exchange), steps, seconds)
-        if data:
-            self._warn_of_slow_data(max(data), steps, seconds)
+        self._warn_of_slow_parts(data, exchange, steps, seconds)
         job.state.running.clear()
 
     def line_at(self, step: int) -> str:
@@ -146,36 +160,16 @@ class TrainingLog:
         data, *exchange = rows.T.tolist()
         return data, exchange[0] if exchanges else []
 
-    def _warn_of_a_slow_network(self, least_share: float, steps: int, seconds: float) -> None:
-        """Warn once if the exchange takes a large share of the time of each rank.
-
-        `least_share` is the smallest share. If one rank computes slowly, the other ranks wait for
-        it, but its own share is small.
-        """
-        job = self._job
-        if job.world.nnodes > 1 and self._network.is_newly_slow(least_share, seconds):
-            job.run.report(
-                f"step {job.state.progress.step}: the exchange of gradients takes "
-                f"{least_share:.0%} of the time ({least_share * seconds / steps * 1000:,.0f} ms a "
-                "step), because the network is slow for this model: use one machine, or a larger "
-                "--batch-size to exchange less often"
-            )
-
-    def _warn_of_slow_data(self, most_share: float, steps: int, seconds: float) -> None:
-        """Warn once if a rank waits for a dataset that is read example by example.
-
-        `most_share` is the largest share. The other ranks wait for this rank in the exchange.
-        """
-        job = self._job
-        if not isinstance(job.train, TensorDataset) and self._data.is_newly_slow(
-            most_share, seconds
-        ):
-            job.run.report(
-                f"step {job.state.progress.step}: waiting for data takes {most_share:.0%} of the "
-                f"time ({most_share * seconds / steps * 1000:,.0f} ms a step), with {job.workers} "
-                "loader worker(s) a process: raise --workers, make __getitem__ faster, or hold "
-                "the dataset in memory as a TensorDataset"
-            )
+    def _warn_of_slow_parts(
+        self, data: list[float], exchange: list[float], steps: int, seconds: float
+    ) -> None:
+        """Warn once of a slow network, and once of slow data, by their shares on each rank."""
+        # If one rank computes slowly, the others wait for it, but its own share is small.
+        if exchange and self._job.world.nnodes > 1:
+            self._network.add(min(exchange), steps, seconds)
+        # If one rank waits for data, the others wait for it in the exchange.
+        if data and not isinstance(self._job.train, TensorDataset):
+            self._data.add(max(data), steps, seconds)
 
 
 def _shown(metrics: Mapping[str, float]) -> list[str]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from trainbox.contract.errors import WrongUse
 from trainbox.task import Task
-from trainer.loop.task_checks import checked_batch, wrong_result
+from trainer.loop.task_checks import checked
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class LossModule(nn.Module):
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
         """Return the losses of `batch`, `{name: (B,)}`."""
-        batch = checked_batch(self.task, self.task.prepare(batch, training=True))
+        batch = self.task.prepare(batch, training=True)
         with autocast(self.device_type, self.autocast_dtype):
             losses_B = self.task.losses(self.model, batch)
         try:
@@ -116,9 +116,7 @@ def check_gradients(task: Task, model: nn.Module) -> None:
 
 def _check_types(task: Task, losses: Any) -> None:
     """Raise WrongUse if `losses` is not a dictionary of tensors."""
-    if not isinstance(losses, dict) or not losses:
-        raise wrong_result(task, "losses", losses, "a dict {name: tensor of shape (B,)}")
-    for loss, value in losses.items():
+    for loss, value in checked(task, "losses", losses).items():
         if not isinstance(value, Tensor):
             raise WrongUse(
                 f"task {type(task).__name__}: loss {loss!r} is a {type(value).__name__}: return a "

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from trainbox.contract.config import CHANNELS_LAST, CONTIGUOUS, Settings
+from trainbox.contract.config import CHANNELS_LAST, CONTIGUOUS
 from trainbox.task import Task
 from trainer.data.batches import training_batches
 from trainer.data.schedule import Schedule
 from trainer.loop.losses import LossModule
 from trainer.loop.out_of_memory import memory_used_up
+from trainer.loop.state import Inference
 from trainer.loop.task_checks import collate_of
-from trainer.parallel.strategy import Strategy
 
 # The types of devices and the precisions in which convolutions of pictures are faster with the
 # channels last.
@@ -27,15 +27,7 @@ _FASTER = {("cpu", "bf16"), ("cuda", "bf16"), ("cuda", "fp16")}
 _EXAMPLES = 2  # for the trial; batch norm needs two
 
 
-def memory_format(
-    config: Settings,
-    task: Task,
-    model: nn.Module,
-    strategy: Strategy,
-    train: Dataset[Any],
-    schedule: Schedule,
-    workers: int,
-) -> str:
+def memory_format(job: Inference, train: Dataset[Any], schedule: Schedule) -> str:
     """Return the run's memory format, or choose it; all ranks must call this.
 
     The choice depends only on the model, the device and the precision, so each start of a command
@@ -43,17 +35,23 @@ def memory_format(
     last. If a trial fails, for example at `view`, the format stays contiguous. The trial is on the
     CPU, because an error in a kernel, such as that of a wrong label, ends all work on a GPU.
     """
+    config, strategy, world = job.config, job.strategy, job.world
     if config.memory_format is not None:
         return config.memory_format
     if (
-        (strategy.world.device.type, config.precision) not in _FASTER
+        (world.device.type, config.precision) not in _FASTER
         or not strategy.allows_channels_last
-        or not any(isinstance(module, nn.Conv2d) for module in model.modules())
+        or not any(isinstance(module, nn.Conv2d) for module in job.model.modules())
     ):
         return CONTIGUOUS
-    strategy.world.seed(config.seed, "memory format")
-    batches = _few_examples(task, train, schedule, workers)
-    passed = strategy.world.from_each(_trains(task, model, batches))
+    world.seed(config.seed, "memory format")
+    # Read the first examples of this rank.
+    micro = schedule.micros[0]
+    micro = dataclasses.replace(micro, stop=min(micro.stop, micro.start + _EXAMPLES))
+    schedule = dataclasses.replace(schedule, micros=(micro,), total_steps=1)
+    cpu, workers, collate = torch.device("cpu"), min(job.workers, 1), collate_of(job.task)
+    batches = training_batches(train, schedule, 0, cpu, workers, collate)
+    passed = world.from_each(_trains(job.task, job.model, batches))
     return CHANNELS_LAST if all(passed) else CONTIGUOUS
 
 
@@ -62,16 +60,6 @@ def put_channels_last(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.dim() == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-
-
-def _few_examples(
-    task: Task, train: Dataset[Any], schedule: Schedule, workers: int
-) -> Iterator[Any]:
-    micro = schedule.micros[0]
-    micro = dataclasses.replace(micro, stop=min(micro.stop, micro.start + _EXAMPLES))
-    schedule = dataclasses.replace(schedule, micros=(micro,), total_steps=1)
-    cpu = torch.device("cpu")
-    return training_batches(train, schedule, 0, cpu, min(workers, 1), collate_of(task))
 
 
 def _trains(task: Task, model: nn.Module, batches: Iterator[Any]) -> bool:

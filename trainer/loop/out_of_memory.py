@@ -67,12 +67,9 @@ def _memory_of(line: str, failed: int) -> str | None:
     if NO_ENGINE in line and failed:
         return "GPU"
     if _GPU_SIGN.search(line):
-        return "GPU" if _uses_gpu() or _OF_A_GPU.search(line) else "host"
+        uses_gpu = torch.cuda.is_initialized() or torch.backends.mps.is_available()
+        return "GPU" if uses_gpu or _OF_A_GPU.search(line) else "host"
     return "host" if _HOST_SIGN.search(line) and "shared memory" not in line else None
-
-
-def _uses_gpu() -> bool:
-    return torch.cuda.is_initialized() or torch.backends.mps.is_available()
 
 
 def failed_allocations() -> int:
@@ -95,16 +92,6 @@ def failed_allocations_change_bits(strategy: Strategy) -> bool:
     return strategy.world.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
 
 
-def _hidden(failed: int) -> str | None:
-    """Return a message for `failed` allocations whose errors were hidden, or None for 0."""
-    if not failed:
-        return None
-    return (
-        f"the GPU's memory is used up ({failed} allocation(s) failed, and cuDNN took algorithms "
-        "that need less memory and have other bits, which only --fast allows)"
-    )
-
-
 @contextlib.contextmanager
 def all_fit(strategy: Strategy) -> Iterator[None]:
     """Let all ranks agree, after the body, on whether its work fitted in memory.
@@ -120,7 +107,10 @@ def all_fit(strategy: Strategy) -> Iterator[None]:
     watches, before = failed_allocations_change_bits(strategy), failed_allocations()
     try:
         yield
-        found = _hidden(failed_allocations() - before) if watches else None
+        hidden = failed_allocations() - before if watches else 0
+        text = f"the GPU's memory is used up ({hidden} allocation(s) failed, and cuDNN took "
+        text += "algorithms that need less memory and have other bits, which only --fast allows)"
+        found = text if hidden else None
     except (MemoryError, OSError, RuntimeError) as error:
         found = memory_used_up(error, before)
         if found is None:

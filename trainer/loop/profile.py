@@ -1,7 +1,6 @@
 """Profile some steps of a training for `--profile`."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +26,15 @@ class Profile:
         self._profiler: torch.profiler.profile | None = None
         self._begun, self._begin_s = 0, 0.0
         if job.world.is_first:
-            job.around_batches = self._with_profile
+            job.before_step.append(self._before_step)
 
-    def _with_profile(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the same batches; start and end the profile before the first one of a step."""
-        step = 0
-        while True:
-            if step == _WARM_UP_STEPS:
-                self._start()
-            if self._begun == self._steps:
-                self.finish()
-            elif self._profiler is not None:
-                self._begun += 1
-            for _ in self._job.schedule.micros:
-                yield next(batches)
-            step += 1
+    def _before_step(self, step: int, _waited_s: float) -> None:
+        if step == _WARM_UP_STEPS:
+            self._start()
+        elif self._begun == self._steps:
+            self.finish()
+        if self._profiler is not None:
+            self._begun += 1
 
     def _start(self) -> None:
         kinds = [torch.profiler.ProfilerActivity.CPU]

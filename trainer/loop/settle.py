@@ -37,50 +37,38 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
     # ignores shards, there is one shard per rank.
     world = strategy.world
     check_task(task)
-    stored_text = world.from_first(run.folder.read_config_text())
-    stored = (
-        parse_config(stored_text, run.path / "config.json") if stored_text is not None else None
-    )
-    check_strategy(config, strategy.name)
-    if stored is not None:
+    stored_text, stored = world.from_first(run.folder.read_config_text()), None
+    if stored_text is not None:
+        stored = parse_config(stored_text, run.path / "config.json")
         if not strategy.keeps_shards:
             stored = dataclasses.replace(stored, shards=None)
         stored = completed(stored, world.world_size)
+    check_strategy(config, strategy.name)
     # Translate the options that replace each other.
     given = dataclasses.asdict(config) | {"batch_size_per_gpu": None}
     if config.batch_size_per_gpu is not None:
         given["batch_size"] = config.batch_size_per_gpu * world.world_size
-    if stored is not None and config.max_steps is None and config.epochs is None:
-        given |= {"epochs": stored.epochs, "max_steps": stored.max_steps}
-    elif config.max_steps is None and config.epochs is None:
-        given["epochs"] = task.epochs or DEFAULT_EPOCHS
+    if config.max_steps is None and config.epochs is None:
+        given["epochs"] = stored.epochs if stored else task.epochs or DEFAULT_EPOCHS
+        given["max_steps"] = stored and stored.max_steps
     # Fill in what is not given. Bits depend on the number of threads, and machines may have
     # different CPUs, so rank 0 decides.
-    threads = world.from_first(_default_threads(config))
-    fallback = stored or Config(
-        batch_size=task.batch_size or DEFAULT_BATCH_SIZE,
-        learning_rate=task.learning_rate or DEFAULT_LEARNING_RATE,
-        precision=_default_precision(strategy),
-        best_by=task.best_by,
-        accumulation=1,
-        shards=world.world_size,
-        threads=threads,
-    )
-    for name in (
-        "batch_size",
-        "accumulation",
-        "learning_rate",
-        "precision",
-        "best_by",
-        "shards",
-        "threads",
-    ):
+    chosen = {
+        "batch_size": task.batch_size or DEFAULT_BATCH_SIZE,
+        "learning_rate": task.learning_rate or DEFAULT_LEARNING_RATE,
+        "precision": _default_precision(strategy),
+        "best_by": task.best_by,
+        "accumulation": 1,
+        "shards": world.world_size,
+        "threads": world.from_first(_default_threads(config)),
+    }
+    if stored is not None:
+        chosen = {name: getattr(stored, name) for name in (*chosen, "memory_format")}
+    for name, value in chosen.items():
         if given[name] is None:
-            given[name] = getattr(fallback, name)
+            given[name] = value
         if given[name] is None:  # a stored config.json never has null here
             raise WrongUse(f"{run.path / 'config.json'} is damaged ({name} is null): restore it")
-    if given["memory_format"] is None and stored is not None:
-        given["memory_format"] = stored.memory_format
     # Compare with the stored settings.
     settled = Settings(**given)
     if stored is not None and (changed := differences(stored, settled)):

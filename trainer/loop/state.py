@@ -193,7 +193,8 @@ class Job(Inference):
         initial: The origin of the weights that the run starts from, for its manifest.
         sources: Set when the run's manifest is written.
         end_step: The step after which this training ends.
-        around_batches: Wraps the iterator of batches.
+        before_step: Called before each step with the number of steps of this start, and with the
+            seconds that they waited for data.
         rehearsal: The entry of the manifest about the rehearsal of this start.
         check_hidden_state: Raises WrongUse if state outside checkpoints has changed.
     """
@@ -207,7 +208,7 @@ class Job(Inference):
     reduction: Reduction
     initial: dict[str, str] | None = None
     sources: SourceRecord | None = None
-    around_batches: Callable[[Iterator[Any]], Iterator[Any]] | None = None
+    before_step: list[Callable[[int, float], None]] = field(default_factory=list)
     rehearsal: dict[str, Any] = field(default_factory=dict)
     check_hidden_state: Callable[[], None] = lambda: None
     end_step: int = field(init=False)

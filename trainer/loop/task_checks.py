@@ -3,20 +3,17 @@
 import contextlib
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from trainbox.contract.errors import WrongUse
 from trainbox.task import Task
 from trainer.data.examples import Collate
 from trainer.data.nested import tensors_in
-from trainer.loop.joined_optimizer import joined
 from trainer.run.jsonl import KEYS_OF_ENTRIES
 
 if TYPE_CHECKING:
@@ -42,6 +39,31 @@ _REQUIRED = {
     "losses": "return {name: tensor (B,)}, or derive the task from Classification",
 }
 
+# The class of what a method returns, and its description for a message.
+_RESULTS: dict[str, tuple[type, str]] = {
+    "with_data": (Task, "the task, as in dataclasses.replace(self, ...)"),
+    "notes": (dict, "a dict {name: line}, which may be empty"),
+    "build_model": (nn.Module, "an nn.Module"),
+    "losses": (dict, "a dict {name: tensor of shape (B,)}"),
+    "statistics": (dict, "a dict {name: tensor}"),
+    "metrics": (Mapping, "a dict {name: number}"),
+    "figures": (dict, "a dict {name: picture}, which may be empty"),
+    "predictions": (dict, "a dict {name: tensor (B,)}"),
+}
+_NOT_EMPTY = ("losses", "predictions")
+
+# What an attribute of a task must be, and its description for a message.
+_ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "epochs": (lambda value: _is_positive(value, int), "a whole number from 1"),
+    "batch_size": (lambda value: _is_positive(value, int), "a whole number from 1"),
+    "learning_rate": (lambda value: _is_positive(value, int | float), "a number above 0"),
+    "best_by": (lambda value: isinstance(value, str), "the name of a metric"),
+    "train_metrics": (
+        lambda value: isinstance(value, tuple) and all(isinstance(name, str) for name in value),
+        'a tuple of names, such as ("accuracy",)',
+    ),
+}
+
 
 def check_defines(task: Task, name: str, remedy: str) -> None:
     """Raise WrongUse if the task has no method `name` of its own. `remedy` follows `define it`."""
@@ -50,32 +72,28 @@ def check_defines(task: Task, name: str, remedy: str) -> None:
 
 
 def check_task(task: Task) -> None:
-    """Check the methods and defaults of a task.
+    """Check the methods and attributes of a task.
 
     Raises:
-        WrongUse: A required method is missing, a method has the wrong parameters, or a default has
-            the wrong type.
+        WrongUse: A required method is missing, a method has the wrong parameters, or an attribute
+            has the wrong type.
     """
-    _check_defaults(task)
+    for name, (is_valid, wanted) in _ATTRIBUTES.items():
+        value = getattr(task, name)
+        if not is_valid(value):
+            raise WrongUse(f"task {_name(task)}: {name} is {value!r}: set it to {wanted}")
+    for name in task.train_metrics:
+        _check_name(task, "train_metrics has the name", name, _KEYS_OF_TRAINING, "loss_", "gpu_")
     for name, remedy in _REQUIRED.items():
         check_defines(task, name, f", and {remedy}")
     for name, method in vars(Task).items():
         if not inspect.isfunction(method) or name.startswith("_"):
             continue
-        own = getattr(task, name)
-        for is_kind, written, remedy in (
-            (inspect.iscoroutinefunction, "async def", "write def"),
-            (inspect.isgeneratorfunction, "a generator", "use return instead of yield"),
-        ):
-            if is_kind(own):
-                raise WrongUse(
-                    f"task {_name(task)}: {name}() is {written}, so a call does not "
-                    f"run it: {remedy}"
-                )
         _, *parameters = inspect.signature(method).parameters
         by_name = {"training": True} if "training" in parameters else {}
+        by_position = parameters[: len(parameters) - len(by_name)]
         try:
-            inspect.signature(own).bind(*parameters[: len(parameters) - len(by_name)], **by_name)
+            inspect.signature(getattr(task, name)).bind(*by_position, **by_name)
         except TypeError as error:
             raise WrongUse(
                 f"task {_name(task)}: {name}() has the wrong parameters ({error}): write "
@@ -83,64 +101,40 @@ def check_task(task: Task) -> None:
             ) from None
 
 
-def _check_defaults(task: Task) -> None:
-    for name, kinds, wanted in (
-        ("epochs", int, "a whole number from 1"),
-        ("batch_size", int, "a whole number from 1"),
-        ("learning_rate", int | float, "a number above 0"),
-    ):
-        value = getattr(task, name)
-        if value is not None and (not isinstance(value, kinds) or not 0 < value < math.inf):
-            raise WrongUse(f"task {_name(task)}: {name} is {value!r}: set it to {wanted}")
-    if not isinstance(task.best_by, str):
+def _is_positive(value: Any, kinds: Any) -> bool:
+    """Return whether `value` is a number above 0, or None."""
+    return value is None or (isinstance(value, kinds) and 0 < value < math.inf)
+
+
+def _check_name(
+    task: Task, found: str, name: Any, reserved: Collection[str], *prefixes: str
+) -> None:
+    text = str(name)
+    printable = text.isprintable() and text.strip()
+    if text in reserved or text.startswith(prefixes) or not printable:
         raise WrongUse(
-            f"task {_name(task)}: best_by is {task.best_by!r}: set it to the name of a metric"
+            f"task {_name(task)}: {found} {name!r}, which is reserved or not printable: rename it"
         )
 
-    names = task.train_metrics
-    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
-        raise WrongUse(
-            f"task {_name(task)}: train_metrics is {names!r}: set it to a tuple of names, such as "
-            '("accuracy",)'
-        )
-    for name in names:
-        if (
-            name in _KEYS_OF_TRAINING
-            or name.startswith(("loss_", "gpu_"))
-            or not name.isprintable()
-            or not name.strip()
-        ):
-            raise WrongUse(
-                f"task {_name(task)}: train_metrics has the name {name!r}, which is reserved or "
-                "not printable: rename it"
-            )
 
-
-def checked_task(task: Task, returned: Any) -> Task:
-    """Return `returned`, the result of with_data(), or raise WrongUse."""
-    if not isinstance(returned, Task):
-        raise wrong_result(
-            task, "with_data", returned, "the task, as in dataclasses.replace(self, ...)"
-        )
+def checked(task: Task, method: str, returned: Any) -> Any:
+    """Return `returned`, the result of `method`, or raise WrongUse if it is of another class."""
+    kind, wanted = _RESULTS[method]
+    if not isinstance(returned, kind) or (method in _NOT_EMPTY and not returned):
+        raise wrong_result(task, method, returned, wanted)
     return returned
 
 
 def checked_dataset(task: Task, method: str, returned: Any) -> "Dataset[Any]":
     """Return `returned`, the result of train_dataset() or another `method`, or raise WrongUse."""
-    if isinstance(returned, IterableDataset):
-        raise WrongUse(
-            f"task {_name(task)}: {method}() returned {type(returned).__name__}, an "
-            "IterableDataset, whose order cannot be shuffled: return a map-style dataset with "
-            "__len__ and __getitem__"
+    # Without this, a tuple of two tensors would be a dataset of two examples.
+    unusual = isinstance(returned, IterableDataset | tuple)
+    if unusual or not hasattr(returned, "__getitem__"):
+        wanted = (
+            "a map-style dataset with __len__ and __getitem__, such as TensorDataset(inputs, "
+            "labels)"
         )
-    if isinstance(returned, tuple):
-        raise wrong_result(
-            task, method, returned, "a dataset, such as TensorDataset(inputs, labels)"
-        )
-    if not hasattr(returned, "__getitem__"):
-        raise wrong_result(
-            task, method, returned, "a map-style dataset with __len__ and __getitem__"
-        )
+        raise wrong_result(task, method, returned, wanted)
     if isinstance(returned, TensorDataset) and _has_collate(task):
         raise WrongUse(
             f"task {_name(task)}: {method}() returned a TensorDataset, whose batches do not need "
@@ -171,89 +165,6 @@ def _has_collate(task: Task) -> bool:
     return type(task).collate is not Task.collate
 
 
-def checked_model(task: Task, returned: Any) -> nn.Module:
-    """Return `returned`, the result of build_model(), or raise WrongUse.
-
-    The tensors of the model must be able to be trained, saved and restored.
-    """
-    if not isinstance(returned, nn.Module):
-        raise wrong_result(task, "build_model", returned, "an nn.Module")
-    for name, tensor in [*returned.named_parameters(), *returned.named_buffers()]:
-        if is_lazy(tensor):
-            raise WrongUse(
-                f"task {_name(task)}: build_model() does not set the size of {name}: give "
-                "its layer the input size, or run an example through the model in build_model()"
-            )
-        if tensor.is_meta:
-            raise WrongUse(
-                f"task {_name(task)}: build_model() leaves {name} on the meta device, "
-                "without values: build the model on the CPU"
-            )
-        if any(
-            stride == 0 and size > 1
-            for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
-        ):
-            raise WrongUse(
-                f"task {_name(task)}: build_model() creates {name} with expand(), so its "
-                "values share memory and cannot be restored: add .clone()"
-            )
-    return returned
-
-
-def checked_optimizer(task: Task, returned: Any, model: nn.Module) -> Optimizer:
-    """Return `returned`, the result of build_optimizer(), or raise WrongUse.
-
-    A tuple of optimizers is joined to one. Each must have a parameter of `model`, and its step()
-    must not need arguments.
-    """
-    parts: Sequence[Any] = returned if isinstance(returned, tuple) and returned else (returned,)
-    for part in parts:
-        _check_one_optimizer(task, part, model)
-    try:
-        return joined(parts)
-    except ValueError:
-        raise WrongUse(
-            f"task {_name(task)}: build_optimizer() gives a parameter to two optimizers: give each "
-            "optimizer parameters of its own"
-        ) from None
-
-
-def _check_one_optimizer(task: Task, returned: Any, model: nn.Module) -> None:
-    if not isinstance(returned, Optimizer):
-        raise wrong_result(
-            task, "build_optimizer", returned, "a torch.optim.Optimizer or a tuple of them"
-        )
-    own = {id(parameter) for parameter in model.parameters()}
-    if not any(
-        id(parameter) in own for group in returned.param_groups for parameter in group["params"]
-    ):
-        raise WrongUse(
-            f"task {_name(task)}: build_optimizer() returned {type(returned).__name__}, "
-            "which has no parameter of the model: give it model.parameters()"
-        )
-    # A scheduler replaces the method of the object.
-    _, *parameters = inspect.signature(type(returned).step).parameters.items()
-    needed = [
-        name
-        for name, parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    if needed:
-        raise WrongUse(
-            f"task {_name(task)}: {type(returned).__name__}.step() needs the argument "
-            f"{needed[0]}, which a training step does not pass: use another optimizer, such as "
-            "AdamW"
-        )
-
-
-def checked_notes(task: Task, returned: Any) -> dict[str, str]:
-    """Return `returned`, the result of notes(), or raise WrongUse."""
-    if not isinstance(returned, dict):
-        raise wrong_result(task, "notes", returned, "a dict {name: line}, which may be empty")
-    return returned
-
-
 def checked_factor(task: Task, returned: Any) -> float:
     """Return `returned`, the result of schedule(), or raise WrongUse."""
     try:
@@ -268,18 +179,9 @@ def checked_factor(task: Task, returned: Any) -> float:
     return factor
 
 
-def checked_batch(task: Task, returned: Any) -> Any:
-    """Return `returned`, the result of prepare(), or raise WrongUse."""
-    if returned is None:
-        raise wrong_result(task, "prepare", returned, "the batch")
-    return returned
-
-
 def checked_statistics(task: Task, returned: Any) -> dict[str, Tensor]:
     """Return `returned`, the result of statistics(), or raise WrongUse."""
-    if not isinstance(returned, dict):
-        raise wrong_result(task, "statistics", returned, "a dict {name: tensor}")
-    for name, value in returned.items():
+    for name, value in checked(task, "statistics", returned).items():
         if not isinstance(value, Tensor):
             raise WrongUse(
                 f"task {_name(task)}: statistics() returned {name!r} as "
@@ -290,9 +192,7 @@ def checked_statistics(task: Task, returned: Any) -> dict[str, Tensor]:
 
 def checked_predictions(task: Task, returned: Any, size: int) -> dict[str, Tensor]:
     """Return `returned`, the result of predictions() for `size` examples, or raise WrongUse."""
-    if not isinstance(returned, dict) or not returned:
-        raise wrong_result(task, "predictions", returned, "a dict {name: tensor (B,)}")
-    for name, value in returned.items():
+    for name, value in checked(task, "predictions", returned).items():
         shape = tuple(getattr(value, "shape", ()))
         if not isinstance(value, Tensor) or len(shape) not in (1, 2) or shape[0] != size:
             raise WrongUse(
@@ -304,23 +204,17 @@ def checked_predictions(task: Task, returned: Any, size: int) -> dict[str, Tenso
 
 def checked_metrics(task: Task, returned: Any) -> dict[str, float]:
     """Return `returned`, the result of metrics(), as plain numbers, or raise WrongUse."""
-    if not isinstance(returned, Mapping):
-        raise wrong_result(task, "metrics", returned, "a dict {name: number}")
-    numbers_of = {}
-    for name, value in returned.items():
-        if name in KEYS_OF_ENTRIES or not str(name).isprintable() or not str(name).strip():
-            raise WrongUse(
-                f"task {_name(task)}: metrics() returned a metric named {name!r}, which is "
-                "reserved or not printable: rename it"
-            )
+    numbers = {}
+    for name, value in checked(task, "metrics", returned).items():
+        _check_name(task, "metrics() returned a metric named", name, KEYS_OF_ENTRIES)
         try:
-            numbers_of[str(name)] = float(value)
+            numbers[str(name)] = float(value)
         except (TypeError, ValueError, RuntimeError):
             raise WrongUse(
                 f"task {_name(task)}: metrics() returned {name!r} as "
                 f"{type(value).__name__} instead of a number: convert it with float(...)"
             ) from None
-    return numbers_of
+    return numbers
 
 
 def checked_end(task: Task, returned: Any) -> bool:
@@ -333,45 +227,26 @@ def checked_end(task: Task, returned: Any) -> bool:
     raise wrong_result(task, "finished", returned, "True or False")
 
 
-def checked_figures(task: Task, returned: Any) -> dict[str, "Picture"]:
-    """Return `returned`, the result of figures(), or raise WrongUse."""
-    if not isinstance(returned, dict):
-        raise wrong_result(task, "figures", returned, "a dict {name: picture}, which may be empty")
-    for name, figure in returned.items():
-        if not callable(figure):
-            _check_picture(task, name, figure)
-    return returned
-
-
 @torch.no_grad()
 def drawn_figures(task: Task, figures: Mapping[str, "Picture"]) -> dict[str, Tensor]:
     """Return the pictures, drawn by the functions among `figures`, or raise WrongUse."""
     pictures = {name: figure() if callable(figure) else figure for name, figure in figures.items()}
     for name, picture in pictures.items():
-        _check_picture(task, name, picture)
+        shape = tuple(getattr(picture, "shape", ()))
+        if len(shape) != 3 or shape[0] not in (1, 3, 4) or 0 in shape:
+            raise WrongUse(
+                f"task {_name(task)}: figures() returned {name!r} as "
+                f"{type(picture).__name__} of shape {shape}: return a uint8 picture of shape "
+                "(3, H, W)"
+            )
     return pictures
-
-
-def _check_picture(task: Task, name: str, picture: Any) -> None:
-    shape = tuple(getattr(picture, "shape", ()))
-    if len(shape) != 3 or shape[0] not in (1, 3, 4) or 0 in shape:
-        raise WrongUse(
-            f"task {_name(task)}: figures() returned {name!r} as "
-            f"{type(picture).__name__} of shape {shape}: return a uint8 picture of shape "
-            "(3, H, W)"
-        )
 
 
 def wrong_result(task: Task, method: str, value: Any, wanted: str) -> WrongUse:
     """Return the error for a `method` that returned `value` instead of `wanted`."""
     forgotten = " (is a `return` missing?)" if value is None else ""
-    found = (
-        "None"
-        if value is None
-        else f"the class {value.__name__}"
-        if isinstance(value, type)
-        else type(value).__name__
-    )
+    found = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    found = "None" if value is None else found
     return WrongUse(f"task {_name(task)}: {method}() returned {found}: return {wanted}{forgotten}")
 
 

@@ -17,7 +17,7 @@ from trainer.loop.log import TrainingLog
 from trainer.loop.losses import autocast
 from trainer.loop.saving import Saving
 from trainer.loop.state import Inference, Job
-from trainer.loop.task_checks import checked_end, checked_figures, drawn_figures
+from trainer.loop.task_checks import checked, checked_end, drawn_figures
 from trainer.parallel.buffers import evaluating
 
 _METRICS_OF_A_LINE = 6  # metrics.jsonl has all of them
@@ -60,24 +60,9 @@ def _validate(job: Job, saving: Saving, log: TrainingLog) -> Mapping[str, float]
         return None
     progress.evaluated_step = progress.step
 
-    # Compare with the best validation, and with the best for early stopping.
-    best = compare(
-        result.metrics,
-        config.best_by,
-        "--best-by",
-        progress.best_metrics.get(split_metric(config.best_by, "")[1]),
-    )
-    if best:
-        progress.best_step, progress.best_metrics = progress.step, result.metrics
-    if config.early_stopping is not None:
-        _, name = split_metric(config.early_stopping, "--early-stopping")
-        if compare(
-            result.metrics, config.early_stopping, "--early-stopping", progress.patience_best
-        ):
-            progress.patience_best, progress.patience_used = result.metrics[name], 0
-        else:
-            progress.patience_used += 1
-        progress.ended_early = progress.patience_used >= config.patience
+    # Compare with the best validation. All ranks use the answer of the task on rank 0.
+    best = judge(job, result.metrics)
+    progress.ended_early = job.world.from_first(progress.ended_early)
 
     # Record the metrics.
     epoch = progress.step / job.schedule.steps_per_epoch
@@ -92,11 +77,6 @@ def _validate(job: Job, saving: Saving, log: TrainingLog) -> Mapping[str, float]
         result.figures,
         f"epoch {epoch:g}: {', '.join(shown)}{' (best)' if best else ''}"
         f"{training and f'; {training}'}",
-    )
-
-    # Ask the task whether the training has reached its aim.
-    progress.ended_early |= job.world.from_first(
-        checked_end(job.task, job.task.finished(result.metrics))
     )
 
     # Save the best and the last step, and draw the task's pictures of both.
@@ -128,8 +108,8 @@ def draw(
         figures = job.inside(lambda: job.task.figures(job.model, batch, result.totals))
     # The task may change its tensors, and another thread must not wait for the GPU.
     kept = {
-        name: figure if callable(figure) else figure.detach().cpu().clone()
-        for name, figure in checked_figures(job.task, figures).items()
+        name: figure.detach().cpu().clone() if isinstance(figure, Tensor) else figure
+        for name, figure in checked(job.task, "figures", figures).items()
     }
     return functools.partial(drawn_figures, job.task, kept)
 
@@ -158,7 +138,32 @@ def _with_mistakes_first(
     return joined([*parts, others], len(tensors_in(result.first_batch)[0]))
 
 
-def compare(metrics: Mapping[str, float], spec: str, option: str, best: float | None) -> bool:
+def judge(job: Job, metrics: Mapping[str, float]) -> bool:
+    """Update the progress, and return whether `metrics` are the best so far.
+
+    The training ends early if the patience is used up, or if the task has reached its aim.
+
+    Raises:
+        WrongUse: The task does not have the metric of an option, or its method returns no bool.
+    """
+    progress, config = job.state.progress, job.config
+    _, name = split_metric(config.best_by, "--best-by")
+    best = _is_better(metrics, config.best_by, "--best-by", progress.best_metrics.get(name))
+    if best:
+        progress.best_step, progress.best_metrics = progress.step, dict(metrics)
+    if (spec := config.early_stopping) is not None:
+        option = "--early-stopping"
+        if _is_better(metrics, spec, option, progress.patience_best):
+            progress.patience_best = metrics[split_metric(spec, option)[1]]
+            progress.patience_used = 0
+        else:
+            progress.patience_used += 1
+        progress.ended_early = progress.patience_used >= config.patience
+    progress.ended_early |= checked_end(job.task, job.task.finished(metrics))
+    return best
+
+
+def _is_better(metrics: Mapping[str, float], spec: str, option: str, best: float | None) -> bool:
     """Return whether the metric that `spec` names is better than `best`.
 
     Raises:

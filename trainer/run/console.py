@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,9 +18,10 @@ from trainbox.contract.streams import printable
 from trainer.data.schedule import Schedule
 
 _LINE_EVERY_S = 10.0
-_SHORT_VALIDATION_S = 2.0  # without a bar
+_SHORT_S = 2.0  # a shorter validation or rehearsal has no bar
 T = TypeVar("T")
 _BAR = "{desc}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
+_REHEARSAL_BAR = "{desc}{percentage:3.0f}% |{bar}| {n}/{total} parts [{elapsed}]"
 _VALIDATION_BAR = "{desc}{percentage:3.0f}% |{bar}| {n}/{total} batches [{elapsed}<{remaining}]"
 
 
@@ -34,6 +36,7 @@ class Console:
         """
         self._prints = prints
         self._bar: tqdm[Any] | None = None
+        self._timer: threading.Timer | None = None
         self._batch_size, self._last_line_at = 0, 0.0
         heartbeat = os.environ.get("TRAINBOX_HEARTBEAT")
         self._heartbeat = Path(heartbeat) if heartbeat and prints else None
@@ -68,6 +71,23 @@ class Console:
                 bar_format=_BAR,
             )
 
+    def start_rehearsal_bar(self, parts: int) -> None:
+        """Show a bar of the `parts` of a rehearsal, if it takes more than 2 seconds."""
+        self._batch_size = 1
+        if self._shows_bars():
+            self._bar = tqdm(
+                desc="rehearsal  ",
+                total=parts,
+                dynamic_ncols=True,
+                bar_format=_REHEARSAL_BAR,
+                delay=_SHORT_S,
+                leave=False,
+            )
+            # The first part alone may take longer.
+            self._timer = threading.Timer(_SHORT_S, self._bar.refresh)
+            self._timer.daemon = True
+            self._timer.start()
+
     def validation_bar(self, batches: Iterable[T], count: int) -> Iterable[T]:
         """Return the `count` batches, with a second progress bar while they are read.
 
@@ -81,7 +101,7 @@ class Console:
             total=count,
             dynamic_ncols=True,
             bar_format=_VALIDATION_BAR,
-            delay=_SHORT_VALIDATION_S,
+            delay=_SHORT_S,
             leave=False,
         )
         return bar
@@ -90,7 +110,7 @@ class Console:
         return self._prints and sys.stderr.isatty()
 
     def count_step(self) -> None:
-        """Move the bar by one step."""
+        """Move the bar by one step, or by one part of a rehearsal."""
         if self._bar is not None:
             self._bar.update(self._batch_size)
 
@@ -110,6 +130,8 @@ class Console:
 
     def end_bar(self) -> None:
         """Close the bar. `report` still works."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -15,7 +15,6 @@ from torch.export import ExportedProgram
 from trainbox.contract.errors import Failure, WrongUse
 from trainbox.task import Task
 from trainer.data.nested import mapped, tensors_in
-from trainer.loop.task_checks import checked_batch
 
 _LONGEST_REASON = 300  # characters of torch's error; the message has a remedy after it
 
@@ -46,7 +45,7 @@ def find_call(task: Task, model: nn.Module, batch: Any) -> ModelCall:
     Raises:
         WrongUse: `statistics` has no such call, or the model returns no tensor.
     """
-    prepared = checked_batch(task, task.prepare(batch, training=False))
+    prepared = task.prepare(batch, training=False)
     positions = {id(tensor): index for index, tensor in enumerate(tensors_in(prepared))}
     found: list[ModelCall] = []
 

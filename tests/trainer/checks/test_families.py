@@ -145,6 +145,7 @@ class _Stateful(StepCounter):
         self.reference, self.proxy = weakref.ref(_ALIVE), weakref.proxy(self.key)
         self.closure, self.partial = _counter(), functools.partial(list.append, [])
         self.method, self.functions = _Note().__call__, [lambda: None]
+        self.draw, self.draw_numpy = random.Random(0).random, numpy.random.default_rng(0).normal  # noqa: S311
         self.modules_of_list = [nn.Linear(1, 1)]
         self.__dict__["average"] = nn.Linear(4, 1)
         self.register_buffer("loose", torch.zeros(2), persistent=False)
@@ -245,6 +246,8 @@ _FAMILIES: dict[str, Callable[[Tiny, Any], Any]] = {
     "closure": lambda _, model: model.closure(),
     "partial": lambda _, model: model.partial(1),
     "method": lambda _, model: _grow(model.method.__self__),
+    "draw": lambda _, model: model.draw(),
+    "draw_numpy": lambda _, model: model.draw_numpy(),
     "functions": lambda _, model: _grow(model.functions[0]),
     f"{_HERE}._plain": lambda _, _model: _grow(_plain),
     f"{_HERE}._appending": lambda _, _model: _appending(),

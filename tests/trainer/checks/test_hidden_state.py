@@ -85,7 +85,7 @@ def test_all_processes_fail_if_an_attribute_changes_on_one() -> None:
     other = "scale, which checkpoints leave out"
     job: Any = SimpleNamespace(
         task=Tiny(),
-        world=SimpleNamespace(from_each=lambda own: [own, [other]]),
+        world=SimpleNamespace(from_each=lambda own: [own, other]),
         workers=1,
         state=SimpleNamespace(
             model=model,

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from trainbox.contract.errors import WrongUse
-from trainer.loop.freeze import freeze
+from trainer.loop.model import freeze
 
 
 def test_tensors_that_the_task_has_frozen_do_not_count() -> None:

@@ -37,6 +37,7 @@ def _job(nnodes: int, least: list[float], reports: list[str]) -> Any:
         strategy=SimpleNamespace(forward_is_collective=False),
         reduction=SimpleNamespace(exchange_time=SimpleNamespace(seconds=lambda: next(taken))),
         run=SimpleNamespace(report=reports.append),
+        workers=2,
         state=SimpleNamespace(progress=SimpleNamespace(step=100)),
     )
 
@@ -50,7 +51,7 @@ def _log(nnodes: int, *least: float) -> tuple[list[list[float]], list[str]]:
         data, exchange = log._shares(6.0)
         assert data == [0.0] * 4
         found.append(exchange)
-        log._warn_of_a_slow_network(min(found[-1]), 30, 6.0)
+        log._warn_of_slow_parts([], exchange, 30, 6.0)
     return found, reports
 
 
@@ -86,7 +87,7 @@ def _slow_data(monkeypatch: pytest.MonkeyPatch, dataset: Any, *waits_s: float) -
     reports: list[str] = []
     job = _job(1, [], reports)
     job.world = World(0, 1, torch.device("cpu"))
-    job.train, job.workers = dataset, 2
+    job.train = dataset
     batches = TimedBatches(slow())
     log = TrainingLog(job, batches)
     next(batches)
@@ -96,7 +97,7 @@ def _slow_data(monkeypatch: pytest.MonkeyPatch, dataset: Any, *waits_s: float) -
         next(batches)
         data, exchange = log._shares(6.0)
         assert (data, exchange) == ([pytest.approx(wait_s / 6)], [])
-        log._warn_of_slow_data(max(data), 30, 6.0)
+        log._warn_of_slow_parts(data, [], 30, 6.0)
     return reports
 
 

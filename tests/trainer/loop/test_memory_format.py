@@ -3,6 +3,7 @@
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,17 +79,17 @@ def test_other_runs_are_contiguous(here: Here, settings: dict[str, Any]) -> None
 def test_the_rule_of_each_device(device: str, precision: str, chosen: str, views: bool) -> None:
     """The trial does not use the device, so a wrong label cannot end the work on a GPU."""
     task = Pictures(views=views)
-    strategy = Replicated("single", World(0, 1, torch.device(device)))
-    schedule = Schedule(0, 32, 8, 4, micro_batches(8, 1, 1, range(1)))
-    found = memory_format(
-        Config(precision=precision),  # type: ignore[arg-type]
-        task,
-        task.build_model(),
-        strategy,
-        task.train_dataset(Path()),
-        schedule,
-        0,
+    world = World(0, 1, torch.device(device))
+    job: Any = SimpleNamespace(
+        task=task,
+        config=Config(precision=precision),
+        strategy=Replicated("single", world),
+        world=world,
+        model=task.build_model(),
+        workers=0,
     )
+    schedule = Schedule(0, 32, 8, 4, micro_batches(8, 1, 1, range(1)))
+    found = memory_format(job, task.train_dataset(Path()), schedule)
     assert found == ("contiguous" if views else chosen)
 
 

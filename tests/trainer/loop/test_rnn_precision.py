@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from tests.support.here import Here
-from trainer.loop import build
-from trainer.loop.rnn_precision import WithoutAutocast, keep_rnns_out_of_autocast
+from trainer.loop import model as model_module
+from trainer.loop.model import WithoutAutocast, keep_rnns_out_of_autocast
 
 # Shape suffixes: T times, B examples, C channels.
 
@@ -129,7 +129,7 @@ def test_a_training_in_bf16_names_the_precision_of_its_rnns(
         asked.append(device_type)
         keep_rnns_out_of_autocast(model, "cuda", dtype)
 
-    monkeypatch.setattr(build, "keep_rnns_out_of_autocast", as_on_a_gpu)
+    monkeypatch.setattr(model_module, "keep_rnns_out_of_autocast", as_on_a_gpu)
     out = here.train(task="recurrent.py:Recurrent", precision="bf16", max_steps=2)
     assert asked == ["cpu"]
     assert "precision  bf16 (RNN modules in fp32), deterministic" in out

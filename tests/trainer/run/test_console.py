@@ -2,8 +2,10 @@
 
 import contextlib
 import io
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +63,57 @@ def test_a_bar_needs_a_terminal(tmp_path: Path, clock: list[float]) -> None:
     stream = io.StringIO()
     assert _validated(tmp_path, clock, 9.0, stream) == 10
     assert stream.getvalue() == ""
+
+
+def test_a_long_rehearsal_has_a_bar_and_no_line_in_the_log(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    terminal = _Terminal()
+    with contextlib.redirect_stderr(terminal):
+        console = Console(tmp_path / "log", prints=True)
+        console.start_rehearsal_bar(6)
+        for part_s in (1.5, 1.0, 1.0):
+            clock[0] += part_s
+            console.count_step()
+        console.close()
+    assert "rehearsal   17% |" not in terminal.getvalue()  # within the first two seconds
+    assert "rehearsal   33% |" in terminal.getvalue()
+    assert " 3/6 parts [00:03]" in terminal.getvalue()
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_a_first_part_of_more_than_two_seconds_has_a_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+
+    def start(timer: threading.Timer) -> None:
+        started.append(timer)
+
+    monkeypatch.setattr(threading.Timer, "start", start)
+    terminal = _Terminal()
+    with contextlib.redirect_stderr(terminal):
+        console = Console(tmp_path / "log", prints=True)
+        console.start_rehearsal_bar(6)
+        assert (terminal.getvalue(), started[0].interval) == ("", 2.0)
+        started[0].function()
+        console.close()
+    assert "rehearsal    0% |" in terminal.getvalue()
+
+
+def test_a_rehearsal_counts_its_parts(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[int] = []
+    counted: list[Console] = []
+
+    def count(console: Console) -> None:
+        counted.append(console)
+
+    monkeypatch.setattr(Console, "start_rehearsal_bar", lambda _console, count: parts.append(count))
+    monkeypatch.setattr(Console, "count_step", count)
+    here.train(max_steps=2, rehearses=True)
+    assert (parts, len(counted)) == ([6], 6 + 2)
+    here.train("fast", max_steps=2, rehearses=True, deterministic=False)
+    assert (parts, len(counted)) == ([6, 3], 6 + 2 + 3 + 2)
 
 
 def test_a_validation_shows_its_own_batches(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import StepCounter, Tiny
 from trainbox.contract.errors import Preempted, WrongUse
-from trainer.loop.joined_optimizer import joined
+from trainer.loop.optimizer import joined
 
 
 @dataclass(frozen=True)
