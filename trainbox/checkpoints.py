@@ -185,9 +185,7 @@ class Checkpoints:
         for path in complete_or_remove(self.folder):
             _report(f"{path} has the name of a temporary file of a checkpoint: remove or rename it")
         files = self._files
-        files.run_id = files.run_id_found() or files.run_id
-        if files.run_id is None and not files.steps():
-            files.run_id = os.urandom(8).hex()
+        files.run_id = files.run_id_found() or files.run_id or os.urandom(8).hex()
 
     def _find(self, best: bool) -> int:
         """Return the step of the newest or best valid checkpoint, or `_NONE`.

@@ -21,8 +21,7 @@ class StoredCheckpoints:
 
     Attributes:
         marker: This file appears once the run has completed a checkpoint.
-        run_id: Only checkpoints with this id belong to the run. It is None for runs and folders
-            of earlier versions.
+        run_id: Only checkpoints with this id belong to the run.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class StoredCheckpoints:
         if not isinstance(identity, dict) or identity.get("step") != step:
             found = identity.get("step") if isinstance(identity, dict) else identity
             raise ValueError(f"its {what} is of step {short(found)}")
-        if (other := identity.get("run_id")) != self.run_id:
+        if (other := identity.get("run_id")) is None or other != self.run_id:
             raise ValueError(
                 f"its {what} is of another run, with the id {short(other)} instead of "
                 f"{short(self.run_id)}"

@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from trainer.run.digest import tensor_digest
 from trainer.system.sources import is_users_module, loaded_sources
 
+ENVIRONMENT = "the environment"
 GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
 _PLAIN = (type(None), bool, int, float, complex, str)
 # Objects of these modules have addresses and counters of their own, and no state of a user.
@@ -32,11 +34,22 @@ _SHOWN = 60  # the most characters of a value in a message
 
 
 class Part(NamedTuple):
-    """The digest of one attribute, its value for a message or "" if it is long, and its class."""
+    """One attribute.
+
+    Attributes:
+        shown: Its value for a message, or "" if it is long.
+        owner: The user's class or module that has it, or "".
+        is_saved: Whether the object that has it says itself what checkpoints save.
+    """
 
     digest: str
     shown: str
     kind: type
+    owner: str = ""
+    is_saved: bool = False
+
+
+_NOTHING = Part("", "", object)
 
 
 def fingerprint(
@@ -54,13 +67,15 @@ def fingerprint(
     names = {id(root): name for name, root in roots.items()}
     states = [model.state_dict(), *optimizer.state.values()]
     saved = {_memory(v) for state in states for v in state.values() if isinstance(v, Tensor)}
-    found = {}
+    found = dict[str, Part]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python will not pickle iterators of itertools for ever
-        for name, value in _parts(task, model, optimizer, datasets, owners):
+        for name, value, owner, is_saved in _parts(task, model, optimizer, datasets, owners):
             shown = repr(value) if type(value) in _PLAIN else ""
-            digest = _Pickler(names, saved).digest(value)
-            found[name] = Part(digest, shown if len(shown) < _SHOWN else "", type(value))
+            # Two parts may have the same name.
+            digest = _Pickler(names, saved).digest(value) + found.get(name, _NOTHING).digest
+            shown = shown if len(shown) < _SHOWN else ""
+            found[name] = Part(digest, shown, type(value), owner, is_saved)
     return found
 
 
@@ -70,28 +85,46 @@ def _parts(
     optimizer: torch.optim.Optimizer,
     datasets: Mapping[str, Any],
     owners: Mapping[str, Any],
-) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the value of each part."""
+) -> Iterator[tuple[str, Any, str, bool]]:
+    """Yield the name, the value, the owner and `is_saved` of each part."""
     for path, module in model.named_modules():
         prefix, own = f"{path}." if path else "", _of_torch(module)
-        yield from ((prefix + name, own[name]) for name in own.keys() - _OF_MODULES)
+        has_extra = type(module).get_extra_state is not nn.Module.get_extra_state
+        for name in own.keys() - _OF_MODULES:
+            yield prefix + name, own[name], "", has_extra
+        yield f"{prefix}__class__", _kind_of(module), "", False
         for name, tensor in (own["_parameters"] | own["_buffers"]).items():
             if tensor is not None:
                 is_saved = name not in own["_non_persistent_buffers_set"]
-                yield prefix + (f"{name}.attributes" if is_saved else name), tensor
-    yield from ((f"optimizer.{n}", v) for n, v in _of_torch(optimizer).items() if n != "state")
-    yield from ((f"{type(task).__name__}.{n}", v) for n, v in _attributes(task).items())
-    for owner, dataset in datasets.items():
-        for name, value in _attributes(dataset).items():
-            if isinstance(value, (int, float, *GENERATORS)):
-                yield f"{owner}.{name}", value
+                yield prefix + (f"{name}.attributes" if is_saved else name), tensor, "", False
+    has_own = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
+    for name, value in _of_torch(optimizer).items():
+        if name not in ("state", "param_groups"):
+            yield f"optimizer.{name}", value, "", has_own
+    for name, value in _attributes(task).items():
+        yield f"{type(task).__name__}.{name}", value, "", False
+    for name, value in _of_datasets(datasets):
+        yield name, value, "", False
     for owner, values in owners.items():
         for name, value in list(vars(values).items()):
-            if not name.startswith("__") and not isinstance(value, _NO_STATE):
-                yield f"{owner}.{name}", value
+            if not name.startswith("__"):  # of Python, or of torch's compiler
+                yield f"{owner}.{name}", value, owner, False
     # torch sets a variable of its own when it loads its compiler, as a profile does.
     variables = {name for name in os.environ if not name.startswith("TORCHINDUCTOR_")}
-    yield "the environment", [(name, os.environ[name]) for name in sorted(variables)]
+    yield ENVIRONMENT, [(name, os.environ[name]) for name in sorted(variables)], "", False
+
+
+def _of_datasets(datasets: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the numbers and generators of datasets, and of the datasets in them."""
+    for owner, dataset in datasets.items():
+        own = _attributes(dataset)
+        yield from (
+            (f"{owner}.{name}", value)
+            for name, value in own.items()
+            if isinstance(value, (int, float, *GENERATORS))
+        )
+        inner = {f"{owner}.{n}": value for n, value in own.items() if isinstance(value, Dataset)}
+        yield from _of_datasets(inner)
 
 
 def _of_users(*parts: Any) -> dict[str, Any]:
@@ -100,7 +133,11 @@ def _of_users(*parts: Any) -> dict[str, Any]:
     owners = [base for part in parts for base in type(part).__mro__]
     owners += [value for module in users.values() for value in vars(module).values()]
     classes = [c for c in owners if isinstance(c, type) and c.__module__ in users]
-    return {cls.__name__: cls for cls in classes} | users
+    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes} | users
+
+
+def _kind_of(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _reduced(_kind: str) -> None:
@@ -139,10 +176,10 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if value is _reduced:
             return NotImplemented
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        kind = _kind_of(value)
         if id(value) in self._names:
             content: Any = self._names[id(value)]
-        elif isinstance(value, type) and is_users_module(value.__module__):  # made in a function
+        elif _is_made(value):
             content = dict(vars(value))
         elif isinstance(value, _NO_STATE):
             content = getattr(value, "__qualname__", value.__name__)
@@ -164,6 +201,12 @@ class _Pickler(pickle.Pickler):
         return _reduced, (kind,), content
 
 
+def _is_made(value: Any) -> bool:
+    """Return whether `value` is a class that a user's function or class contains."""
+    is_inner = isinstance(value, type) and "." in value.__qualname__
+    return is_inner and is_users_module(value.__module__)
+
+
 def _of_array(value: Any) -> Any:
     numbers = value.tolist() if value.dtype.hasobject else _sampled(value).tobytes()
     return value.shape, str(value.dtype), numbers
@@ -182,20 +225,24 @@ def _of_generator(value: Any) -> Any:
 
 def _of_tensor(tensor: Tensor, saved: set[int]) -> Any:
     """Return the numbers of a tensor, unless a checkpoint has them, its attributes and hooks."""
-    share, memory = local(tensor.detach()), _memory(tensor)
-    readable = memory and memory not in saved and not share.is_quantized
+    share = local(tensor.detach())
+    if share.is_quantized:
+        share = share.dequantize()
+    elif share.layout != torch.strided:
+        share = share.to_dense()
+    readable = not share.is_meta and _memory(tensor) not in saved
     numbers = tensor_digest(_sampled(share)) if readable else ""
     kinds = ("backward", "post_accumulate_grad")
     hooks = [getattr(tensor, f"_{kind}_hooks", None) or {} for kind in kinds]
     own = {n: v for n, v in vars(tensor).items() if not n.startswith("_dynamo")}  # of a compiler
+    own |= {"requires_grad": tensor.requires_grad, "grad": tensor.grad if tensor.is_leaf else None}
     listed = [hook for numbered in hooks for hook in numbered.values()]
     return tuple(tensor.shape), str(tensor.dtype), numbers, own, listed
 
 
 def _of_torch(value: nn.Module | torch.optim.Optimizer) -> dict[str, Any]:
     """Return the attributes, and the hooks under new numbers, because each process counts them."""
-    hidden = ("param_groups", "defaults") if isinstance(value, torch.optim.Optimizer) else ()
-    own = {name: part for name, part in vars(value).items() if name not in hidden}
+    own = dict(vars(value))
     named = [name for name, part in own.items() if "_hooks" in name and isinstance(part, dict)]
     hooks = [hook for name in named for hook in own.pop(name).values()]
     return own | {f"hook {number}": hook for number, hook in enumerate(hooks)}
@@ -232,10 +279,10 @@ def _sampled(values: Any) -> Any:
 
 
 def _memory(tensor: Tensor) -> int:
-    """Return the address of the tensor's memory, which its views have too; 0 if it has none."""
+    """Return the address of the tensor's memory, which its views have too, or -1 without any."""
     share = local(tensor)
     has_memory = share.layout == torch.strided and not share.is_meta
-    return share.untyped_storage().data_ptr() if has_memory else 0
+    return share.untyped_storage().data_ptr() if has_memory else -1
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """The state of a task that checkpoints leave out, and the message about a change of it."""
 
-import sys
 from collections.abc import Collection, Mapping
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -23,8 +22,13 @@ def hidden_state(job: Job) -> dict[str, Part]:
 
 
 def differing(before: Mapping[str, Part], after: Mapping[str, Part]) -> set[str]:
-    """Return the names of the parts that differ or that only one has."""
-    return {name for name in {**before, **after} if before.get(name) != after.get(name)}
+    """Return the names of the parts that differ or that only one has.
+
+    The parts of a module or class that was imported meanwhile are new, and do not differ.
+    """
+    known = {part.owner for part in before.values()}
+    new = {name for name, part in after.items() if part.owner not in known}
+    return {name for name in {**before, **after} if before.get(name) != after.get(name)} - new
 
 
 def described(name: str, before: Mapping[str, Part], after: Mapping[str, Part]) -> str:
@@ -48,7 +52,11 @@ def on_any_rank(world: World, own: str | None = None) -> str | None:
 
 
 class HiddenState:
-    """The hidden state of a training, which only the parts `changing` may change."""
+    """The hidden state of a training.
+
+    It may change only in the parts `changing`, and in objects that say themselves what checkpoints
+    save, such as with `get_extra_state`.
+    """
 
     def __init__(self, job: Job, changing: Collection[str]) -> None:
         self._job, self._changing, self._start = job, changing, hidden_state(job)
@@ -60,10 +68,9 @@ class HiddenState:
             WrongUse: A part has changed on some rank.
         """
         now = hidden_state(self._job)
-        changed = differing(self._start, now) - set(self._changing)
-        # The values of a module that was imported meanwhile are new, and have not changed.
-        known = self._start.keys() | {n for n in now if n.rpartition(".")[0] not in sys.modules}
-        texts = [described(name, self._start, now) for name in sorted(changed & known)]
+        saved = {name for name, part in now.items() if part.is_saved}
+        changed = differing(self._start, now) - set(self._changing) - saved
+        texts = [described(name, self._start, now) for name in sorted(changed)]
         if text := on_any_rank(self._job.world, *texts[:1]):
             raise WrongUse(
                 f"task {type(self._job.task).__name__}: by step {self._job.state.progress.step} "

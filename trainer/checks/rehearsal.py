@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainbox.contract.errors import OutOfMemory, WrongUse
-from trainer.checks.fingerprint import Part, local
+from trainer.checks.fingerprint import ENVIRONMENT, Part, local
 from trainer.checks.hidden_state import FAST, described, differing, hidden_state, on_any_rank
 from trainer.checks.validation_sample import validate_sample
 from trainer.data.batches import training_batches
@@ -35,10 +35,15 @@ _PARTS, _PARTS_IF_FAST = 6, 3
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a job computed in step 2, as digests by name, and its hidden state before and after."""
+    """What a job computed in step 2, as digests by name, and its hidden state.
+
+    The state is that of the new job, that after the checkpoint was saved, and that at the end. The
+    second job saves none, so its `between` is `before`.
+    """
 
     digests: dict[str, str]
     before: dict[str, Part]
+    between: dict[str, Part]
     after: dict[str, Part]
 
 
@@ -115,7 +120,7 @@ class Rehearsal:
             job.checkpoints.save(_SAVED_STEP, state, {}, None)
             job.checkpoints.wait()
         console.count_step()
-        return self._outcome(job, before, steps)
+        return self._outcome(job, before, hidden_state(job), steps)
 
     def _resumed(self, job: Job) -> _Outcome:
         """Load the checkpoint of step 1, then train step 2."""
@@ -129,12 +134,14 @@ class Rehearsal:
                 )
             job.state.restore(saved, job.strategy, self._folder)
         self._run.console.count_step()
-        return self._outcome(job, before, _steps(job))
+        return self._outcome(job, before, before, _steps(job))
 
-    def _outcome(self, job: Job, before: dict[str, Part], steps: Iterator[None]) -> _Outcome:
+    def _outcome(
+        self, job: Job, before: dict[str, Part], between: dict[str, Part], steps: Iterator[None]
+    ) -> _Outcome:
         """Train step 2, if the run has one, and validate the sample again."""
         if not job.config.deterministic:
-            return _Outcome({}, before, before)
+            return _Outcome({}, before, between, between)
         digests: dict[str, str] = {}
         with _noted(job, digests):
             next(steps, None)
@@ -144,7 +151,7 @@ class Rehearsal:
         if self._validates:
             digests |= validate_sample(job) or {}
         self._run.console.count_step()
-        return _Outcome(digests, before, hidden_state(job))
+        return _Outcome(digests, before, between, hidden_state(job))
 
     def _compare(self, job: Job, first: _Outcome, resumed: _Outcome) -> None:
         """Pass or raise WrongUse, or leave it to another job to explain what differs."""
@@ -153,6 +160,12 @@ class Rehearsal:
         texts = [described(name, first.after, resumed.after) for name in later]
         if text := on_any_rank(job.world, *texts[:1]):
             raise WrongUse(f"{_of(job)}: a resume would change {text}")
+        # A part that had one value before step 2 in both jobs was not set again by step 2. It may
+        # be left from the first job, such as a variable of a module.
+        set_again = differing(first.between, resumed.between) | {ENVIRONMENT}
+        texts = [described(n, first.after, first.before) for n in sorted(changing - set_again)]
+        if text := on_any_rank(job.world, *texts[:1]):
+            raise WrongUse(f"{_of(job)}: a resume could change {text}")
         if on_any_rank(job.world, _first_difference(first.digests, resumed.digests)) is None:
             self._pass("2 steps, a resume and the same bits")
             names = job.world.from_each(sorted(changing))

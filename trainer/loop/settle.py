@@ -6,7 +6,6 @@ import os
 import torch
 
 from trainbox.contract.config import (
-    CONTIGUOUS,
     DEFAULT_BATCH_SIZE,
     DEFAULT_EPOCHS,
     DEFAULT_LEARNING_RATE,
@@ -83,16 +82,8 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
 
 
 def completed(stored: Config, shards: int) -> Config:
-    """Return the settings `stored` in config.json with a number of shards and a memory format.
-
-    If the run does not keep its number of shards, it becomes `shards`. Runs of earlier versions
-    have no memory format.
-    """
-    return dataclasses.replace(
-        stored,
-        shards=stored.shards or shards,
-        memory_format=stored.memory_format or CONTIGUOUS,
-    )
+    """Return the settings `stored` in config.json, with `shards` if they have no number of them."""
+    return dataclasses.replace(stored, shards=stored.shards or shards)
 
 
 def _default_precision(strategy: Strategy) -> str:

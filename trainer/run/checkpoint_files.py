@@ -53,9 +53,8 @@ class CheckpointFiles(StoredCheckpoints):
     ) -> None:
         """Use the checkpoints in `folder`.
 
-        `report` logs a message. Only checkpoints with the id `run_id` are loaded. It is None for
-        runs that an earlier version started. Loaded tensors are `mapped` from the file if each rank
-        needs only its share of them.
+        `report` logs a message. Only checkpoints with the id `run_id` are loaded. Loaded tensors
+        are `mapped` from the file if each rank needs only its share of them.
         """
         instead = "start a new run with --run NAME"
         super().__init__(folder, folder.parent / FIRST_CHECKPOINT, report, instead, run_id)
@@ -143,9 +142,7 @@ class CheckpointFiles(StoredCheckpoints):
         """Also compare the content of the checkpoint with its sidecar and with digests.jsonl."""
         super().check(step)
         state = super().load(step, mapped=True)
-        # An earlier version did not write the identity.
-        identity = state.get("checkpoint")
-        self.refuse_another("content", {"step": step} if identity is None else identity, step)
+        self.refuse_another("content", state.get("checkpoint"), step)
         if problem := _content_problem(state, self.sidecar(step), step, self.entries(step)):
             raise ValueError(problem)
 

@@ -15,7 +15,6 @@ from trainbox.contract.secret_rule import (
     is_secret,
     without_secrets,
 )
-from trainbox.contract.variables import SHOWN_VARIABLES
 from trainer.parallel.strategy import bits_depend_on_processes
 
 _ENVIRONMENT = "environment."  # before the names of variables
@@ -33,7 +32,6 @@ _CHANGE_BITS = {
     "device.cublas",
     "machine.cpu_model",
     "machine.cpu_capability",
-    "task_source_sha256",  # the only source digest of earlier versions
 }
 _CHANGE_BITS_PREFIXES = (
     "data.",
@@ -162,7 +160,7 @@ def manifest_differences(
     A source file that only one manifest lists is not a difference, because a start may end before
     it loads that file. Of a variable whose value may not be shown, only whether it is set counts.
     """
-    before, after = _entries(old), _entries(new)
+    before, after = _flat(old), _flat(new)
     plan_matters = any(
         bits_depend_on_processes(entries.get("plan.strategy")) for entries in (before, after)
     )
@@ -236,17 +234,6 @@ def listed_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return "; ".join(
         f"{name}: {_short(old)} -> {_short(new)}" for name, (old, new) in changed.items()
     )
-
-
-def _entries(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a manifest by their dotted names.
-
-    Manifests of earlier versions have the values of all variables.
-    """
-    flat = _flat(manifest)
-    variables = {name for name in flat if name.startswith(_ENVIRONMENT)}
-    hidden = {name for name in variables if name.removeprefix(_ENVIRONMENT) not in SHOWN_VARIABLES}
-    return flat | dict.fromkeys(hidden, NOT_SHOWN)
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

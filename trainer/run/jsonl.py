@@ -30,9 +30,8 @@ def digest_problem(entry: dict[str, Any], before: dict[str, Any] | None) -> str 
     if problem := entry_problem(entry):
         return problem
     wrong = [name for name in DIGESTS if not _is_digest(entry.get(name), 64)]
-    for name, optional in (("tensors", False), ("saved", True)):
-        parts = entry.get(name, {} if optional else None)
-        if isinstance(parts, dict):
+    for name in ("tensors", "saved") if entry["kind"] == "checkpoint" else ("tensors",):
+        if isinstance(parts := entry.get(name), dict):
             wrong += [f"{name}.{part}" for part, x in parts.items() if not _is_digest(x, 16)]
         else:
             wrong += [name]

@@ -55,7 +55,7 @@ _ENVIRONMENT = (
     "PYTORCH_",
     "PYTHONHASHSEED",
 )
-# The value that `trainer.__main__` sets. Runs of earlier versions do not have it.
+# The value that `trainer.__main__` sets.
 _OF_TRAINBOX = ("TORCH_DISABLE_NATIVE_JIT", "1")
 _SAMPLED_EXAMPLES = 16
 # Of a larger dataset in memory, only every n-th example is hashed: hashing all takes seconds.

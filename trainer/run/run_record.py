@@ -67,12 +67,6 @@ class RunRecord:
         return cls(path, values, config, manifest)
 
     @property
-    def run_id(self) -> str | None:
-        """The id that the checkpoints of the run have, or None for a run of an earlier version."""
-        found = self.manifest.get("run_id")
-        return found if isinstance(found, str) else None
-
-    @property
     def plan(self) -> Mapping[str, Any]:
         """The strategy and the number of processes of the newest start."""
         plans = [self.manifest["plan"], *(r["plan"] for r in self.manifest.get("resumes", []))]
@@ -82,7 +76,9 @@ class RunRecord:
     @property
     def files(self) -> CheckpointFiles:
         """The checkpoints of the run, which are only read."""
-        return CheckpointFiles(self.path / "checkpoints", print, self.run_id, mapped=True)
+        return CheckpointFiles(
+            self.path / "checkpoints", print, self.manifest["run_id"], mapped=True
+        )
 
     def find(self, which: str) -> StoredWeights:
         """Return the newest checkpoint, or that of the best step, after a check of its content.
@@ -250,6 +246,7 @@ def _manifest_problem(manifest: Mapping[str, Any]) -> str | None:
         ("settings", None, dict, "it has no settings"),
         ("classes", "missing", list | None, "it has no classes"),  # null without classes
         ("resumes", [], list, "resumes is not a list of objects"),
+        ("run_id", None, str, "it has no run_id"),
     ):
         if not isinstance(manifest.get(name, default), kind):
             return problem

@@ -189,6 +189,10 @@ def _write_manifest(
         start = {"step": step, "argv": found["argv"], "plan": found["plan"], "changed": changed}
         start |= {name: found[name] for name in ("config_file",) if name in found}
         resumes = [*stored.get("resumes", []), start | attempts]
-        content = stored | {"sources": found["sources"] | known, "resumes": resumes}
+        content = stored | {
+            "settings": found["settings"],
+            "sources": found["sources"] | known,
+            "resumes": resumes,
+        }
         run.folder.write_json("manifest.json", content)
     return {**known, **found["sources"]}

@@ -52,8 +52,7 @@ def _newest(job: Job, anyway: bool) -> int | None:
     checkpoints.files.remove_leftovers()
     described = read_manifest(run)
     if described is not None:
-        run_id = described.get("run_id")
-        checkpoints.files.run_id = run_id if isinstance(run_id, str) else None
+        checkpoints.files.run_id = described["run_id"]
     elif checkpoints.files.steps():
         if not anyway:
             raise WrongUse(

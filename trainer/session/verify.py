@@ -1,11 +1,9 @@
 """Run one call of `verify` that trains a run again."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.config import CONTIGUOUS
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.temporary import temporary_folder
 from trainer.parallel.strategy import bits_depend_on_processes, launched_as
@@ -46,12 +44,8 @@ def verify_run(
     # Train again. Rank 0 writes the manifest, and only rank 0 compares.
     with temporary_folder("verify-") as folder:
         again = folder / "again"
-        # Runs of earlier versions have no memory format.
-        config = dataclasses.replace(
-            record.config, memory_format=record.config.memory_format or CONTIGUOUS
-        )
         train_task(
-            *(config, stop, device_name, folder, again.name, data_dir, "never", steps),
+            *(record.config, stop, device_name, folder, again.name, data_dir, "never", steps),
             rehearses=False,
         )
         if (again / "manifest.json").exists():

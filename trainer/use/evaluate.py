@@ -180,7 +180,7 @@ def _origin(model: StoredModel, request: EvaluateRequest) -> dict[str, Any]:
     job, record = model.job, model.record
     return {
         "run": str(record.path),
-        "run_id": record.run_id,
+        "run_id": record.manifest["run_id"],
         "task": record.config.task,
         "checkpoint": request.checkpoint,
         "step": model.weights.step,

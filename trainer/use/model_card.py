@@ -50,7 +50,7 @@ def card_text(model: StoredModel, file: ExportedFile, checkpoint: str, licence: 
         file_digest = hashlib.file_digest(opened, "sha256").hexdigest()
     rows = {
         "Task": _code(config.task),
-        "Run": f"{_code(record.path.name)}, id {_code(record.run_id)}",
+        "Run": f"{_code(record.path.name)}, id {_code(record.manifest['run_id'])}",
         "Checkpoint": f"{checkpoint}, step {step}",
         "Licence": _shown(licence) if licence else _NO_LICENCE,
         "SHA-256 of the file": _code(file_digest),

@@ -9,11 +9,13 @@ import contextvars
 import ctypes
 import enum
 import functools
+import importlib
 import io
 import itertools
 import os
 import queue
 import random
+import sys
 import threading
 import types
 import weakref
@@ -33,6 +35,7 @@ from trainbox.contract.errors import WrongUse
 
 _HERE = "tests.trainer.checks.test_families"
 _COUNT = 0
+_FITTED: Tensor | None = None
 _GENERATOR = random.Random(0)  # noqa: S311
 _LOCAL = threading.local()
 _CONTEXT: contextvars.ContextVar[int] = contextvars.ContextVar("_CONTEXT", default=0)
@@ -100,6 +103,13 @@ def _delegating() -> Iterator[int]:
     yield from range(100)
 
 
+def _made() -> type:
+    class Made:
+        count = 0
+
+    return Made
+
+
 def _appending(to: list[int] = []) -> None:  # noqa: B006
     to.append(1)
 
@@ -112,6 +122,9 @@ class _Stateful(StepCounter):
     """A model with attributes of each family, which its forward does not change."""
 
     total = 0
+
+    class Settings:
+        rate = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +152,7 @@ class _Stateful(StepCounter):
         self.expression = (number for number in numbers)
         self.object, self.slotted = _Note(), _Slotted()
         self.reducing, self.stateless = _Reducing(), _Stateless()
-        self.simple, self.made = types.SimpleNamespace(count=0), type("_Made", (), {"count": 0})
+        self.simple, self.made = types.SimpleNamespace(count=0), _made()
         self.key = _Note()
         self.weak = weakref.WeakKeyDictionary({self.key: 0})
         self.reference, self.proxy = weakref.ref(_ALIVE), weakref.proxy(self.key)
@@ -148,6 +161,9 @@ class _Stateful(StepCounter):
         self.draw, self.draw_numpy = random.Random(0).random, numpy.random.default_rng(0).normal  # noqa: S311
         self.modules_of_list = [nn.Linear(1, 1)]
         self.__dict__["average"] = nn.Linear(4, 1)
+        self.frozen, self.activation = nn.Linear(1, 1).requires_grad_(False), nn.ReLU()
+        self.inner = torch.optim.SGD([torch.zeros(1)], 0.1)
+        self.sparse, self.leaf = torch.eye(2).to_sparse(), torch.zeros(1, requires_grad=True)
         self.register_buffer("loose", torch.zeros(2), persistent=False)
         for tensor in (self.linear.weight, self.forwards):
             tensor.count = 0  # type: ignore[attr-defined]
@@ -176,6 +192,10 @@ def _add_one(module: nn.Linear) -> None:
 def _grow_global() -> None:
     global _COUNT  # noqa: PLW0603
     _COUNT += 1
+
+
+def _replace(model: Any) -> None:
+    model.activation = nn.Tanh() if isinstance(model.activation, nn.ReLU) else nn.ReLU()
 
 
 def _in_environment() -> None:
@@ -238,10 +258,11 @@ _FAMILIES: dict[str, Callable[[Tiny, Any], Any]] = {
     "weak": lambda _, model: model.weak.__setitem__(model.key, model.weak[model.key] + 1),
     "reference": lambda _, _model: _grow(_ALIVE),
     "key": lambda _, model: _grow(model.proxy),
-    "_Stateful.total": lambda _, _model: _grow(_Stateful, "total"),
-    "_Elsewhere.total": lambda _, _model: _grow(_Elsewhere, "total"),
-    "_Meta.total": lambda _, _model: _grow(_Meta, "total"),
-    "_Color.RED": lambda _, _model: _grow(_Color.RED),
+    f"{_HERE}._Stateful.total": lambda _, _model: _grow(_Stateful, "total"),
+    f"{_HERE}._Elsewhere.total": lambda _, _model: _grow(_Elsewhere, "total"),
+    f"{_HERE}._Meta.total": lambda _, _model: _grow(_Meta, "total"),
+    f"{_HERE}._Color.RED": lambda _, _model: _grow(_Color.RED),
+    f"{_HERE}._Stateful.Settings": lambda _, _model: _grow(_Stateful.Settings, "rate"),
     # Functions
     "closure": lambda _, model: model.closure(),
     "partial": lambda _, model: model.partial(1),
@@ -259,6 +280,12 @@ _FAMILIES: dict[str, Callable[[Tiny, Any], Any]] = {
     # Modules of torch, tensors and hooks
     "modules_of_list": lambda _, model: _add_one(model.modules_of_list[0]),
     "average": lambda _, model: _add_one(model.average),
+    "activation.__class__": lambda _, model: _replace(model),
+    "inner": lambda _, model: model.inner.param_groups[0].update(
+        lr=model.inner.param_groups[0]["lr"] + 1
+    ),
+    "sparse": lambda _, model: setattr(model, "sparse", model.sparse * 2),
+    "leaf": lambda _, model: model.leaf.sum().backward(),
     "loose": lambda _, model: model.loose.add_(1),
     "linear.weight.attributes@own": lambda _, model: _grow(model.linear.weight),
     "forwards.attributes": lambda _, model: _grow(model.forwards),
@@ -312,7 +339,14 @@ def test_a_model_with_such_attributes_trains_if_none_changes(here: Here) -> None
 
 @pytest.mark.parametrize(
     "family",
-    ["text", "dict", "pythons, a random generator", "object", "_Stateful.total", "Tiny.calls"],
+    [
+        "text",
+        "dict",
+        "pythons, a random generator",
+        "object",
+        f"{_HERE}._Stateful.total",
+        "Tiny.calls",
+    ],
 )
 def test_state_that_changes_later_fails_the_run_at_the_next_digest(
     here: Here, monkeypatch: pytest.MonkeyPatch, family: str
@@ -321,6 +355,20 @@ def test_state_that_changes_later_fails_the_run_at_the_next_digest(
     with pytest.raises(WrongUse, match=f"^task Tiny: by step 6 it has changed {family}.* --fast, "):
         here.train(max_steps=12)
     assert here.steps() == []
+
+
+def test_weights_that_are_unfrozen_late_fail_the_run(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Tiny.losses
+
+    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        model.frozen.requires_grad_(int(model.forwards) > 4)
+        return plain(task, model, batch)
+
+    monkeypatch.setattr(Tiny, "losses", losses)
+    with pytest.raises(WrongUse, match="by step 6 it has changed frozen.bias.attributes, which"):
+        here.train(max_steps=12)
 
 
 def test_no_checkpoint_is_saved_after_state_has_changed(
@@ -353,7 +401,7 @@ def test_a_class_in_a_function_that_counts_is_refused(
             return super().forward(inputs_B4)
 
     monkeypatch.setattr(Tiny, "build_model", lambda _task: Local())
-    with pytest.raises(WrongUse, match="a resume would change Local.calls from . to .,"):
+    with pytest.raises(WrongUse, match="a resume would change .*Local.calls from . to .,"):
         here.train(max_steps=2)
 
 
@@ -369,9 +417,92 @@ def test_a_method_that_counts_is_refused(
         vars(task)["calls"] = vars(task).get("calls", 0) + 1
         return plain(task, *arguments, **options)
 
+    monkeypatch.setattr(Tiny, "calls", 0, raising=False)  # the default of the attribute
     monkeypatch.setattr(Tiny, method, counted)
     with pytest.raises(WrongUse, match="a resume would change Tiny.calls from . to .,"):
         here.train(max_steps=12)
+
+
+def test_a_variable_that_only_the_first_job_sets_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All jobs of a process share it, but a resume would set it from another batch."""
+    plain = Tiny.losses
+
+    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        global _FITTED  # noqa: PLW0603
+        if _FITTED is None:
+            _FITTED = batch[0].mean()
+        return plain(task, model, (batch[0] - _FITTED, batch[1]))
+
+    monkeypatch.setattr(Tiny, "losses", losses)
+    monkeypatch.setitem(globals(), "_FITTED", None)
+    with pytest.raises(WrongUse, match=f"a resume could change {_HERE}._FITTED, which checkpoin"):
+        here.train(max_steps=2)
+
+
+def test_a_teacher_outside_checkpoints_that_follows_before_the_step_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In step 1 it is equal to the weights, so a new model has the same teacher."""
+    plain = Tiny.losses
+
+    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        if model.training:
+            model.__dict__["average"].weight.data.lerp_(model.linear.weight.data, 0.1)
+        return plain(task, model, batch)
+
+    def build_model(_task: Tiny) -> nn.Module:
+        model = _Stateful()
+        model.__dict__["average"].load_state_dict(model.linear.state_dict())
+        return model
+
+    monkeypatch.setattr(Tiny, "build_model", build_model)
+    monkeypatch.setattr(Tiny, "losses", losses)
+    with pytest.raises(WrongUse, match="a resume could change average, which checkpoints leave"):
+        here.train(max_steps=2)
+
+
+class _Phased(StepCounter):
+    """A model whose phase changes late, and is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = 1.0
+
+    def get_extra_state(self) -> dict[str, float]:
+        return {"phase": self.phase}
+
+    def set_extra_state(self, state: dict[str, float]) -> None:
+        self.phase = state["phase"]
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        self.phase = 0.5 if int(self.forwards) > 5 else self.phase
+        return self.phase * super().forward(inputs_B4)
+
+
+def test_extra_state_may_change_late(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Phased())
+    here.train(max_steps=12)
+    assert here.steps()[-1] == 12
+
+
+def test_a_module_of_the_user_may_be_imported_late(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("late_module.py").write_text("class Plotter:\n    color = 'red'\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    plain = Tiny.losses
+
+    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        if int(model.forwards) > 5:
+            importlib.import_module("late_module")
+        return plain(task, model, batch)
+
+    monkeypatch.setattr(Tiny, "losses", losses)
+    here.train(max_steps=12)
+    assert here.steps()[-1] == 12
+    del sys.modules["late_module"]
 
 
 def _lookahead(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:

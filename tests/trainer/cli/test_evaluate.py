@@ -305,7 +305,7 @@ def test_a_checkpoint_that_is_removed_during_its_check_is_not_damaged(
     sidecar = tmp_path / "checkpoints/step-00000001.json"
     sidecar.parent.mkdir()
     sidecar.write_text("{}")
-    record = RunRecord(tmp_path, {}, Config(task="digits"), {})
+    record = RunRecord(tmp_path, {}, Config(task="digits"), {"run_id": "0"})
     monkeypatch.setattr(CheckpointFiles, "problem", lambda *_: sidecar.unlink() or "missing")
     with pytest.raises(FileNotFoundError, match=r"step-00000001\.json"):
         record.find("last")

@@ -1,6 +1,5 @@
 """The memory format of a run."""
 
-import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,21 +95,6 @@ def test_the_rule_of_each_device(device: str, precision: str, chosen: str, views
 def test_the_trial_leaves_no_trace_in_the_task(here: Here) -> None:
     with pytest.raises(WrongUse, match="scale"):
         here.train(**{**BF16, "task": "tests.support.convolutions:Remembers"}, rehearses=True)
-
-
-def test_a_run_of_an_earlier_version_stays_contiguous(here: Here) -> None:
-    here.train("undisturbed", **BF16, memory_format="contiguous")
-    with pytest.raises(Preempted):
-        here.train(**BF16, memory_format="contiguous", stop=StopAfter(5))
-    for run, name in itertools.product(("r", "undisturbed"), ("config.json", "manifest.json")):
-        path = here.path(run) / name
-        content = json.loads(path.read_text())
-        del content.get("settings", content)["memory_format"]
-        path.write_text(json.dumps(content))
-    here.train(**BF16)
-    assert here.digest() == here.digest("undisturbed")
-    code, out, err = here.command("verify", "runs/undisturbed")
-    assert (code, err) == (0, ""), out
 
 
 def test_two_processes_have_the_bits_of_one(ranks: Ranks) -> None:

@@ -489,7 +489,7 @@ def _change_content(path: Path, change: Callable[[dict[str, Any]], Any]) -> None
         ),
         ({"run_id": "0123", "step": 8}, "its content is of step 8"),
         ([], r"its content is of step \[\]"),
-        (None, "its content is of another run, with the id None instead of '0123'"),
+        (None, "its content is of step None"),
     ],
 )
 def test_a_checkpoint_whose_content_does_not_match_its_name_is_set_aside(
@@ -514,29 +514,6 @@ def test_a_renamed_checkpoint_is_set_aside(saver: Saver) -> None:
     assert (
         "step-99999999.pt is damaged (its sidecar is of step 2): set aside, using step 1" in report
     )
-
-
-def test_a_run_without_an_id_reads_its_own_checkpoints_and_no_others(
-    saver: Saver, tmp_path: Path
-) -> None:
-    """An earlier version wrote such runs."""
-    old = Saver(tmp_path / "old")
-    old.checkpoints.files.run_id = None
-    old.save(1)
-    _change_content(
-        old.path(1),
-        lambda state: {name: value for name, value in state.items() if name != "checkpoint"},
-    )
-    _change_sidecar(
-        lambda sidecar: {name: value for name, value in sidecar.items() if name != "run_id"}
-    )(old.path(1))
-    assert old.checkpoints.files.newest() == 1
-    assert _equal(old.checkpoints.files.load(1), simple(1))
-    saver.save(2)
-    for suffix in (".pt", ".json"):
-        shutil.copy(saver.path(2, suffix), old.path(2, suffix))
-    assert old.checkpoints.files.newest() == 1
-    assert "its sidecar is of another run, with the id '0123' instead of None" in old.reports[0]
 
 
 def test_files_set_aside_do_not_replace_earlier_ones(saver: Saver) -> None:

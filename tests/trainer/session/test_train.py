@@ -680,21 +680,6 @@ def test_a_manifest_with_an_entry_of_another_type_is_damaged(here: Here, entry: 
     assert err.startswith("trainbox: runs/r/manifest.json is missing or damaged")
 
 
-def test_a_run_without_digests_of_its_sources_needs_resume_anyway(here: Here) -> None:
-    """An earlier version recorded one digest of all files, which cannot be compared."""
-    with pytest.raises(Preempted):
-        here.train(stop=StopAfter(2))
-    manifest = json.loads((here.path() / "manifest.json").read_text())
-    del manifest["sources"]
-    (here.path() / "manifest.json").write_text(
-        json.dumps(manifest | {"task_source_sha256": "0" * 64})
-    )
-    code, _, err = here.command(*_AGAIN)
-    assert code == 2
-    assert "the same bits (task_source_sha256: 000000000000... -> nothing)" in err
-    assert here.command(*_AGAIN, "--resume", "anyway")[0] == 0
-
-
 def test_a_complete_run_cannot_be_extended(here: Here) -> None:
     here.train()
     for arguments, changed in (
