@@ -99,7 +99,7 @@ def _parts(
                 yield prefix + (f"{name}.attributes" if is_saved else name), tensor, "", False
     has_own = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
     for name, value in _of_torch(optimizer).items():
-        if name not in ("state", "param_groups"):
+        if name not in ("state", "param_groups", "defaults"):
             yield f"optimizer.{name}", value, "", has_own
     for name, value in _attributes(task).items():
         yield f"{type(task).__name__}.{name}", value, "", False
