@@ -55,7 +55,7 @@ class RunRecord:
             WrongUse: A file is missing, damaged or edited, or the run is one of a script.
         """
         values, manifest = _object_in(path / "config.json"), _object_in(path / "manifest.json")
-        if problem := _manifest_problem(manifest):
+        if problem := manifest_problem(manifest):
             raise WrongUse(f"{path}/manifest.json is damaged ({problem}): restore it")
         if edited := edited_settings(manifest, values):
             raise Edited(
@@ -130,11 +130,11 @@ class RunRecord:
         )
 
     def _refuse_unrecorded(self, step: int) -> None:
-        """Raise StorageFailure if digests.jsonl has no entry of `step`.
+        """Raise StorageFailure if digests.jsonl has no entry of the checkpoint of `step`.
 
         A training records the digests of a checkpoint before the file is complete.
         """
-        if not self.files.entries(step):
+        if all(entry["kind"] != "checkpoint" for entry in self.files.entries(step)):
             raise StorageFailure(
                 f"{self.path} has a file of step {step}, which has no entry in digests.jsonl: "
                 "restore both, or remove the file"
@@ -238,7 +238,7 @@ def _object_in(path: Path) -> dict[str, Any]:
         raise WrongUse(f"{path} is damaged ({error}): restore it") from error
 
 
-def _manifest_problem(manifest: Mapping[str, Any]) -> str | None:
+def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the entries that are read, or None."""
     for name, default, kind, problem in (
         ("data", {}, dict, "data is not an object"),

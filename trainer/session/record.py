@@ -23,17 +23,15 @@ from trainer.run.compare import (
     manifest_differences,
 )
 from trainer.run.run_log import RunLog
+from trainer.run.run_record import manifest_problem
 from trainer.session.agreement import refuse_other_classes
 from trainer.system.sources import loaded_sources, located_sources
 
 
 def read_manifest(run: RunLog) -> dict[str, Any] | None:
     """Return the run's manifest, or None if it is missing or damaged."""
-    found = run.folder.read_json("manifest.json") or {}
-    kinds = {"settings": dict, "sources": dict, "plan": dict, "resumes": list}
-    valid = all(isinstance(found.get(name, kind()), kind) for name, kind in kinds.items())
-    valid &= isinstance(found.get("classes"), list | None)
-    return found if found and valid else None
+    found = run.folder.read_json("manifest.json")
+    return None if found is None or manifest_problem(found) else found
 
 
 def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool) -> None:

@@ -431,15 +431,6 @@ def test_unwritable_metrics_exit_with_code_4(here: Here) -> None:
     assert "Traceback" not in err
 
 
-def test_a_run_with_a_damaged_strategy_in_its_manifest_resumes(here: Here) -> None:
-    with pytest.raises(Preempted):
-        here.train(stop=StopAfter(2))
-    _edit(here.path() / "manifest.json", plan={"strategy": ["single"]})
-    code, out, err = here.command(*_AGAIN)
-    assert (code, err) == (0, "")
-    assert "resume     from step 2" in out
-
-
 def test_a_null_setting_in_config_json_is_reported_as_damage(here: Here) -> None:
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(2))
@@ -670,7 +661,7 @@ def test_a_complete_run_without_its_manifest_needs_resume_anyway(here: Here) -> 
     assert not (here.path() / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("entry", ["settings", "sources", "plan", "resumes"])
+@pytest.mark.parametrize("entry", ["run_id", "settings", "sources", "plan", "resumes"])
 def test_a_manifest_with_an_entry_of_another_type_is_damaged(here: Here, entry: str) -> None:
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(2))
