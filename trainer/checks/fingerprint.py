@@ -39,7 +39,7 @@ class Part(NamedTuple):
     Attributes:
         shown: Its value for a message, or "" if it is long.
         owner: The user's class or module that has it, or "".
-        is_saved: Whether the object that has it says itself what checkpoints save.
+        is_saved: Whether the object that has it decides itself what checkpoints save.
     """
 
     digest: str

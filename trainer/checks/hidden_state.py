@@ -54,8 +54,8 @@ def on_any_rank(world: World, own: str | None = None) -> str | None:
 class HiddenState:
     """The hidden state of a training.
 
-    It may change only in the parts `changing`, and in objects that say themselves what checkpoints
-    save, such as with `get_extra_state`.
+    It may change only in the parts `changing`, and in objects that decide themselves what
+    checkpoints save, such as with `get_extra_state`.
     """
 
     def __init__(self, job: Job, changing: Collection[str]) -> None:

@@ -21,7 +21,7 @@ from trainbox.contract.markup import escaped
         "&lt;",
     ],
 )
-def test_a_text_of_a_user_is_no_markup(text: str) -> None:
+def test_a_text_of_a_user_is_not_markup(text: str) -> None:
     assert html.unescape(escaped(text)) == text
     assert not set(escaped(text).replace("&#", "")) & set("&<\"'|`[]*\\")
 
