@@ -30,6 +30,7 @@ from trainer.system.signals import StopRequest
 from trainer.use.intervals import LEVEL, RESAMPLES, bootstrap_intervals, statistics_of
 from trainer.use.predictions import Predictions, csv_rows, prediction_columns
 from trainer.use.stored_model import (
+    ANOTHER_FOLDER,
     VALIDATION,
     Request,
     StoredModel,
@@ -199,7 +200,7 @@ def _origin(model: StoredModel, request: EvaluateRequest) -> dict[str, Any]:
 
 def write_results(out: Path, entry: Mapping[str, Any], pictures: Mapping[str, Any]) -> None:
     """Write the pictures and then evaluation.json, which replaces that of an earlier call."""
-    with writing(out, "set another folder with --out FOLDER"):
+    with writing(out, ANOTHER_FOLDER):
         for name, picture in pictures.items():
             write_png(out / f"{name.replace('/', '-')}.png", picture)
         with replacing(out / "evaluation.json") as file:

@@ -26,14 +26,26 @@ class Format:
         packages: Packages that the user has to install.
         write: Writes the model to a file.
         load: Loads a file, and returns a function from the inputs to the output's tensors.
-        lines: The lines of Python that load the file and run it on zeros.
+        imports: The lines of Python that load the file as `model`.
+        zeros: Returns an expression for zeros of a shape, with the type of a tensor.
+        run: Returns the lines that print the output for inputs of these names.
     """
 
     file: str
     packages: tuple[str, ...]
     write: Callable[[Exported, IO[bytes]], None]
     load: Callable[[Path], Loaded]
-    lines: Callable[[Sequence[str], Sequence[Tensor]], list[str]]
+    imports: tuple[str, str]
+    zeros: Callable[[tuple[int, ...], Tensor], str]
+    run: Callable[[Sequence[str]], list[str]]
+
+    def lines(self, names: Sequence[str], inputs: Sequence[Tensor]) -> list[str]:
+        """Return the lines of Python that load the file and run it on 8 examples of zeros."""
+        zeros = [
+            f"{name} = {self.zeros((8, *tensor.shape[1:]), tensor)}"
+            for name, tensor in zip(names, inputs, strict=True)
+        ]
+        return [*self.imports, *zeros, *self.run(names)]
 
 
 def check_packages(to: str) -> None:
@@ -56,20 +68,6 @@ def _load_pt2(path: Path) -> Loaded:
     with path.open("rb") as file:
         module = torch.export.load(file).module()
     return torch.no_grad()(lambda inputs: tensors_in(module(*inputs)))
-
-
-def _lines_of_pt2(names: Sequence[str], inputs: Sequence[Tensor]) -> list[str]:
-    zeros = [
-        f"{name} = torch.zeros({_shape(tensor)}, dtype={tensor.dtype})"
-        for name, tensor in zip(names, inputs, strict=True)
-    ]
-    return [
-        "import torch",
-        'model = torch.export.load("model.pt2").module()',
-        *zeros,
-        "with torch.no_grad():",
-        f"    print(model({', '.join(names)}))",
-    ]
 
 
 def _write_onnx(exported: Exported, file: IO[bytes]) -> None:
@@ -108,32 +106,28 @@ def _load_onnx(path: Path) -> Loaded:
     return run
 
 
-def _lines_of_onnx(names: Sequence[str], inputs: Sequence[Tensor]) -> list[str]:
-    zeros = [
-        f'{name} = numpy.zeros(({_shape(tensor)}), dtype="{tensor.numpy().dtype}")'
-        for name, tensor in zip(names, inputs, strict=True)
-    ]
+def _run_onnx(names: Sequence[str]) -> list[str]:
     given = ", ".join(f'"{name}": {name}' for name in names)
-    return [
-        "import numpy, onnxruntime",
-        'model = onnxruntime.InferenceSession("model.onnx")',
-        *zeros,
-        f"print(model.run(None, {{{given}}}))",
-    ]
-
-
-def _shape(tensor: Tensor) -> str:
-    """Return the shape with 8 examples, such as `8, 3, 4` or `8,`."""
-    return f"8, {', '.join(map(str, tensor.shape[1:]))}".rstrip(" ")
+    return [f"print(model.run(None, {{{given}}}))"]
 
 
 FORMATS = {
-    "pt2": Format("model.pt2", (), _write_pt2, _load_pt2, _lines_of_pt2),
+    "pt2": Format(
+        "model.pt2",
+        (),
+        _write_pt2,
+        _load_pt2,
+        ("import torch", 'model = torch.export.load("model.pt2").module()'),
+        lambda shape, tensor: f"torch.zeros({shape}, dtype={tensor.dtype})",
+        lambda names: ["with torch.no_grad():", f"    print(model({', '.join(names)}))"],
+    ),
     "onnx": Format(
         "model.onnx",
         ("onnx", "onnxscript", "onnxruntime"),
         _write_onnx,
         _load_onnx,
-        _lines_of_onnx,
+        ("import numpy, onnxruntime", 'model = onnxruntime.InferenceSession("model.onnx")'),
+        lambda shape, tensor: f'numpy.zeros({shape}, dtype="{tensor.numpy().dtype}")',
+        _run_onnx,
     ),
 }

@@ -28,6 +28,7 @@ from trainer.system.signals import StopRequest
 from trainer.system.sources import located_sources
 
 VALIDATION = "validation"
+ANOTHER_FOLDER = "set another folder with --out FOLDER"
 _OF_THE_MACHINE = {"run", "data_dir", "device"}  # each machine may have its own
 _ATTEMPTS = 5  # to load a checkpoint that a training replaces
 T = TypeVar("T")
@@ -88,7 +89,7 @@ def results_in(out: Path, log: str, stored: StoredTask) -> Iterator[Console]:
     Raises:
         StorageFailure: The folder cannot be written.
     """
-    with writing(out, "set another folder with --out FOLDER"):
+    with writing(out, ANOTHER_FOLDER):
         out.mkdir(parents=True, exist_ok=True)
     with (
         contextlib.closing(Console(out / log, stored.strategy.world.is_first)) as console,

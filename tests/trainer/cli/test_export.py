@@ -186,6 +186,12 @@ def test_the_card_shows_the_texts_of_a_user_as_they_are(here: Here) -> None:
     assert row.count("|") == 3
 
 
+@pytest.mark.parametrize("to", FORMATS)
+def test_the_lines_of_the_card_are_python_for_inputs_of_any_shape(to: str) -> None:
+    inputs = [torch.zeros(2, 3, 4, dtype=torch.uint8), torch.zeros(2)]
+    compile("\n".join(FORMATS[to].lines(["a", "b"], inputs)), "card", "exec")
+
+
 @pytest.mark.slow
 def test_the_lines_of_the_card_run_without_trainbox(here: Here) -> None:
     here.train(**_DIGITS | {"max_steps": 2})
