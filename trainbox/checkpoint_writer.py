@@ -65,7 +65,7 @@ class CheckpointWriter:
         state: Mapping[str, Any],
         fields: Mapping[str, Any],
         best_step: int | None,
-        before: Callable[[Mapping[str, Any]], None] | None = None,
+        before: Callable[[Mapping[str, Any]], object] | None = None,
     ) -> None:
         """Copy `state`, and write it in a thread as the checkpoint of `step`.
 
@@ -112,7 +112,7 @@ class CheckpointWriter:
         state: Mapping[str, Any],
         fields: Mapping[str, Any],
         best_step: int | None,
-        before: Callable[[Mapping[str, Any]], None] | None,
+        before: Callable[[Mapping[str, Any]], object] | None,
     ) -> None:
         """Write a checkpoint, then the marker, and then remove old checkpoints."""
         if before is not None:

@@ -147,7 +147,7 @@ class Checkpoints:
         except OSError as error:
             raise storage_failure(self.folder, error, instead=_INSTEAD) from error
         self._own_folder()
-        best_step = next(reversed(self._by_metric({step: value})), None)
+        best_step = next(reversed(self._by_metric({step: value})[0]), None)
         self._writer.save(step, state, {"metric": value}, best_step)
 
     def wait(self) -> None:
@@ -193,24 +193,29 @@ class Checkpoints:
         Raises:
             StorageFailure: None of the checkpoints is valid, or all were removed.
         """
-        steps = self._by_metric({}) if best else self._files.steps()
-        if not steps and self._files.steps():
-            return _NONE  # none has a metric
+        steps = self._files.steps()
+        if best:
+            by_metric, unread = self._by_metric({})
+            if steps and not by_metric and not unread:
+                return _NONE  # none has a metric
+            steps = [*by_metric, *unread]
         found = self._files.first_valid(reversed(steps))
         return _NONE if found is None else found
 
-    def _by_metric(self, new: Mapping[int, float | None]) -> list[int]:
-        """Return the saved steps and the `new` ones that have a metric.
+    def _by_metric(self, new: Mapping[int, float | None]) -> tuple[list[int], list[int]]:
+        """Return the saved steps and the `new` ones that have a metric, and the unreadable ones.
 
         The best is last, and of two with the same metric the earlier one.
         """
-        metrics = dict[int, Any]()
+        metrics, unread = dict[int, Any](), list[int]()
         for step in self._files.steps():
-            with contextlib.suppress(ValueError):
+            try:
                 metrics[step] = self._files.sidecar(step).get("metric")
+            except ValueError:
+                unread.append(step)
         metrics |= new
         found = {step: value for step, value in metrics.items() if isinstance(value, float)}
-        return sorted(found, key=lambda step: (self._sign * found[step], -step))
+        return sorted(found, key=lambda step: (self._sign * found[step], -step)), unread
 
 
 def _refuse_unsafe(tree: Any, path: str) -> None:

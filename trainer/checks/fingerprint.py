@@ -1,5 +1,6 @@
 """A fingerprint of the Python state that checkpoints leave out."""
 
+import collections
 import contextvars
 import ctypes
 import hashlib
@@ -62,7 +63,9 @@ def fingerprint(
     `datasets`, and the environment. A part has all that can be reached from it except other parts.
     """
     owners = _of_users(task, optimizer, *model.modules(), *datasets.values())
-    roots = owners | {"a task": task, "an optimizer": optimizer}
+    optimizers = {"optimizer": optimizer}
+    optimizers |= {f"optimizer.{n}": each for n, each in enumerate(getattr(optimizer, "parts", ()))}
+    roots = owners | optimizers | {"a task": task}
     roots |= {f"module {path}": module for path, module in model.named_modules()}
     names = {id(root): name for name, root in roots.items()}
     states = [model.state_dict(), *optimizer.state.values()]
@@ -70,7 +73,7 @@ def fingerprint(
     found = dict[str, Part]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python will not pickle iterators of itertools for ever
-        for name, value, owner, is_saved in _parts(task, model, optimizer, datasets, owners):
+        for name, value, owner, is_saved in _parts(task, model, optimizers, datasets, owners):
             shown = repr(value) if type(value) in _PLAIN else ""
             # Two parts may have the same name.
             digest = _Pickler(names, saved).digest(value) + found.get(name, _NOTHING).digest
@@ -82,28 +85,23 @@ def fingerprint(
 def _parts(
     task: Any,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Mapping[str, torch.optim.Optimizer],
     datasets: Mapping[str, Any],
     owners: Mapping[str, Any],
 ) -> Iterator[tuple[str, Any, str, bool]]:
     """Yield the name, the value, the owner and `is_saved` of each part."""
     for path, module in model.named_modules():
-        prefix, own = f"{path}." if path else "", _of_torch(module)
         has_extra = type(module).get_extra_state is not nn.Module.get_extra_state
-        for name in own.keys() - _OF_MODULES:
-            yield prefix + name, own[name], "", has_extra
-        yield f"{prefix}__class__", _kind_of(module), "", False
-        for name, tensor in (own["_parameters"] | own["_buffers"]).items():
-            if tensor is not None:
-                is_saved = name not in own["_non_persistent_buffers_set"]
-                yield prefix + (f"{name}.attributes" if is_saved else name), tensor, "", False
-    has_own = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
-    for name, value in _of_torch(optimizer).items():
-        if name not in ("state", "param_groups", "defaults"):
-            yield f"optimizer.{name}", value, "", has_own
+        for name, value, is_tensor in _of_module(f"{path}." if path else "", module):
+            yield name, value, "", has_extra and not is_tensor
+    for path, each in optimizers.items():
+        has_own = type(each).state_dict is not torch.optim.Optimizer.state_dict
+        for name, value in _of_torch(each).items():
+            if name not in ("state", "param_groups", "defaults"):
+                yield f"{path}.{name}", value, "", has_own
     for name, value in _attributes(task).items():
         yield f"{type(task).__name__}.{name}", value, "", False
-    for name, value in _of_datasets(datasets):
+    for name, value in _of_datasets(datasets, set()):
         yield name, value, "", False
     for owner, values in owners.items():
         for name, value in list(vars(values).items()):
@@ -114,9 +112,15 @@ def _parts(
     yield ENVIRONMENT, [(name, os.environ[name]) for name in sorted(variables)], "", False
 
 
-def _of_datasets(datasets: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the numbers and generators of datasets, and of the datasets in them."""
+def _of_datasets(datasets: Mapping[str, Any], seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the numbers and generators of datasets, and of the datasets in them.
+
+    `seen` has the ids of datasets that are left out.
+    """
     for owner, dataset in datasets.items():
+        if id(dataset) in seen:
+            continue
+        seen.add(id(dataset))
         own = _attributes(dataset)
         yield from (
             (f"{owner}.{name}", value)
@@ -124,7 +128,18 @@ def _of_datasets(datasets: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             if isinstance(value, (int, float, *GENERATORS))
         )
         inner = {f"{owner}.{n}": value for n, value in own.items() if isinstance(value, Dataset)}
-        yield from _of_datasets(inner)
+        yield from _of_datasets(inner, seen)
+
+
+def _of_module(prefix: str, module: nn.Module) -> Iterator[tuple[str, Any, bool]]:
+    """Yield the name and the value of each part of `module`, and whether it is a tensor of it."""
+    own = _of_torch(module)
+    yield from ((prefix + name, own[name], False) for name in own.keys() - _OF_MODULES)
+    yield f"{prefix}__class__", _kind_of(module), False
+    for name, tensor in (own["_parameters"] | own["_buffers"]).items():
+        if tensor is not None:
+            is_saved = name not in own["_non_persistent_buffers_set"]
+            yield prefix + (f"{name}.attributes" if is_saved else name), tensor, True
 
 
 def _of_users(*parts: Any) -> dict[str, Any]:
@@ -150,8 +165,15 @@ class _Pickler(pickle.Pickler):
     It writes the names of the objects with the ids `names`, and not the content of `saved` memory.
     """
 
-    def __init__(self, names: Mapping[int, str], saved: set[int]) -> None:
+    def __init__(
+        self,
+        names: Mapping[int, str],
+        saved: set[int],
+        elements: dict[int, tuple[Any, str]] | None = None,
+    ) -> None:
         self._names, self._saved, self._sha256 = names, saved, hashlib.sha256()
+        # The elements of sets and their digests, by id. An element may be in many sets.
+        self._elements = {} if elements is None else elements
         super().__init__(types.SimpleNamespace(write=self._sha256.update))
 
     def digest(self, value: Any) -> str:
@@ -171,7 +193,12 @@ class _Pickler(pickle.Pickler):
             return value.encode(errors="surrogatepass")
         if type(value) not in (set, frozenset):
             return None
-        return "set", sorted(_Pickler(self._names, self._saved).digest(part) for part in value)
+        for element in value:
+            if id(element) not in self._elements:
+                self._elements[id(element)] = element, ""  # until its digest is known
+                inner = _Pickler(self._names, self._saved, self._elements)
+                self._elements[id(element)] = element, inner.digest(element)
+        return "set", sorted(self._elements[id(element)][1] for element in value)
 
     def reducer_override(self, value: Any) -> Any:
         if value is _reduced:
@@ -188,9 +215,8 @@ class _Pickler(pickle.Pickler):
         elif read := next((r for known, r in _READ.items() if isinstance(value, known)), None):
             content = read(value)
         elif is_users_module(type(value).__module__):
-            items = value.items() if isinstance(value, dict) else value
-            listed = isinstance(value, dict | list | tuple | set | frozenset)
-            content = _attributes(value), list(items) if listed else ()
+            read = next((r for known, r in _BASES.items() if isinstance(value, known)), None)
+            content = _attributes(value), read(value) if read else ()
         elif kind.startswith(_OPAQUE):
             content = ()
         else:
@@ -262,6 +288,17 @@ _READ: dict[Any, Callable[[Any], Any]] = {
     types.BuiltinMethodType: lambda value: (value.__name__, value.__self__),
     types.GeneratorType: _of_generator,
     weakref.ref: lambda value: value(),
+    staticmethod | classmethod: lambda value: [value.__func__],
+    property: lambda value: (value.fget, value.fset, value.fdel),
+}
+
+
+# What to write of objects whose class, a user's, has such a base.
+_BASES: dict[Any, Callable[[Any], Any]] = {
+    dict: lambda value: list(value.items()),
+    list | tuple | set | frozenset | collections.deque | bytes | bytearray | str: list,
+    int | float | complex: lambda value: value + 0,
+    random.Random: lambda value: value.getstate(),
 }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainbox.contract.errors import OutOfMemory, WrongUse
+from trainbox.contract.errors import OutOfMemory, StorageFailure, WrongUse
 from trainer.checks.fingerprint import ENVIRONMENT, Part, local
 from trainer.checks.hidden_state import FAST, described, differing, hidden_state, on_any_rank
 from trainer.checks.validation_sample import validate_sample
@@ -24,7 +24,7 @@ from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
 from trainer.loop.task_checks import collate_of
 from trainer.run.checkpoint import RunCheckpoints
-from trainer.run.digest import tensor_digest, tensor_digests, value_digest
+from trainer.run.digest import saved_digests, tensor_digest, tensor_digests, value_digest
 from trainer.run.run_log import RunLog
 
 _SAVED_STEP, _STEPS = 1, 2
@@ -79,8 +79,10 @@ class Rehearsal:
             StorageFailure: The checkpoint cannot be written or read.
         """
         run, of_the_run, folder = self._run, job.checkpoints, self._folder / "checkpoints"
+        if run.writes:
+            folder.mkdir(parents=True, exist_ok=True)
         job.checkpoints = RunCheckpoints(
-            folder, 1, run.writes, run.report, job.strategy.gathers_states
+            folder, 1, run.writes, run.report, job.strategy.gathers_states, run_id="rehearsal"
         )
         job.state.model.train()
         try:
@@ -117,7 +119,9 @@ class Rehearsal:
         console.count_step()
         state = job.state.capture(job.strategy)
         with job.world.wait_for_all("the checkpoint of the rehearsal"):
-            job.checkpoints.save(_SAVED_STEP, state, {}, None)
+            job.checkpoints.save(
+                _SAVED_STEP, state, {}, job.state.progress.best_step, saved_digests
+            )
             job.checkpoints.wait()
         console.count_step()
         return self._outcome(job, before, hidden_state(job), steps)
@@ -126,6 +130,8 @@ class Rehearsal:
         """Load the checkpoint of step 1, then train step 2."""
         before = hidden_state(job)
         with job.world.wait_for_all("the load of the checkpoint"):
+            if problem := job.checkpoints.files.problem(_SAVED_STEP):
+                raise StorageFailure(f"the checkpoint of the rehearsal is damaged: {problem}")
             saved = job.checkpoints.files.load(_SAVED_STEP)
             if changed := job.state.other_shape(saved):
                 raise WrongUse(

@@ -53,7 +53,8 @@ def validate_sample(job: Job) -> dict[str, str] | None:
     if all(job.world.from_each(sample_suffices)):
         return digests
     job.run.report(
-        "a sample of the validation set is too small for the rehearsal: validating the whole set"
+        "the rehearsal cannot validate a sample, such as one that is too small for the metrics: "
+        "validating the whole set"
     )
     # On several processes, the body of `all_fit` must not exchange statistics.
     with all_fit(job.strategy) if job.world.world_size == 1 else contextlib.nullcontext():

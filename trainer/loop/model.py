@@ -56,6 +56,8 @@ def _check_tensors(task: Task, model: nn.Module) -> None:
             )
         elif tensor.is_meta:
             fault = f"leaves {name} on the meta device, without values: build the model on the CPU"
+        elif tensor.layout != torch.strided:
+            fault = f"creates {name} as a sparse tensor: register it with to_dense()"
         elif any(
             step == 0 and n > 1 for step, n in zip(tensor.stride(), tensor.shape, strict=True)
         ):

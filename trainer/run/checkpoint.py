@@ -70,7 +70,7 @@ class RunCheckpoints(CheckpointWriter):
         state: Mapping[str, Any],
         fields: Mapping[str, Any],
         best_step: int | None,
-        before: Callable[[Mapping[str, Any]], None] | None = None,
+        before: Callable[[Mapping[str, Any]], object] | None = None,
     ) -> None:
         """Copy `state`, and write it in a thread as the checkpoint of `step`.
 

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from trainbox.contract.errors import StorageFailure
+from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.contract.files import open_regular, replacing
 from trainbox.contract.sidecar import (
     FIRST_CHECKPOINT,
@@ -104,8 +104,15 @@ class CheckpointFiles(StoredCheckpoints):
     def write_best(self, step: int, tensors: Mapping[str, Tensor]) -> None:
         """Write model.safetensors."""
         model = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        try:
+            data = to_safetensors(model, {"format": "pt", "step": str(step)})
+        except KeyError as error:
+            raise WrongUse(
+                f"the model has a tensor of type {error}, which {self.best.name} cannot have: "
+                "use another type, such as two real numbers for a complex one"
+            ) from error
         with replacing(self.best) as file:
-            file.write(to_safetensors(model, {"format": "pt", "step": str(step)}))
+            file.write(data)
 
     def restore_best(self, best_step: int) -> None:
         """Write model.safetensors again if it is missing, damaged, edited or of an earlier step.

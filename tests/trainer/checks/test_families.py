@@ -88,6 +88,14 @@ class _Dict(dict[str, int]):
     pass
 
 
+class _Deque(collections.deque[int]):
+    pass
+
+
+class _Generator(random.Random):
+    pass
+
+
 def _counter() -> Callable[..., None]:
     count = 0
 
@@ -126,6 +134,10 @@ class _Stateful(StepCounter):
     class Settings:
         rate = 0
 
+    @staticmethod
+    def appended(to: list[int] = []) -> None:  # noqa: B006
+        to.append(1)
+
     def __init__(self) -> None:
         super().__init__()
         numbers = list(range(50))
@@ -133,6 +145,7 @@ class _Stateful(StepCounter):
         self.list, self.deque = [0], collections.deque([0], maxlen=3)
         self.set, self.dict, self.own_dict = {"b", "a"}, dict.fromkeys(numbers, 0), _Dict(a=0)
         self.nested = {"means": [torch.zeros(2)], "size": (1, 2)}
+        self.own_deque, self.own_generator = _Deque([0], maxlen=3), _Generator(0)
         self.counts = collections.Counter("a")
         self.lists = collections.defaultdict[str, list[int]](list)
         self.ordered, self.chain = collections.OrderedDict(a=0), collections.ChainMap({"a": 0})
@@ -214,6 +227,8 @@ _FAMILIES: dict[str, Callable[[Tiny, Any], Any]] = {
     "set": lambda _, model: model.set.add(str(len(model.set))),
     "dict": lambda _, model: model.dict.__setitem__(len(model.dict), 1),
     "own_dict": lambda _, model: model.own_dict.__setitem__("a", model.own_dict["a"] + 1),
+    "own_deque": lambda _, model: model.own_deque.append(sum(model.own_deque) + 1),
+    "own_generator": lambda _, model: model.own_generator.random(),
     "nested": lambda _, model: model.nested["means"][0].add_(1),
     "counts": lambda _, model: model.counts.update("a"),
     "lists": lambda _, model: model.lists["a"].append(1),
@@ -264,6 +279,7 @@ _FAMILIES: dict[str, Callable[[Tiny, Any], Any]] = {
     f"{_HERE}._Color.RED": lambda _, _model: _grow(_Color.RED),
     f"{_HERE}._Stateful.Settings": lambda _, _model: _grow(_Stateful.Settings, "rate"),
     # Functions
+    f"{_HERE}._Stateful.appended": lambda _, _model: _Stateful.appended(),
     "closure": lambda _, model: model.closure(),
     "partial": lambda _, model: model.partial(1),
     "method": lambda _, model: _grow(model.method.__self__),
@@ -544,6 +560,56 @@ def test_an_optimizer_with_a_state_of_its_own_is_refused(
     monkeypatch.setattr(Tiny, "build_optimizer", build_optimizer)
     with pytest.raises(WrongUse, match="a resume would change optimizer[.]"):
         here.train(max_steps=12)
+
+
+def test_two_optimizers_are_compared_each(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = False
+
+    class Counting(torch.optim.AdamW):
+        steps = 0
+
+        def step(self, closure: Any = None) -> Any:
+            self.steps += late
+            return super().step(closure)
+
+    def build_optimizer(_task: Tiny, model: Any, *_: Any) -> Any:
+        weight, bias = model.linear.parameters()
+        return torch.optim.AdamW([weight], 0.1), Counting([bias], 0.1)
+
+    monkeypatch.setattr(Tiny, "build_optimizer", build_optimizer)
+    here.train("plain", max_steps=2)
+    late = True
+    with pytest.raises(WrongUse, match=r"a resume would change optimizer\.1\.steps from 2 to 1,"):
+        here.train("late", max_steps=2)
+
+
+def test_sets_of_objects_that_refer_to_each_other_are_read_once(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build_model(_task: Tiny) -> nn.Module:
+        model = _Stateful()
+        notes = [_Note() for _ in range(12)]
+        for note in notes:
+            note.near = set(notes)  # type: ignore[attr-defined]
+        model.dict["notes"] = notes  # type: ignore[index, assignment]
+        return model
+
+    monkeypatch.setattr(Tiny, "build_model", build_model)
+    here.train(max_steps=2)
+    assert here.steps() == [2]
+
+
+def test_a_model_that_cannot_be_saved_is_refused_before_step_1(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build_model(_task: Tiny) -> nn.Module:
+        model = StepCounter()
+        model.register_buffer("phases", torch.zeros(2, dtype=torch.complex128))
+        return model
+
+    monkeypatch.setattr(Tiny, "build_model", build_model)
+    with pytest.raises(WrongUse, match=r"a tensor of type torch\.complex128, which model\.safete"):
+        here.train(max_steps=2)
 
 
 class _Rows(Dataset[Any]):
