@@ -70,7 +70,7 @@ def test_row_11_the_newest_checkpoint_truncated(here: Here) -> None:
 
 def test_row_12_a_page_zeroed_fifty_times(tmp_path: Path) -> None:
     reports: list[str] = []
-    saved = RunCheckpoints(tmp_path, 3, True, reports.append)
+    saved = RunCheckpoints(tmp_path, 3, True, reports.append, run_id="0123")
     for step in (1, 2):
         state = {
             "model": {"weight": torch.randn(100_000)},

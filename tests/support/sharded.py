@@ -51,7 +51,7 @@ class _Net(nn.Module):
     def forward(self, words_BT: Tensor) -> Tensor:
         if self.moves:
             self.frozen.bias.data.add_(1)
-        _built["gathered"] = self.frozen.weight.dtype
+        self.gathered = self.frozen.weight.dtype
         # float32 next to gathered bf16, which autocast converts
         positions_T1 = torch.linspace(0, 1, _LENGTH)[:, None]
         x_BTE = self.frozen(self.embedding(words_BT)) + positions_T1
@@ -143,7 +143,8 @@ class Sharded(Task):
             held_by = (
                 f"held-{os.environ.get('WORLD_SIZE', '1')}-{rank}{'-normed' * self.normed}.json"
             )
-            Path(held_by).write_text(json.dumps({**held, "gathered": str(_built.get("gathered"))}))
+            gathered = getattr(_built["model"], "gathered", None)
+            Path(held_by).write_text(json.dumps({**held, "gathered": str(gathered)}))
         return super().schedule(step, total_steps, warmup_steps)
 
 

@@ -41,7 +41,7 @@ def described(name: str, before: Mapping[str, Part], after: Mapping[str, Part]) 
     elif issubclass(kind, LRScheduler):
         remedy = "remove the scheduler, and write schedule()"
     else:
-        remedy = "make it a buffer"
+        remedy = "make it a buffer" + (", or set it in build_model()" if new.owner else "")
     values = f" from {old.shown} to {new.shown}" if old.shown and new.shown else ""
     return f"{name}{values}, which checkpoints leave out: {remedy}, or {FAST}"
 

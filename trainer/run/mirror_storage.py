@@ -89,10 +89,7 @@ class Storage:
                 raise failure from error
 
     def refuse_another_run(self, complete: Collection[int], run_id: str | None) -> None:
-        """Raise WrongUse if the newest valid marker of the `complete` steps is of another run.
-
-        A run of an earlier version has the id None.
-        """
+        """Raise WrongUse if the newest valid marker of the `complete` steps is of another run."""
         for step in sorted(complete, reverse=True):
             with contextlib.suppress(ValueError):
                 if (owner := self._marker(step).get("run_id")) != run_id:

@@ -25,6 +25,7 @@ from trainer.loop.report import closing, header, samples_per_second, smaller_mic
 from trainer.loop.settle import settle
 from trainer.loop.state import Job
 from trainer.parallel.strategy import Strategy, join
+from trainer.parallel.world import World
 from trainer.run.mirror import mirrored
 from trainer.run.run_gpus import RunGpus
 from trainer.run.run_log import RunLog
@@ -111,6 +112,7 @@ def train_task(
                     start_from_weights(job, config.init)
                 try:
                     if rehearses and not (resumes or rehearsal.is_complete):
+                        _stop_before_step_1(world, stop)
                         rehearsal.use(job)
                         settled = job.config  # with the memory format
                     else:
@@ -132,6 +134,13 @@ def train_task(
                 free_memory()
         world.leave()
         return _result(job)
+
+
+def _stop_before_step_1(world: World, stop: StopRequest) -> None:
+    """Raise Preempted if any rank was asked to stop; all ranks must call this."""
+    if any(world.from_each(bool(stop))):
+        world.leave()
+        raise Preempted(f"stopped by {stop.cause} before step 1: start the same command again")
 
 
 class _Jobs:
