@@ -53,7 +53,7 @@ def validate_sample(job: Job) -> dict[str, str] | None:
     if all(job.world.from_each(sample_suffices)):
         return digests
     job.run.report(
-        "the rehearsal cannot validate a sample, such as one that is too small for the metrics: "
+        "the rehearsal cannot validate a sample, such as a sample that is too small: "
         "validating the whole set"
     )
     # On several processes, the body of `all_fit` must not exchange statistics.
