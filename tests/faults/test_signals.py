@@ -21,7 +21,7 @@ def test_row_06_a_signal_during_a_save(ranks: Ranks, digest_of: Callable[..., st
     """
     words = (f"{TASKS}:HeldInSaves", *GATED[1:], "--max-steps", "20", "--keep", "99")
     gate = Gate(ranks.folder, "save")
-    env = {"HELD_FSYNC": "12"}
+    env = {"HELD_FSYNC": "14"}
     process = ranks.launch("train", *words, "--checkpoint-steps", "1", env=env)
     gate.wait_for(process)
     folder = ranks.folder / "runs/r/checkpoints"
