@@ -16,6 +16,7 @@ from trainer.loop.build import build, build_data
 from trainer.loop.fit import fit
 from trainer.loop.settle import settle
 from trainer.parallel.strategy import join
+from trainer.run.checkpoint import RunCheckpoints
 from trainer.run.run_gpus import RunGpus
 from trainer.run.run_log import RunLog
 from trainer.system.signals import StopRequest
@@ -53,7 +54,8 @@ def _seconds(task: Task, steps: int, deterministic: bool) -> float:
         settings = Config(max_steps=steps, eval_every=steps, workers=0, deterministic=deterministic)
         config = settle(settings, task, strategy, run)
         data = build_data(config, task, strategy.world, Path(folder))
-        job = build(config, data, strategy, run, RunGpus(strategy, run.folder))
+        checkpoints = RunCheckpoints(run.path / "checkpoints", config.keep, True, run.report)
+        job = build(config, data, strategy, run, RunGpus(strategy, run.folder), checkpoints)
         run.begin(0, 0, job.schedule)
         fit(job, StopRequest())
         run.close()

@@ -16,6 +16,7 @@ from trainer.loop.digests import DigestLog
 from trainer.loop.fit import fit
 from trainer.loop.settle import settle
 from trainer.parallel.strategy import join
+from trainer.run.checkpoint import RunCheckpoints
 from trainer.run.run_gpus import RunGpus
 from trainer.run.run_log import RunLog
 from trainer.system.signals import StopRequest
@@ -50,7 +51,8 @@ def _trained(task: Task, epochs: int) -> tuple[float, float]:
         run = RunLog(Path(folder) / "r", 0)
         config = settle(Config(epochs=epochs), task, strategy, run)
         data = build_data(config, task, strategy.world, Path(folder))
-        job = build(config, data, strategy, run, RunGpus(strategy, run.folder))
+        checkpoints = RunCheckpoints(run.path / "checkpoints", config.keep, True, run.report)
+        job = build(config, data, strategy, run, RunGpus(strategy, run.folder), checkpoints)
         run.begin(0, 0, job.schedule)
         DigestLog.record = timed  # type: ignore[method-assign,assignment]
         try:

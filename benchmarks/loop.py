@@ -27,6 +27,7 @@ from trainer.loop.build import build, build_data
 from trainer.loop.fit import fit
 from trainer.loop.settle import settle
 from trainer.parallel.strategy import join
+from trainer.run.checkpoint import RunCheckpoints
 from trainer.run.run_gpus import RunGpus
 from trainer.run.run_log import RunLog
 from trainer.system.signals import StopRequest
@@ -139,7 +140,8 @@ def _in_turns(
         )
         config = settle(settings, task, strategy, run)
         data = build_data(config, task, strategy.world, Path(folder))
-        job = build(config, data, strategy, run, RunGpus(strategy, run.folder))
+        checkpoints = RunCheckpoints(run.path / "checkpoints", config.keep, True, run.report)
+        job = build(config, data, strategy, run, RunGpus(strategy, run.folder), checkpoints)
         run.begin(0, 0, job.schedule)
         run.resume_ours()
         fit(job, StopRequest())

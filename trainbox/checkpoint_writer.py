@@ -115,8 +115,6 @@ class CheckpointWriter:
         before: Callable[[Mapping[str, Any]], object] | None,
     ) -> None:
         """Write a checkpoint, then the marker, and then remove old checkpoints."""
-        if before is not None:
-            before(state)
         folder, marker = self.files.folder, self.files.marker
         if self._folder_seen and not folder.exists():
             self.files.report(
@@ -125,6 +123,8 @@ class CheckpointWriter:
             )
         folder.mkdir(parents=True, exist_ok=True)
         self._folder_seen = True
+        if before is not None:
+            before(state)
         if step not in (steps := self.files.steps()):
             set_aside(checkpoint_path(folder, step, ".pt"))  # a file of another program
         write_checkpoint(folder, step, lambda file: torch.save(state, file), fields)

@@ -10,11 +10,11 @@ import dataclasses
 import itertools
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from trainbox.contract.errors import OutOfMemory, StorageFailure, WrongUse
+from trainbox.contract.errors import Preempted, StorageFailure, WrongUse
 from trainer.checks.fingerprint import ENVIRONMENT, Part, local
 from trainer.checks.hidden_state import FAST, described, differing, hidden_state, on_any_rank
 from trainer.checks.validation_sample import validate_sample
@@ -23,10 +23,13 @@ from trainer.loop.digests import optimizer_tensors
 from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
 from trainer.loop.task_checks import collate_of
+from trainer.parallel.strategy import Strategy
 from trainer.run.checkpoint import RunCheckpoints
 from trainer.run.digest import saved_digests, tensor_digest, tensor_digests, value_digest
 from trainer.run.run_log import RunLog
+from trainer.system.signals import StopRequest
 
+_FOLDER = "rehearsal"  # in the run's folder
 _SAVED_STEP, _STEPS = 1, 2
 # The parts of a rehearsal on its progress bar: step 1, a validation, a checkpoint, step 2, and in
 # the other job a load and step 2.
@@ -35,169 +38,171 @@ _PARTS, _PARTS_IF_FAST = 6, 3
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a job computed in step 2, as digests by name, and its hidden state.
+    """What a job of `task` computed in step 2, as digests by name, and its hidden state.
 
     The state is that of the new job, that after the checkpoint was saved, and that at the end. The
-    second job saves none, so its `between` is `before`.
+    second job saves none, so its `between` is `before`. If it `validates`, the digests have the
+    statistics of a sample.
     """
 
+    task: str
     digests: dict[str, str]
     before: dict[str, Part]
     between: dict[str, Part]
     after: dict[str, Part]
+    validates: bool
 
 
-class Rehearsal:
-    """The rehearsal of one start, which uses up two new jobs, or three if it fails.
+def rehearse(
+    build: Callable[[RunCheckpoints], Job], run: RunLog, strategy: Strategy, stop: StopRequest
+) -> dict[str, Any]:
+    """Rehearse the resume of a new run, and return the entry of its manifest.
 
-    Attributes:
-        entry: The entry of the manifest. Its `result` is a line for the header. `changing` has the
-            names of the hidden state that may change, because each step sets it again.
+    `build` returns a new job with the given checkpoints. The rehearsal uses up two jobs, or three
+    if it fails. In the entry, `result` is a line for the header, and `changing` has the names of
+    the hidden state that may change, because each step sets it again. All ranks must call this.
+
+    Raises:
+        WrongUse: A resume would not have the same bits.
+        OutOfMemory: A step does not fit in memory.
+        StorageFailure: The checkpoint cannot be written or read.
+        Preempted: A stop was requested.
     """
+    begin_s, world, folder = time.monotonic(), strategy.world, run.path / _FOLDER
+    checkpoints = RunCheckpoints(
+        folder / "checkpoints", 1, run.writes, run.report, strategy.gathers_states, "rehearsal"
+    )
 
-    def __init__(self, run: RunLog) -> None:
-        self.is_complete, self.entry = False, dict[str, Any](result="skipped")
-        self._run, self._folder, self._begin_s = run, run.path / "rehearsal", time.monotonic()
-        self._outcomes: list[_Outcome] = []
-        self._validates = True
-        self.close()
-
-    def close(self) -> None:
-        """Remove the bar and the checkpoint of this rehearsal, or of a process that was killed."""
-        self._run.console.end_bar()
-        if self._run.writes:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def use(self, job: Job) -> None:
-        """Do the next part of the rehearsal with `job`, which is new and of no use afterwards.
-
-        All ranks must call this.
-
-        Raises:
-            WrongUse: A resume would not have the same bits.
-            OutOfMemory: A step does not fit in memory. The rehearsal then starts again.
-            StorageFailure: The checkpoint cannot be written or read.
-        """
-        run, of_the_run, folder = self._run, job.checkpoints, self._folder / "checkpoints"
-        if run.writes:
-            folder.mkdir(parents=True, exist_ok=True)
-        job.checkpoints = RunCheckpoints(
-            folder, 1, run.writes, run.report, job.strategy.gathers_states, run_id="rehearsal"
-        )
+    def new_job() -> Job:
+        if any(world.from_each(bool(stop))):
+            world.leave()
+            raise Preempted(f"stopped by {stop.cause} before step 1: start the same command again")
+        job = build(checkpoints)
         job.state.model.train()
-        try:
-            outcome = self._resumed(job) if self._outcomes else self._started(job)
-        except OutOfMemory:
-            self._outcomes.clear()
-            raise
-        finally:
-            job.checkpoints.finish()
-            job.checkpoints = of_the_run
-        self._outcomes.append(outcome)
-        if not job.config.deterministic:
-            self._pass("1 step, a validation and a checkpoint")
-        elif len(self._outcomes) == 2:
-            self._compare(job, *self._outcomes)
-        elif len(self._outcomes) == 3:
-            self._explain(job, *self._outcomes)
+        return job
 
-    def _started(self, job: Job) -> _Outcome:
-        """Train step 1, validate a sample and save, then train step 2."""
-        console = self._run.console
-        console.start_rehearsal_bar(_PARTS if job.config.deterministic else _PARTS_IF_FAST)
-        before, steps = hidden_state(job), _steps(job)
-        with job.strategy.lost_writes(job.loss_module) as lost, _weights_watched(job):
-            next(steps)
-        console.count_step()
-        if lost:
-            raise WrongUse(
-                f"{_of(job)}: a forward changes the parameter {lost[0].removeprefix('model.')}, "
-                "which is not trained, and --strategy fsdp would lose the change: make it a "
-                "buffer, or use --strategy ddp"
-            )
-        self._validates = validate_sample(job) is not None
-        console.count_step()
-        state = job.state.capture(job.strategy)
-        with job.world.wait_for_all("the checkpoint of the rehearsal"):
-            job.checkpoints.save(
-                _SAVED_STEP, state, {}, job.state.progress.best_step, saved_digests
-            )
-            job.checkpoints.wait()
-        console.count_step()
-        return self._outcome(job, before, hidden_state(job), steps)
+    def entry(what: str, **found: Any) -> dict[str, Any]:
+        return {"result": f"{what} in {time.monotonic() - begin_s:.1f} s", **found}
 
-    def _resumed(self, job: Job) -> _Outcome:
-        """Load the checkpoint of step 1, then train step 2."""
-        before = hidden_state(job)
-        with job.world.wait_for_all("the load of the checkpoint"):
-            if problem := job.checkpoints.files.problem(_SAVED_STEP):
-                raise StorageFailure(f"the checkpoint of the rehearsal is damaged: {problem}")
-            saved = job.checkpoints.files.load(_SAVED_STEP)
-            if changed := job.state.other_shape(saved):
-                raise WrongUse(
-                    f"{_of(job)}: a resume could not load a checkpoint ({changed}): create all "
-                    "parameters and buffers in build_model()"
-                )
-            job.state.restore(saved, job.strategy, self._folder)
-        self._run.console.count_step()
-        return self._outcome(job, before, before, _steps(job))
-
-    def _outcome(
-        self, job: Job, before: dict[str, Part], between: dict[str, Part], steps: Iterator[None]
-    ) -> _Outcome:
-        """Train step 2, if the run has one, and validate the sample again."""
-        if not job.config.deterministic:
-            return _Outcome({}, before, between, between)
-        digests: dict[str, str] = {}
-        with _noted(job, digests):
-            next(steps, None)
-        digests |= job.digests({**job.state.model.state_dict(), **optimizer_tensors(job)})
-        groups = job.state.optimizer.state_dict()["param_groups"]
-        digests |= {"the optimizer's settings": value_digest(groups)}
-        if self._validates:
-            digests |= validate_sample(job) or {}
-        self._run.console.count_step()
-        return _Outcome(digests, before, between, hidden_state(job))
-
-    def _compare(self, job: Job, first: _Outcome, resumed: _Outcome) -> None:
-        """Pass or raise WrongUse, or leave it to another job to explain what differs."""
+    try:
+        if (first := _started(new_job())) is None:
+            return entry("1 step, a validation and a checkpoint")
+        resumed = _resumed(new_job(), first)
         changing = differing(first.before, first.after) | differing(resumed.before, resumed.after)
-        later = sorted(differing(first.after, resumed.after) & changing)
-        texts = [described(name, first.after, resumed.after) for name in later]
-        if text := on_any_rank(job.world, *texts[:1]):
-            raise WrongUse(f"{_of(job)}: a resume would change {text}")
-        # A part that had one value before step 2 in both jobs was not set again by step 2. It may
-        # be left from the first job, such as a variable of a module.
-        set_again = differing(first.between, resumed.between) | {ENVIRONMENT}
-        texts = [described(n, first.after, first.before) for n in sorted(changing - set_again)]
-        if text := on_any_rank(job.world, *texts[:1]):
-            raise WrongUse(f"{_of(job)}: a resume could change {text}")
-        if on_any_rank(job.world, _first_difference(first.digests, resumed.digests)) is None:
-            self._pass("2 steps, a resume and the same bits")
-            names = job.world.from_each(sorted(changing))
-            self.entry["changing"] = sorted(set(itertools.chain(*names)))
+        problem = on_any_rank(world, _state_problem(first, resumed, changing))
+        difference = on_any_rank(world, _first_difference(first.digests, resumed.digests))
+        if problem is None and difference is not None:
+            again = _resumed(new_job(), first)
+            repeated = on_any_rank(world, _first_difference(resumed.digests, again.digests))
+            problem = _digest_problem(difference, repeated)
+        if problem is not None:
+            raise WrongUse(f"{first.task}: {problem}")
+        names = world.from_each(sorted(changing))
+        everywhere = sorted(set(itertools.chain(*names)))
+        return entry("2 steps, a resume and the same bits", changing=everywhere)
+    finally:
+        checkpoints.finish()
+        run.console.end_bar()
+        remove_rehearsal(run)
 
-    def _explain(
-        self, job: Job, first: _Outcome, resumed: _Outcome, resumed_again: _Outcome
-    ) -> None:
-        """Raise WrongUse with the first digest that differs, and the reason."""
-        again = _first_difference(resumed.digests, resumed_again.digests)
-        if name := on_any_rank(job.world, again):
-            raise WrongUse(
-                f"{_of(job)}: {name} differs when the same step is computed again: draw random "
-                "numbers only from the global generators of torch, NumPy and Python and keep no "
-                f"state between calls, or {FAST}"
-            )
-        name = on_any_rank(job.world, _first_difference(first.digests, resumed.digests))
+
+def remove_rehearsal(run: RunLog) -> None:
+    """Remove the checkpoint of the rehearsal, also that of a process that was killed."""
+    if run.writes:
+        shutil.rmtree(run.path / _FOLDER, ignore_errors=True)
+
+
+def _started(job: Job) -> _Outcome | None:
+    """Train step 1, validate a sample and save, then train step 2 unless the run has `--fast`."""
+    console, deterministic = job.run.console, job.config.deterministic
+    console.start_rehearsal_bar(_PARTS if deterministic else _PARTS_IF_FAST)
+    before, steps = hidden_state(job) if deterministic else {}, _steps(job)
+    watched = _weights_watched(job) if deterministic else contextlib.nullcontext()
+    with job.strategy.lost_writes(job.loss_module) as lost, watched:
+        next(steps)
+    console.count_step()
+    if lost:
         raise WrongUse(
-            f"{_of(job)}: {name} differs after a resume, so some state is neither in a checkpoint "
-            f"nor in an attribute, such as in a file: make it a buffer, or {FAST}"
+            f"{_of(job)}: a forward changes the parameter {lost[0].removeprefix('model.')}, which "
+            "is not trained, and --strategy fsdp would lose the change: make it a buffer, or use "
+            "--strategy ddp"
         )
+    sample = validate_sample(job)
+    console.count_step()
+    state = job.state.capture(job.strategy)
+    with job.world.wait_for_all("the checkpoint of the rehearsal"):
+        job.checkpoints.save(_SAVED_STEP, state, {}, job.state.progress.best_step, saved_digests)
+        job.checkpoints.wait()
+    console.count_step()
+    if not deterministic:
+        return None
+    return _outcome(job, before, hidden_state(job), steps, validates=sample is not None)
 
-    def _pass(self, what: str) -> None:
-        self.is_complete, self._outcomes = True, []
-        self.entry["result"] = f"{what} in {time.monotonic() - self._begin_s:.1f} s"
-        self.close()
+
+def _resumed(job: Job, first: _Outcome) -> _Outcome:
+    """Load the checkpoint of step 1, then train step 2 and validate as in the `first` outcome."""
+    before, files = hidden_state(job), job.checkpoints.files
+    with job.world.wait_for_all("the load of the checkpoint"):
+        if problem := files.problem(_SAVED_STEP):
+            raise StorageFailure(f"the checkpoint of the rehearsal is damaged: {problem}")
+        saved = files.load(_SAVED_STEP)
+        if changed := job.state.other_shape(saved):
+            raise WrongUse(
+                f"{_of(job)}: a resume could not load a checkpoint ({changed}): create all "
+                "parameters and buffers in build_model()"
+            )
+        job.state.restore(saved, job.strategy, files.folder)
+    job.run.console.count_step()
+    return _outcome(job, before, before, _steps(job), first.validates)
+
+
+def _outcome(
+    job: Job,
+    before: dict[str, Part],
+    between: dict[str, Part],
+    steps: Iterator[None],
+    validates: bool,
+) -> _Outcome:
+    """Train step 2, if the run has one, and validate the sample again."""
+    digests: dict[str, str] = {}
+    with _noted(job, digests):
+        next(steps, None)
+    digests |= job.digests({**job.state.model.state_dict(), **optimizer_tensors(job)})
+    groups = job.state.optimizer.state_dict()["param_groups"]
+    digests |= {"the optimizer's settings": value_digest(groups)}
+    if validates:
+        digests |= validate_sample(job) or {}
+    job.run.console.count_step()
+    return _Outcome(_of(job), digests, before, between, hidden_state(job), validates)
+
+
+def _state_problem(first: _Outcome, resumed: _Outcome, changing: Set[str]) -> str | None:
+    """Return what a resume would do to a part of the hidden state that is `changing`, or None."""
+    for name in sorted(differing(first.after, resumed.after) & changing):
+        return f"a resume would change {described(name, first.after, resumed.after)}"
+    # A part that had one value before step 2 in both jobs was not set again by step 2. It may be
+    # left from the first job, such as a variable of a module.
+    set_again = differing(first.between, resumed.between) | {ENVIRONMENT}
+    for name in sorted(changing - set_again):
+        return f"a resume could change {described(name, first.after, first.before)}"
+    return None
+
+
+def _digest_problem(difference: str, repeated: str | None) -> str:
+    """Return why the digest `difference` differs after a resume.
+
+    `repeated` is the digest that differs when the same step is computed again, or None.
+    """
+    if repeated is not None:
+        return (
+            f"{repeated} differs when the same step is computed again: draw random numbers only "
+            "from the global generators of torch, NumPy and Python and keep no state between "
+            f"calls, or {FAST}"
+        )
+    return (
+        f"{difference} differs after a resume, so some state is neither in a checkpoint nor in an "
+        f"attribute, such as in a file: make it a buffer, or {FAST}"
+    )
 
 
 def _of(job: Job) -> str:
@@ -229,7 +234,7 @@ def _weights_watched(job: Job) -> Iterator[None]:
     before = digests()
 
     def check(*_: Any) -> None:
-        if job.config.deterministic and (name := _first_difference(before, digests())):
+        if name := _first_difference(before, digests()):
             raise WrongUse(
                 f"{_of(job)}: a forward sets the trained parameter {name} from the first examples "
                 f"that it gets: set it in build_model(), or {FAST}"

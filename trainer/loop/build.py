@@ -49,7 +49,14 @@ class Data(NamedTuple):
     seconds: float
 
 
-def build(config: Settings, data: Data, strategy: Strategy, run: RunLog, gpus: RunGpus) -> Job:
+def build(
+    config: Settings,
+    data: Data,
+    strategy: Strategy,
+    run: RunLog,
+    gpus: RunGpus,
+    checkpoints: RunCheckpoints,
+) -> Job:
     """Build the model, the optimizer and the rest of the job.
 
     Raises:
@@ -72,9 +79,7 @@ def build(config: Settings, data: Data, strategy: Strategy, run: RunLog, gpus: R
         **{**vars(parts), "config": config},
         run=run,
         gpus=gpus,
-        checkpoints=RunCheckpoints(
-            run.path / "checkpoints", config.keep, run.writes, run.report, strategy.gathers_states
-        ),
+        checkpoints=checkpoints,
         state=TrainState(
             model=model,
             optimizer=optimizer,

@@ -122,16 +122,17 @@ def all_fit(strategy: Strategy) -> Iterator[None]:
 
 
 def with_smaller_micro_batches(
-    config: Settings, model: nn.Module, found: str, fixed: str | None
+    config: Settings, batch_norm: bool, found: str, fixed: str | None
 ) -> Settings:
     """Return `config` with twice as many micro-batches, or with the largest possible number.
 
-    The batch size does not change. `found` is the message of `memory_used_up`.
+    The batch size does not change. `batch_norm` is true if the model has batch norm. `found` is the
+    message of `memory_used_up`.
 
     Raises:
         OutOfMemory: The batch cannot be split further, or must not be, for the reason `fixed`.
     """
-    at_once, least = examples_at_once(config), 2 if has_batch_norm(model) else 1
+    at_once, least = examples_at_once(config), 2 if batch_norm else 1
     most = config.batch_size // config.shards // least
     if fixed is not None:
         raise OutOfMemory(f"{found} with {at_once} example(s) at once; {fixed}")

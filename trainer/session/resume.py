@@ -3,32 +3,42 @@
 import secrets
 
 from trainbox.contract.errors import WrongUse
+from trainer.checks.rehearsal import remove_rehearsal
 from trainer.loop.state import Job
+from trainer.parallel.world import World
+from trainer.run.checkpoint import RunCheckpoints
+from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.run.jsonl import read_entries
+from trainer.run.run_log import RunLog
 from trainer.session.record import read_manifest
 
 
-def resume_job(job: Job, resume: str) -> bool:
-    """Restore the newest complete checkpoint, if there is one. Rank 0 chooses it for all ranks.
+def find_checkpoint(
+    checkpoints: RunCheckpoints, run: RunLog, world: World, resume: str
+) -> int | None:
+    """Return the step of the run's newest valid checkpoint, which rank 0 chooses, or None.
 
-    Return whether there is one.
+    A run without one starts, and gets its id here.
 
     Raises:
         WrongUse: There is a checkpoint, and `resume` is `never`.
     """
     # Rank 0 reads whole checkpoints to verify them, which may take long.
     found = None
-    with job.world.wait_for_all("the verification of the checkpoint"):
-        if job.world.is_first:
-            found = _newest(job, resume == "anyway")
-    step = job.world.from_first(found)
-    if step is None:
-        return False
-    if resume == "never":
+    with world.wait_for_all("the verification of the checkpoint"):
+        if world.is_first:
+            found = _newest(checkpoints.files, run, resume == "anyway")
+    step: int | None = world.from_first(found)
+    if step is not None and resume == "never":
         raise WrongUse(
-            f"--resume never was given, but {job.run.path} has a checkpoint of step {step}: "
+            f"--resume never was given, but {run.path} has a checkpoint of step {step}: "
             "choose another --run name, or remove the folder"
         )
+    return step
+
+
+def resume_job(job: Job, step: int) -> None:
+    """Restore the checkpoint of `step`; all ranks must call this."""
     with job.world.wait_for_all("the load of the checkpoint"):
         job.state.restore(job.checkpoints.files.load(step), job.strategy, job.run.path)
         if job.world.is_first and job.state.progress.best_step is not None:
@@ -36,35 +46,32 @@ def resume_job(job: Job, resume: str) -> bool:
     if (mirror := job.checkpoints.mirror) is not None:
         # It may lack checkpoints that this run has saved without it.
         mirror.saved()
-    return True
 
 
-def _newest(job: Job, anyway: bool) -> int | None:
-    """Return the step of the newest complete checkpoint of this run, or None.
-
-    A run that starts gets its id here.
+def _newest(files: CheckpointFiles, run: RunLog, anyway: bool) -> int | None:
+    """Return the step of the newest valid checkpoint of this run, or None.
 
     Raises:
         WrongUse: There are checkpoints without a manifest, and `anyway` is false.
     """
     # Find the id of the run. Only checkpoints with this id belong to it.
-    run, checkpoints = job.run, job.checkpoints
-    checkpoints.files.remove_leftovers()
+    files.remove_leftovers()
+    remove_rehearsal(run)
     described = read_manifest(run)
     if described is not None:
-        checkpoints.files.run_id = described["run_id"]
-    elif checkpoints.files.steps():
+        files.run_id = described["run_id"]
+    elif files.steps():
         if not anyway:
             raise WrongUse(
                 f"{run.path}/manifest.json is missing or damaged, so Trainbox cannot check "
                 "whether a resume has the same bits: restore it, or resume with --resume anyway"
             )
-        checkpoints.files.run_id = checkpoints.files.run_id_found()
+        files.run_id = files.run_id_found()
     # Find its newest checkpoint. Without a checkpoint, the run starts.
-    step = checkpoints.files.newest()
+    step = files.newest()
     if step is None:
         # The generators of a task are seeded, so an id from them would not be unique.
-        checkpoints.files.run_id = secrets.token_hex(8)
+        files.run_id = secrets.token_hex(8)
         if trained := max(
             (entry["step"] for entry in read_entries(run.path / "metrics.jsonl")), default=0
         ):
@@ -72,7 +79,7 @@ def _newest(job: Job, anyway: bool) -> int | None:
                 f"{run.path} was stopped after step {trained}, before its first "
                 "checkpoint: it restarts at step 0"
             )
-    elif not checkpoints.files.entries(step):
+    elif not files.entries(step):
         run.report(
             f"the checkpoint of step {step} was not compared with digests.jsonl, which has no "
             "entry of this step"
@@ -80,15 +87,18 @@ def _newest(job: Job, anyway: bool) -> int | None:
     return step
 
 
-def reason_to_keep_micro_batches(job: Job, accumulation: int | None, resume: str) -> str | None:
+def reason_to_keep_micro_batches(
+    checkpoints: RunCheckpoints, world: World, accumulation: int | None, resume: str
+) -> str | None:
     """Return why the batch must not be split further, or None if it may be.
 
     `accumulation` is the requested number of micro-batches, or None.
     """
-    if resume != "anyway" and (steps := job.world.from_first(job.checkpoints.files.steps())):
+    files = checkpoints.files
+    if resume != "anyway" and (steps := world.from_first(files.steps())):
         return (
-            f"{job.run.path} has a checkpoint of step {steps[-1]}, and smaller micro-batches "
-            "change the bits: resume with more memory, or use --resume anyway"
+            f"{files.folder.parent} has a checkpoint of step {steps[-1]}, and smaller "
+            "micro-batches change the bits: resume with more memory, or use --resume anyway"
         )
     if accumulation is not None:
         return (

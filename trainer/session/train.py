@@ -2,14 +2,16 @@
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainbox.contract.config import Config, Settings, check, split_metric
 from trainbox.contract.errors import OutOfMemory, Preempted, StorageFailure
 from trainbox.contract.temporary import sockets_in_a_folder
 from trainer.checks.hidden_state import HiddenState
-from trainer.checks.rehearsal import Rehearsal
+from trainer.checks.rehearsal import rehearse
 from trainer.load_task import load_task
 from trainer.loop.arithmetic import set_cuda_variables
 from trainer.loop.build import Data, build, build_data
@@ -18,6 +20,7 @@ from trainer.loop.meter import Meter
 from trainer.loop.out_of_memory import (
     examples_at_once,
     free_memory,
+    has_batch_norm,
     with_smaller_micro_batches,
 )
 from trainer.loop.profile import Profile
@@ -25,7 +28,7 @@ from trainer.loop.report import closing, header, samples_per_second, smaller_mic
 from trainer.loop.settle import settle
 from trainer.loop.state import Job
 from trainer.parallel.strategy import Strategy, join
-from trainer.parallel.world import World
+from trainer.run.checkpoint import RunCheckpoints
 from trainer.run.mirror import mirrored
 from trainer.run.run_gpus import RunGpus
 from trainer.run.run_log import RunLog
@@ -33,7 +36,7 @@ from trainer.session.agreement import check_command, check_settings
 from trainer.session.failures import errors_as_failures
 from trainer.session.initial import start_from_weights
 from trainer.session.record import changing_state, look_at_data, record_start, refuse_edited
-from trainer.session.resume import reason_to_keep_micro_batches, resume_job
+from trainer.session.resume import find_checkpoint, reason_to_keep_micro_batches, resume_job
 from trainer.session.run_name import default_name
 from trainer.system.signals import StopRequest
 
@@ -90,7 +93,6 @@ def train_task(
             contextlib.closing(run),
             errors_as_failures(runs_dir, type(task).__name__, log),
             contextlib.closing(RunGpus(strategy, run.folder)) as gpus,
-            contextlib.closing(Rehearsal(run)) as rehearsal,
             mirrored(mirror, run, world, resume, stop) as copies,
         ):
             # Choose all settings, and compare them with those of the run's start.
@@ -98,70 +100,104 @@ def train_task(
             check_settings(world, settled)
             refuse_edited(settled, strategy, run, resume == "anyway")
             check(settled, world.device.type)
-            jobs = _Jobs(config, strategy, run, gpus, data_dir)
-            # Each turn uses one job. A new run first rehearses with two jobs. If the first steps do
-            # not fit in memory, the next job has smaller micro-batches.
-            did_not_fit: list[str] = []
-            while True:
-                job, found = jobs.build(settled), None
-                job.checkpoints.mirror = copies
+            checkpoints = RunCheckpoints(
+                run.path / "checkpoints",
+                settled.keep,
+                run.writes,
+                run.report,
+                strategy.gathers_states,
+            )
+            checkpoints.mirror = copies
+            jobs = _Jobs(config, settled, strategy, run, gpus, data_dir, checkpoints)
+
+            def trained() -> Job:
+                job = jobs.ready(resume, rehearses, stop)
                 if until_step is not None:
                     job.end_step = min(job.end_step, until_step)
-                resumes = resume_job(job, resume)
-                if not resumes and config.init is not None:
-                    start_from_weights(job, config.init)
-                try:
-                    if rehearses and not (resumes or rehearsal.is_complete):
-                        _stop_before_step_1(world, stop)
-                        rehearsal.use(job)
-                        settled = job.config  # with the memory format
-                    else:
-                        job.rehearsal = rehearsal.entry
-                        with _observed(job, measure_s, profile_steps):
-                            _train(job, stop, resume == "anyway", did_not_fit, validated, swept)
-                        break
-                except OutOfMemory as error:
-                    found = str(error)
-                finally:
-                    job.checkpoints.finish()
-                if found is not None:
-                    fixed = reason_to_keep_micro_batches(job, config.accumulation, resume)
-                    smaller = with_smaller_micro_batches(settled, job.state.model, found, fixed)
-                    did_not_fit.append(f"{found} with {examples_at_once(settled)} examples at once")
-                    settled = smaller
-                    run.end_progress()
-                del job
-                free_memory()
+                with _observed(job, measure_s, profile_steps):
+                    _train(job, stop, resume == "anyway", jobs.did_not_fit, validated, swept)
+                return job
+
+            try:
+                job = jobs.fitting(trained, resume)
+            finally:
+                checkpoints.finish()
         world.leave()
         return _result(job)
 
 
-def _stop_before_step_1(world: World, stop: StopRequest) -> None:
-    """Raise Preempted if any rank was asked to stop; all ranks must call this."""
-    if any(world.from_each(bool(stop))):
-        world.leave()
-        raise Preempted(f"stopped by {stop.cause} before step 1: start the same command again")
-
-
+@dataclass
 class _Jobs:
-    """Builds the jobs of one start, each with a new task."""
+    """Builds the jobs of one start, each with a new task.
 
-    def __init__(
-        self, config: Config, strategy: Strategy, run: RunLog, gpus: RunGpus, data_dir: Path
-    ) -> None:
-        self._config, self._strategy, self._run, self._gpus = config, strategy, run, gpus
-        self._data_dir = data_dir
-        self._data: Data | None = None
+    Attributes:
+        settled: The settings `config` with each open choice made.
+        did_not_fit: A message for each attempt whose micro-batches did not fit in memory.
+    """
 
-    def build(self, settled: Settings) -> Job:
-        """Return a new job. All jobs share datasets that took long to build."""
-        data, world = self._data, self._strategy.world
+    config: Config
+    settled: Settings
+    strategy: Strategy
+    run: RunLog
+    gpus: RunGpus
+    data_dir: Path
+    checkpoints: RunCheckpoints
+    did_not_fit: list[str] = field(default_factory=list)
+    data: Data | None = None
+    has_batch_norm: bool = False
+
+    def ready(self, resume: str, rehearses: bool, stop: StopRequest) -> Job:
+        """Return a job that continues from the run's newest checkpoint, or a new one.
+
+        A new run first `rehearses` its resume.
+        """
+        step = find_checkpoint(self.checkpoints, self.run, self.strategy.world, resume)
+        init = self.config.init if step is None else None
+        rehearsal = {"result": "skipped"}
+        if rehearses and step is None:
+            build = functools.partial(self._build, init)
+            rehearsal = rehearse(build, self.run, self.strategy, stop)
+        job = self._build(init, self.checkpoints)
+        job.rehearsal = rehearsal
+        if step is not None:
+            resume_job(job, step)
+        return job
+
+    def _build(self, init: str | None, checkpoints: RunCheckpoints) -> Job:
+        """Return a new job with the weights of `init`. Jobs share data that took long to build."""
+        free_memory()  # of the job before
+        data, world = self.data, self.strategy.world
         if data is None or world.from_first(data.seconds) < _SLOW_DATA_S:
-            self._data = data = None  # two datasets may not fit in memory
-            task = load_task(self._config.task, self._config.fields)
-            self._data = data = build_data(settled, task, world, self._data_dir)
+            self.data = data = None  # two datasets may not fit in memory
+            task = load_task(self.config.task, self.config.fields)
+            self.data = data = build_data(self.settled, task, world, self.data_dir)
         used = data._replace(task=copy.copy(data.task))
-        return build(settled, used, self._strategy, self._run, self._gpus)
+        job = build(self.settled, used, self.strategy, self.run, self.gpus, checkpoints)
+        self.settled = job.config  # the first job has chosen the memory format
+        self.has_batch_norm = has_batch_norm(job.state.model)
+        if init is not None:
+            start_from_weights(job, init)
+        return job
+
+    def fitting(self, work: Callable[[], Job], resume: str) -> Job:
+        """Return `work()`, with smaller micro-batches as long as its first steps do not fit.
+
+        Raises:
+            OutOfMemory: The micro-batches must not be smaller.
+        """
+        while True:
+            try:
+                return work()
+            except OutOfMemory as error:
+                found = str(error)
+            # Go on after the `except` block, when the error no longer keeps the memory of the job.
+            world, accumulation = self.strategy.world, self.config.accumulation
+            fixed = reason_to_keep_micro_batches(self.checkpoints, world, accumulation, resume)
+            smaller = with_smaller_micro_batches(self.settled, self.has_batch_norm, found, fixed)
+            at_once = examples_at_once(self.settled)
+            self.did_not_fit.append(f"{found} with {at_once} examples at once")
+            self.settled = smaller
+            self.run.end_progress()
 
 
 @contextlib.contextmanager
