@@ -14,11 +14,11 @@ from trainbox.task import Task
 from trainer.loop.build import build, build_data
 from trainer.loop.digests import DigestLog
 from trainer.loop.fit import fit
-from trainer.loop.settle import settle
 from trainer.parallel.strategy import join
 from trainer.run.checkpoint import RunCheckpoints
 from trainer.run.run_gpus import RunGpus
 from trainer.run.run_log import RunLog
+from trainer.session.settle import settle
 from trainer.system.signals import StopRequest
 from trainer.tasks.digits import Digits
 

@@ -34,8 +34,8 @@ ORDER = {
         "initial_weights"
     ),
     "trainer": (
-        "system outputs launch task_errors load_task task_list data parallel run track loop checks "
-        "session use sweep cli __main__"
+        "system outputs launch task_errors load_task task_list data parallel machine run track "
+        "loop checks session use sweep cli __main__"
     ),
 }
 

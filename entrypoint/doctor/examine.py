@@ -80,7 +80,7 @@ def _ask_driver(
 
 def _start_torch() -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command_of("trainer.checks.torch_info"),
+        command_of("trainer.machine.torch_info"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -58,7 +58,7 @@ class DriverAnswer:
 
 @dataclass(frozen=True)
 class TorchAnswer:
-    """The answers of torch, as trainer/checks/torch_info.py prints them.
+    """The answers of torch, as trainer/machine/torch_info.py prints them.
 
     Attributes:
         fault: why torch did not answer, or empty.

@@ -27,13 +27,13 @@ from trainbox.contract.config import Config, check_strategy
 from trainbox.contract.errors import OutOfMemory, WrongUse
 from trainer.loop.losses import LossModule
 from trainer.loop.out_of_memory import all_fit
-from trainer.loop.settle import _default_precision
 from trainer.parallel import fsdp as sharding
 from trainer.parallel.fsdp import blocks, lost_writes, shard, whole
 from trainer.parallel.strategy import STRATEGIES, Strategy
 from trainer.parallel.world import World
 from trainer.session.failures import errors_as_failures
 from trainer.session.run_name import default_name
+from trainer.session.settle import _default_precision
 from trainer.session.verify import _refuse_another_plan
 
 _TASK = f"{Path(sharded.__file__)}:Sharded"

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 from trainbox.classification import check_classes
 from trainbox.contract.config import CHANNELS_LAST, Settings
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.launch_facts import launch_facts
 from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count, place_tensors
 from trainer.data.examples import length
@@ -25,7 +26,6 @@ from trainer.loop.memory_format import memory_format, put_channels_last
 from trainer.loop.model import build_model
 from trainer.loop.optimizer import build_optimizer
 from trainer.loop.out_of_memory import examples_at_once
-from trainer.loop.settle import cpu_count
 from trainer.loop.state import Inference, Job, TrainState
 from trainer.loop.task_checks import checked, checked_dataset, collate_of
 from trainer.parallel.exchange import Reduction
@@ -242,3 +242,8 @@ def _workers(config: Settings, dataset: Dataset[Any]) -> int:
     return min(
         _MOST_LOADER_WORKERS, max(1, cpu_count() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     )
+
+
+def cpu_count() -> int:
+    """Return the number of CPUs that the job may use on this machine."""
+    return launch_facts(os.environ).cpus or os.cpu_count() or 1

@@ -25,7 +25,6 @@ from trainer.loop.out_of_memory import (
 )
 from trainer.loop.profile import Profile
 from trainer.loop.report import closing, header, samples_per_second, smaller_micro_batches
-from trainer.loop.settle import settle
 from trainer.loop.state import Job
 from trainer.parallel.strategy import Strategy, join
 from trainer.run.checkpoint import RunCheckpoints
@@ -38,6 +37,7 @@ from trainer.session.initial import start_from_weights
 from trainer.session.record import changing_state, look_at_data, record_start, refuse_edited
 from trainer.session.resume import find_checkpoint, reason_to_keep_micro_batches, resume_job
 from trainer.session.run_name import default_name
+from trainer.session.settle import settle
 from trainer.system.signals import StopRequest
 
 _SLOW_DATA_S = 2.0  # all jobs share datasets that took longer to build

@@ -13,7 +13,6 @@ from trainbox.contract.errors import Preempted, StorageFailure, WrongUse
 from trainbox.task import Task
 from trainer.load_task import load_task
 from trainer.loop.arithmetic import set_cuda_variables
-from trainer.loop.settle import completed
 from trainer.loop.state import Inference, load_weights
 from trainer.parallel.strategy import Strategy, join
 from trainer.run import manifest
@@ -24,6 +23,7 @@ from trainer.run.run_record import RunRecord, StoredWeights
 from trainer.session.agreement import refuse_difference, refuse_other_classes
 from trainer.session.failures import errors_as_failures
 from trainer.session.record import look_at_data
+from trainer.session.settle import completed
 from trainer.system.signals import StopRequest
 from trainer.system.sources import located_sources
 

@@ -125,12 +125,12 @@ def exchanges(devices: Sequence[Device]) -> list[Probe]:
 def argv_of(probe: Probe, python: str) -> list[str]:
     """Return the command of a probe; each of several devices has a rank."""
     if len(probe.devices) == 1:
-        return command_of("trainer.checks.selftest", "compute", python=python)
+        return command_of("trainer.machine.selftest", "compute", python=python)
     ranks = (
         f"--nproc-per-node={len(probe.devices)}",
         "-m",
         "--",
-        "trainer.checks.selftest",
+        "trainer.machine.selftest",
         "exchange",
     )
     return command_of("trainer.launch.torchrun", "--standalone", *ranks, python=python)

@@ -99,12 +99,12 @@ def test_one_device_has_one_process_and_several_have_ranks() -> None:
         "python",
         "-P",
         "-m",
-        "trainer.checks.selftest",
+        "trainer.machine.selftest",
         "compute",
     ]
     assert " ".join(argv_of(Probe(_GPUS[:3]), "python")) == (
         "python -P -m trainer.launch.torchrun --standalone --nproc-per-node=3 -m -- "
-        "trainer.checks.selftest exchange"
+        "trainer.machine.selftest exchange"
     )
 
 

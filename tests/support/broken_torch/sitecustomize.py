@@ -92,7 +92,7 @@ def _fail(torch: Any) -> None:
     _on_rank_1(torch, fail)
 
 
-if "trainer.checks.selftest" in sys.orig_argv and "trainer.launch.torchrun" not in sys.orig_argv:
+if "trainer.machine.selftest" in sys.orig_argv and "trainer.launch.torchrun" not in sys.orig_argv:
     fault = _fault()
     if fault == "stop at once":
         os.kill(os.getpid(), signal.SIGSTOP)

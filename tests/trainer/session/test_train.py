@@ -24,7 +24,6 @@ from trainbox.contract.errors import DeviceMissing, Preempted, WrongUse
 from trainbox.contract.launch_facts import LaunchFacts
 from trainer.data.schedule import micro_batches
 from trainer.loop.report import batch_equation
-from trainer.loop.settle import settle
 from trainer.parallel.device import choose_device
 from trainer.parallel.strategy import STRATEGIES, Replicated
 from trainer.parallel.world import World
@@ -32,6 +31,7 @@ from trainer.run.compare import manifest_differences
 from trainer.run.jsonl import read_entries
 from trainer.run.run_log import RunLog
 from trainer.session.agreement import refuse_difference
+from trainer.session.settle import settle
 from trainer.system.signals import StopRequest
 
 

@@ -1,6 +1,6 @@
 """Test a device for `trainbox health --deep`, and print a line of JSON for each test.
 
-`python -m trainer.checks.selftest compute` tests the device alone. `exchange`, under torchrun,
+`python -m trainer.machine.selftest compute` tests the device alone. `exchange`, under torchrun,
 tests the links between several devices.
 """
 
@@ -18,7 +18,7 @@ from trainbox.contract.processes import die_with_parent
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainer.checks.devices import DeviceResult
+    from trainer.machine.devices import DeviceResult
 
 
 def main() -> int:
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def _tests(kind: str, device_name: str) -> "Iterator[DeviceResult]":
-    from trainer.checks.devices import all_reduce, matrix_product, memory_copy
+    from trainer.machine.devices import all_reduce, matrix_product, memory_copy
     from trainer.parallel.device import choose_device
     from trainer.parallel.world import World
 

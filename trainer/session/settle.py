@@ -1,7 +1,6 @@
 """Choose the settings of a training that its command leaves open."""
 
 import dataclasses
-import os
 
 import torch
 
@@ -16,8 +15,8 @@ from trainbox.contract.config import (
     parse_config,
 )
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.launch_facts import launch_facts
 from trainbox.task import Task
+from trainer.loop.build import cpu_count
 from trainer.loop.task_checks import check_task
 from trainer.parallel.strategy import Strategy
 from trainer.run.run_log import RunLog
@@ -103,8 +102,3 @@ def _default_threads(config: Config) -> int:
     if config.shards is None:
         return torch.get_num_threads()
     return max(1, cpu_count() // config.shards)
-
-
-def cpu_count() -> int:
-    """Return the number of CPUs that the job may use on this machine."""
-    return launch_facts(os.environ).cpus or os.cpu_count() or 1

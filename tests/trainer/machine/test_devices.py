@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.checks import devices as device_tests
-from trainer.checks.devices import all_reduce, matrix_product, memory_copy
+from trainer.machine import devices as device_tests
+from trainer.machine.devices import all_reduce, matrix_product, memory_copy
 from trainer.parallel.world import World
 
 _CPU = torch.device("cpu")
