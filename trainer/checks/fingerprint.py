@@ -30,7 +30,7 @@ _PLAIN = (type(None), bool, int, float, complex, str)
 _OPAQUE = ("torch._", "torch.cuda.", "torch.distributed.", "torch.utils.hooks", "trainer.")
 _NO_STATE = (types.ModuleType, type)
 _OF_MODULES = vars(nn.Module()).keys() | {"_flat_weights", "_flat_weight_refs"}
-_MOST_BYTES = 2**22  # of a larger tensor or array, every k-th number is read
+_MOST_BYTES = 2**22  # of a larger tensor or array, every k-th slice is read
 _SHOWN = 60  # the most characters of a value in a message
 
 
@@ -310,9 +310,12 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _sampled(values: Any) -> Any:
-    """Return the numbers of a tensor or an array, or every k-th of them if it is large."""
+    """Return a view of a tensor or an array, with every k-th slice if it is large."""
     step = -(-values.nbytes // _MOST_BYTES)
-    return values.reshape(-1)[::step] if step > 1 else values
+    if step <= 1:
+        return values
+    longest = max(range(values.ndim), key=values.shape.__getitem__)
+    return values[(slice(None),) * longest + (slice(None, None, step),)]
 
 
 def _memory(tensor: Tensor) -> int:

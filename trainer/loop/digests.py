@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainbox.contract.errors import WrongUse
 from trainer.data.schedule import epoch_order
@@ -71,23 +71,15 @@ class DigestLog:
         """
         step = self._job.state.progress.step
         # Take the names now, because a forward of fully_shard replaces the parameters for a while.
-        names = {parameter: name for name, parameter in self._job.state.model.named_parameters()}
-        return functools.partial(self._record_saved, step, names)
+        return functools.partial(self._record_saved, step, _names(self._job))
 
-    def _record_saved(
-        self, step: int, names: Mapping[nn.Parameter, str], saved: Mapping[str, Any]
-    ) -> None:
+    def _record_saved(self, step: int, names: Mapping[int, str], saved: Mapping[str, Any]) -> None:
         if self._last.get("step") == step:  # the weights and the optimizer are recorded
-            self._write({**self._last, "kind": "checkpoint", "saved": saved_digests(saved)})
-            return
-        groups = self._job.state.optimizer.param_groups
-        parameters = (parameter for group in groups for parameter in group["params"])
-        moments = {
-            parameter: saved["optimizer"]["state"].get(index, {})
-            for index, parameter in enumerate(parameters)
-        }
-        model, optimizer = tensor_digests(saved["model"]), tensor_digests(_named(names, moments))
-        entry = self._entry("checkpoint", step, model, optimizer)
+            entry = self._last | {"kind": "checkpoint"}
+        else:
+            model = tensor_digests(saved["model"])
+            optimizer = tensor_digests(_tensors(names, saved["optimizer"]))
+            entry = self._entry("checkpoint", step, model, optimizer)
         self._write({**entry, "saved": saved_digests(saved)})
 
     def _write(self, entry: dict[str, Any]) -> None:
@@ -111,18 +103,23 @@ class DigestLog:
 
 
 def optimizer_tensors(job: Job) -> dict[str, Tensor]:
-    """Return the tensors of the optimizer's state, in the order of the parameters."""
-    names = {parameter: name for name, parameter in job.state.model.named_parameters()}
-    return _named(names, job.state.optimizer.state)
+    """Return the tensors of the optimizer's state, in the order of the model's parameters."""
+    return _tensors(_names(job), job.state.optimizer.state_dict())
 
 
-def _named(
-    names: Mapping[nn.Parameter, str], state: Mapping[Any, Mapping[str, Any]]
-) -> dict[str, Tensor]:
-    """Return the tensors of an optimizer's state, in the order of the parameters' `names`."""
+def _names(job: Job) -> dict[int, str]:
+    """Return the names of the optimizer's parameters by their index, in the model's order."""
+    parameters = [p for group in job.state.optimizer.param_groups for p in group["params"]]
+    indices = {parameter: index for index, parameter in enumerate(parameters)}
+    named = job.state.model.named_parameters()
+    return {indices[parameter]: name for name, parameter in named if parameter in indices}
+
+
+def _tensors(names: Mapping[int, str], optimizer: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors in the state dict of an optimizer."""
     return {
         f"optimizer.{name}.{key}": value
-        for parameter, name in names.items()
-        for key, value in state.get(parameter, {}).items()
+        for index, name in names.items()
+        for key, value in optimizer["state"].get(index, {}).items()
         if isinstance(value, Tensor)
     }

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,25 +21,30 @@ _FEW_ENTRIES = 5  # the fewest recent entries for a median
 _SLOW_NETWORK, _SLOW_DATA, _SLOW_FOR_S = 0.5, 0.3, 10.0
 
 
+@dataclass
 class _SlowPart:
     """A part of the step that a training warns of once, if it is slow in several entries in a row.
 
-    `limit` is the share of the time from which the part is slow.
+    Attributes:
+        limit: The share of the time from which the part is slow.
+        slow_s: How long it has been slow.
     """
 
-    def __init__(self, job: Job, limit: float, name: str, remedy: str) -> None:
-        self._job, self._limit, self._name, self._remedy = job, limit, name, remedy
-        self._slow_s, self._warned = 0.0, False
+    limit: float
+    name: str
+    remedy: str
+    slow_s: float = 0.0
+    has_warned: bool = False
 
-    def add(self, share: float, steps: int, seconds: float) -> None:
+    def add(self, job: Job, share: float, steps: int, seconds: float) -> None:
         """Add an entry of `steps` and `seconds`, and warn if the part is slow for long enough."""
-        self._slow_s = self._slow_s + seconds if share >= self._limit else 0.0
-        if self._warned or self._slow_s < _SLOW_FOR_S:
+        self.slow_s = self.slow_s + seconds if share >= self.limit else 0.0
+        if self.has_warned or self.slow_s < _SLOW_FOR_S:
             return
-        self._warned = True
-        self._job.run.report(
-            f"step {self._job.state.progress.step}: {self._name} takes {share:.0%} of the time "
-            f"({share * seconds / steps * 1000:,.0f} ms a step), {self._remedy}"
+        self.has_warned = True
+        job.run.report(
+            f"step {job.state.progress.step}: {self.name} takes {share:.0%} of the time "
+            f"({share * seconds / steps * 1000:,.0f} ms a step), {self.remedy}"
         )
 
 
@@ -52,14 +58,12 @@ class TrainingLog:
         self._totals_s: list[float] | None = None  # of the parts, up to the last entry
         self._metrics: tuple[int, dict[str, float]] = (0, {})  # of the last entry, with its step
         self._network = _SlowPart(
-            job,
             _SLOW_NETWORK,
             "the exchange of gradients",
             "because the network is slow for this model: use one machine, or a larger --batch-size "
             "to exchange less often",
         )
         self._data = _SlowPart(
-            job,
             _SLOW_DATA,
             "waiting for data",
             f"with {job.workers} loader worker(s) a process: raise --workers, make __getitem__ "
@@ -166,10 +170,10 @@ class TrainingLog:
         """Warn once of a slow network, and once of slow data, by their shares on each rank."""
         # If one rank computes slowly, the others wait for it, but its own share is small.
         if exchange and self._job.world.nnodes > 1:
-            self._network.add(min(exchange), steps, seconds)
+            self._network.add(self._job, min(exchange), steps, seconds)
         # If one rank waits for data, the others wait for it in the exchange.
         if data and not isinstance(self._job.train, TensorDataset):
-            self._data.add(max(data), steps, seconds)
+            self._data.add(self._job, max(data), steps, seconds)
 
 
 def _shown(metrics: Mapping[str, float]) -> list[str]:

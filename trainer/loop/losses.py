@@ -43,30 +43,29 @@ class LossModule(nn.Module):
         return compute()
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
-        """Return the losses of `batch`, `{name: (B,)}`."""
+        """Return the losses of `batch`, `{name: (B,)}`.
+
+        Raises:
+            WrongUse: The task did not return a dict of tensors of real numbers.
+        """
         batch = self.task.prepare(batch, training=True)
         with autocast(self.device_type, self.autocast_dtype):
-            losses_B = self.task.losses(self.model, batch)
-        try:
-            metrics = self.task.train_metrics
-            return {
-                name: self._float(name, loss_B.detach() if name in metrics else loss_B)
-                for name, loss_B in losses_B.items()
-            }
-        except AttributeError:
-            _check_types(self.task, losses_B)
-            raise
+            losses_B = checked(self.task, "losses", self.task.losses(self.model, batch))
+        return {name: self._float(name, loss_B) for name, loss_B in losses_B.items()}
 
-    def _float(self, name: str, loss_B: Tensor) -> Tensor:
-        """Return `loss_B` in float32."""
-        if loss_B.dtype is torch.float32:
-            return loss_B
+    def _float(self, name: str, loss_B: Any) -> Tensor:
+        """Return `loss_B` in float32, without a gradient if it is a metric."""
+        if not isinstance(loss_B, Tensor):
+            raise WrongUse(
+                f"task {type(self.task).__name__}: loss {name!r} is a {type(loss_B).__name__}: "
+                "return a tensor of shape (B,), one value per example"
+            )
         if loss_B.is_complex():  # float() would drop the imaginary part
             raise WrongUse(
                 f"task {type(self.task).__name__}: loss {name!r} is complex: return real "
                 "numbers, such as its abs()"
             )
-        return loss_B.float()
+        return (loss_B.detach() if name in self.task.train_metrics else loss_B).float()
 
 
 def autocast(
@@ -80,10 +79,9 @@ def check_losses(task: Task, losses: dict[str, Tensor], size: int) -> None:
     """Check the first losses of a task.
 
     Raises:
-        WrongUse: The losses are not `{name: (B,)}` with B = `size`, none of them has a gradient, or
-            one of the `train_metrics` is missing.
+        WrongUse: A loss is not of shape (B,) with B = `size`, none of them has a gradient, or one
+            of the `train_metrics` is missing.
     """
-    _check_types(task, losses)
     for name in task.train_metrics:
         if name not in losses:
             raise WrongUse(
@@ -111,14 +109,4 @@ def check_gradients(task: Task, model: nn.Module) -> None:
             raise WrongUse(
                 f"task {type(task).__name__}: the gradient of {name} is sparse and cannot be "
                 "exchanged between processes: use sparse=False"
-            )
-
-
-def _check_types(task: Task, losses: Any) -> None:
-    """Raise WrongUse if `losses` is not a dictionary of tensors."""
-    for loss, value in checked(task, "losses", losses).items():
-        if not isinstance(value, Tensor):
-            raise WrongUse(
-                f"task {type(task).__name__}: loss {loss!r} is a {type(value).__name__}: return a "
-                "tensor of shape (B,), one value per example"
             )
