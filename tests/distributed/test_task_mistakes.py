@@ -40,7 +40,7 @@ def test_a_mistake_ends_all_processes_and_a_sample_is_not_judged_alone(
     ended = ranks(2, *words, strategy=strategy)
     if mistake == "sample":
         assert ended.codes == [0, 0], ended.errs
-        assert "validating the whole set" in ended.out
+        assert "validated the whole set" in ended.out
         return
     method, text = _CAUSES[mistake]
     # A rank that waits for an ended rank exits with code 7, which the launcher does not report as
@@ -74,7 +74,7 @@ def test_a_sample_that_figures_refuses_on_the_first_rank_is_followed_by_a_valida
     )
     ended = ranks(2, *words, "--fast")
     assert ended.codes == [0, 0], ended.errs
-    assert "validating the whole set" in ended.out
+    assert "validated the whole set" in ended.out
     sizes = [(ranks.folder / f"validated-{rank}").read_text().split() for rank in range(2)]
     sample, shares = ["8", "2"], [["8", "8", "8", "8"], ["8", "8", "2"]]
     # The sample, then the whole set on all ranks, then the validation at the end.

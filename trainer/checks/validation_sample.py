@@ -9,6 +9,7 @@ import numpy
 import torch
 
 from trainbox.contract.errors import WrongUse
+from trainer.checks.hidden_state import on_any_rank
 from trainer.loop.evaluate import Evaluation, add_up, evaluate
 from trainer.loop.out_of_memory import all_fit, memory_used_up
 from trainer.loop.state import Job
@@ -36,7 +37,7 @@ def validate_sample(job: Job) -> dict[str, str] | None:
     # Each rank validates the sample by itself.
     seed_parts = (job.config.seed, "trial", "validation")
     alone = dataclasses.replace(job.world, rank=0, world_size=1)
-    digests, sample_suffices = dict[str, str](), True
+    digests, problem = dict[str, str](), None
     with _together(job):
         try:
             found = add_up(job, job.evaluation.sample(), alone, seed_parts, _never)
@@ -48,20 +49,17 @@ def validate_sample(job: Job) -> dict[str, str] | None:
         except Exception as error:
             if isinstance(error, _FOR_ANY_BATCH) or memory_used_up(error):
                 raise
-            sample_suffices = False
+            problem = f"{type(error).__name__}: {error}"
     # If it failed on any rank, all ranks validate the whole set.
-    if all(job.world.from_each(sample_suffices)):
+    if (problem := on_any_rank(job.world, problem)) is None:
         return digests
-    job.run.report(
-        "the rehearsal cannot validate a sample, such as a sample that is too small: "
-        "validating the whole set"
-    )
     # On several processes, the body of `all_fit` must not exchange statistics.
     with all_fit(job.strategy) if job.world.world_size == 1 else contextlib.nullcontext():
         result = evaluate(job, seed_parts, _never, shown=job.run.console.validation_bar)
     assert result is not None
     with _together(job):
         _use(job, result, seed_parts)
+    job.run.report(f"the rehearsal has validated the whole set: a sample is too small ({problem})")
     return None
 
 
