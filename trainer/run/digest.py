@@ -20,16 +20,6 @@ def tensor_digest(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors on one device have the same type, shape and bytes.
-
-    NaN is equal to NaN if their bytes are equal.
-    """
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return torch.equal(_bytes(one), _bytes(other))
-
-
 def _bytes(tensor: Tensor) -> Tensor:
     """Return the bytes of the tensor. They are a view if it is contiguous."""
     flat_N = tensor.detach().contiguous().reshape(-1)
