@@ -58,7 +58,7 @@ def drill_run(
     tolerance: float,
     seed: int | None,
     cpu: bool,
-    one_process: bool,
+    torchrun: bool | None,
     module: str | None,
 ) -> None:
     """Check that SCRIPT resumes: train it undisturbed and with kills, and compare FILE.
@@ -87,20 +87,24 @@ def drill_run(
     find_target(module, list(arguments[:1]))  # a mistake in the name needs no training
     script = ("-m", module, "--", *arguments) if module else (*arguments[:1], "--", *arguments[1:])
     gpus = 0 if cpu else count_visible()
-    if counts and one_process:
-        raise WrongUse("--one-process and --processes contradict each other: drop one")
+    if counts and torchrun is False:
+        raise WrongUse("--no-torchrun and --processes contradict each other: drop one")
     if max(counts or (1,)) > (gpus or MOST_PROCESSES):
         raise WrongUse(
             f"--processes {max(counts or (1,))} needs as many GPUs, and {gpus} are visible: use "
             "fewer, or --cpu"
         )
-    if one_process:
-        counts, device = (1,), ["--one-process", *([] if gpus else ["--device", "cpu"])]
-        where = f"one process with {gpus} GPUs" if gpus else "one CPU process"
-    else:
-        counts, device = counts or (gpus or 1,), [*_device(gpus)]
+    device = [] if torchrun is None else ["--torchrun" if torchrun else "--no-torchrun"]
+    if torchrun is False and gpus:
+        counts, where = (1,), f"one process with {gpus} GPUs"
+    elif gpus or counts:
+        counts = counts or (gpus,)
+        device += _device(gpus)
         unit = _unit(gpus) if max(counts) > 1 else "GPU" if gpus else "CPU process"
         where = f"{', '.join(map(str, counts))} {unit}"
+    else:
+        counts, where = (1,), "one CPU process"
+        device += ["--device", "cpu"]
     seed = _drawn(seed)
     click.echo(f"drill of {module or arguments[0]} on {where}, --kills {kills} --seed {seed}")
     request = DrillRequest(script, tuple(device), file, counts, kills, tolerance)

@@ -14,13 +14,12 @@ from entrypoint.cli.planning import Launch, make_launch
 from entrypoint.cli.verb import ScriptCommand, verb
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.cluster import detect_cluster
-from entrypoint.launch.plan import LaunchPlan, plan_script, plan_trial
+from entrypoint.launch.plan import LaunchPlan, plan_script
 from entrypoint.launch.request import LaunchRequest
 from entrypoint.script.target import Target, find_module, find_script
 from entrypoint.system.commands import command_of
 from trainbox.contract import hints
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.internal import Internal
 from trainbox.contract.python_path import user_folders
 from trainbox.contract.run_name import check_run_name
 
@@ -30,18 +29,19 @@ _EXAMPLE = "-m my_package.train -- --epochs 3"
 
 @verb("run", ScriptCommand, example=_EXAMPLE, context_settings=_SCRIPT_LAST)
 def run(**options: Any) -> None:
-    """Run your own SCRIPT on the GPUs found here, with torchrun's variables for DDP.
+    """Run your own SCRIPT on the GPUs found here.
 
-    The script is a Python file, or any executable file. TRAINBOX_RUN is the folder to write to,
-    and {run} in ARGS is replaced by it. SIGTERM means "save and exit". The exit code is the
-    script's own; 75 means "stopped: start the same command again".
+    A single process is started as in a shell, and several by torchrun. The script is a Python file,
+    or any executable file. TRAINBOX_RUN is the folder to write to, and {run} in ARGS is replaced by
+    it. SIGTERM means "save and exit". The exit code is the script's own; 75 means "stopped: start
+    the same command again".
 
     \b
     Examples:
       trainbox run train.py -- --epochs 3                      all visible GPUs
       trainbox run --gpus 2 -m my_package.train -- --lr 0.01   a module, on two GPUs
       trainbox run --processes 2 train.py                      two CPU processes over gloo
-      trainbox run --one-process train.py                      DataParallel, or one process
+      trainbox run --no-torchrun train.py                      DataParallel: one process
       trainbox run --restarts 20 train.py                      start again after a failure
       trainbox plan run train.py                               print the plan, start nothing
     """
@@ -81,10 +81,7 @@ def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:
     command = (*command_of("entrypoint.script.rank"), *target.command(path))
 
     def decide(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
-        cluster = detect_cluster(os.environ)
-        if options["trial"]:
-            return plan_trial(request, gpus, cluster, os.environ.get(Internal.TRIAL_PORT, "0"))
-        plan = plan_script(request, gpus, cluster, options["one_process"])
+        plan = plan_script(request, gpus, detect_cluster(os.environ), options["torchrun"])
         if restarts and plan.nnodes > 1:
             raise WrongUse(
                 f"--restarts {restarts} and {plan.nnodes} nodes: a node cannot know whether the "

@@ -1,6 +1,5 @@
 """The launch decision, a pure function from a request, the GPUs and the cluster to a plan."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,15 +20,6 @@ from trainbox.contract.errors import DeviceMissing, WrongUse
 from trainbox.contract.launch_facts import LaunchFacts
 
 _BY_TORCHRUN = ("ddp", "fsdp")
-# The variables that torchrun sets for a single process. With the last one, the process connects to
-# the store that the sweep offers. A store of its own would listen on all interfaces.
-_ONE_RANK = {
-    **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0"),
-    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1"),
-    "MASTER_ADDR": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-}
 
 
 @dataclass(frozen=True)
@@ -81,12 +71,12 @@ def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -
 
 
 def plan_script(
-    request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster, one_process: bool
+    request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster, torchrun: bool | None
 ) -> LaunchPlan:
     """Return the plan for a user's own program, whose command is `request.argv`.
 
-    torchrun starts it, also as one process, so that it always finds the same variables. With
-    `one_process`, it is started without torchrun and sees all chosen GPUs.
+    A single process is started as a shell would start it, and several by torchrun. `torchrun` is
+    true for torchrun in any case, and false for one process that sees all chosen GPUs.
 
     Raises:
         WrongUse: the request contradicts itself or cannot be launched.
@@ -94,53 +84,41 @@ def plan_script(
     """
     nodes = nodes_of(request, cluster)
     chosen, choice = choose_gpus(request, gpus, cluster)
-    nproc = 1 if one_process else processes_of(request, chosen, cluster)
-    if one_process and (nodes.count > 1 or request.processes not in (None, 1)):
-        wanted = f"{nodes.count} nodes" if nodes.count > 1 else f"--processes {request.processes}"
-        raise WrongUse(f"--one-process and {wanted} contradict each other: drop one of them")
+    if torchrun is False:
+        if nodes.count > 1 or request.processes is not None:
+            wanted = (
+                f"{nodes.count} nodes" if nodes.count > 1 else f"--processes {request.processes}"
+            )
+            raise WrongUse(f"--no-torchrun and {wanted} contradict each other: drop one of them")
+        nproc = 1
+    else:
+        nproc = processes_of(request, chosen, cluster)
+        torchrun = torchrun or request.processes is not None or nproc * nodes.count > 1
     refuse_faults(chosen)
     refuse_architectures(chosen, request.architectures)
     refuse_mig_groups(chosen)
     found = describe_choice(chosen, gpus, choice, nproc, request)
     total = nproc * nodes.count
     processes = f"{total} process{'es' if total > 1 else ''}"
-    launcher = "" if one_process else "torchrun, "
-    reason = f"{found} -> {launcher}{processes}{_on_nodes(nodes, request, chosen)}"
-    if one_process:
-        argv = list(request.argv)
-    else:
+    reason = f"{found} -> {'torchrun, ' if torchrun else ''}{processes}"
+    argv = list(request.argv)
+    if torchrun:
         ranks = (f"--nproc-per-node={nproc}", "--no-python", "--", *request.argv)
         arguments = (*_rendezvous(request, nodes), *ranks)
         argv = command_of("trainer.launch.torchrun", *arguments, python=request.python)
     device = _device(request, chosen)
     return LaunchPlan(
-        strategy="process" if one_process else "torchrun",
+        strategy="torchrun" if torchrun else "process",
         device=device,
         gpus=chosen,
         nnodes=nodes.count,
         nproc_per_node=nproc,
         argv=tuple(argv),
-        reason=reason,
+        reason=f"{reason}{_on_nodes(nodes, request, chosen)}",
         settings=request.settings,
         env=_env(request, "ddp", chosen, nproc) | {"TRAINBOX_DEVICE": device},
         node_rank=nodes.rank,
     )
-
-
-def plan_trial(
-    request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster, port: str
-) -> LaunchPlan:
-    """Return the plan for a trial of a sweep: one process with the variables of torchrun.
-
-    torchrun itself would import torch for each trial, which takes seconds. The sweep offers a store
-    at `port`.
-
-    Raises:
-        WrongUse: the request contradicts itself or cannot be launched.
-        DeviceMissing: requested GPUs are missing or cannot be used.
-    """
-    plan = plan_script(request, gpus, cluster, one_process=True)
-    return replace(plan, env={**_ONE_RANK, "MASTER_PORT": port, **plan.env})
 
 
 def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> LaunchPlan:

@@ -16,7 +16,7 @@ from trainbox.contract.python_path import user_environment
 from trainbox.contract.streams import message
 
 WORLD_SIZE = "world-size"  # the file in that folder with the number of ranks of all nodes
-_OURS = (Internal.PIPES, Internal.MESSAGES, Internal.TRIAL_PORT)
+_OURS = (Internal.PIPES, Internal.MESSAGES)
 
 
 def main() -> None:

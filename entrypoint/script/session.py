@@ -1,7 +1,9 @@
 """One `trainbox run`: its starts, and the records of each."""
 
+import contextlib
 import functools
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -37,6 +39,12 @@ from trainbox.contract.temporary import temporary_folder
 if TYPE_CHECKING:
     from entrypoint.health.watch import Telemetry, Watch
 
+# What Python and torch print if the script has no variables of torchrun.
+_NEEDS_TORCHRUN = re.compile(
+    rb"KeyError: '(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'"
+    rb"|environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected"
+)
+_END_BYTES = 2**14  # of a log, in which the error of the script is
 _TEMPORARY = (ExitCode.PREEMPTED, ExitCode.HARDWARE, ExitCode.NETWORK)
 # Lightning and other libraries prefer these to torchrun's, and then find the wrong world.
 _OF_SCHEDULER = "SLURM_"
@@ -122,11 +130,22 @@ def run(start: Start) -> int:
             message(f"not started again, because a GPU needs a reset: {needs_reset}")
             break
         message(f"the script exited with code {ending.code}: restart {starts} of {start.restarts}")
+    if code and plan.strategy == "process" and (found := _missing_variable(folder.path)):
+        message(f"the script needs the variables of torchrun, such as {found}: add --torchrun")
     if board is not None:
         board.close()
     for line in closing(folder, time.monotonic() - begin_s, starts, manifest.get("energy"), code):
         say(line)
     return code
+
+
+def _missing_variable(run: Path) -> str | None:
+    """Return the variable of torchrun that the script has missed, as its log shows, or None."""
+    with contextlib.suppress(OSError), (run / LOGS / "rank-0.log").open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _END_BYTES))
+        if found := _NEEDS_TORCHRUN.search(log.read()):
+            return (found[1] or found[2]).decode()
+    return None
 
 
 def starts_again(ending: Ending) -> bool:
@@ -165,7 +184,11 @@ def script_environment(
     env: Mapping[str, str], plan: LaunchPlan, run: Path, pipes: Path
 ) -> dict[str, str]:
     """Return the environment of the launcher, which the ranks inherit."""
-    kept = {name: value for name, value in env.items() if not name.startswith(_OF_SCHEDULER)}
+    kept = {
+        name: value
+        for name, value in env.items()
+        if plan.strategy != "torchrun" or not name.startswith(_OF_SCHEDULER)
+    }
     # Without a fixed hash seed, Python orders sets of strings differently at each start.
     return {"PYTHONHASHSEED": "0", **kept, **plan.env} | {
         "TRAINBOX_RUN": str(run),

@@ -27,7 +27,7 @@ def test_rings_reaches_the_accuracy_of_its_page(
 @pytest.mark.slow
 def test_plain_resumes_after_sigterm_and_kills(trainbox: Trainbox) -> None:
     script = f"{_ROOT}/examples/plain/train.py"
-    run = ("run", "--device", "cpu", "--one-process", "--run", "r", script, "--", "--steps", "2000")
+    run = ("run", "--device", "cpu", "--run", "r", script, "--", "--steps", "2000")
     env = {"OMP_NUM_THREADS": "1", "TMPDIR": str(trainbox.folder)}
     process = trainbox.start(*run, env=env)
     wait_until(lambda: bool(logged(trainbox.folder / "runs/r", "train")), process)
@@ -38,7 +38,7 @@ def test_plain_resumes_after_sigterm_and_kills(trainbox: Trainbox) -> None:
     steps = [entry["step"] for entry in logged(trainbox.folder / "runs/r", "train")]
     assert steps == list(range(20, 2001, 20)) and stopped_at < 2000
 
-    drill = ("drill", "run", script, "--compare", "model.pt", "--cpu", "--one-process", *run[-3:])
+    drill = ("drill", "run", script, "--compare", "model.pt", "--cpu", *run[-3:])
     ended = finish(trainbox.start(*drill, env=env), timeout_s=600)
     assert (ended.code, ended.err) == (0, "")
     assert "  the same bits in all 2 trainings: " in ended.out
@@ -47,7 +47,7 @@ def test_plain_resumes_after_sigterm_and_kills(trainbox: Trainbox) -> None:
 @pytest.mark.slow
 def test_forgetful_is_found(trainbox: Trainbox) -> None:
     script = f"{_ROOT}/examples/forgetful/train.py"
-    drill = ("drill", "run", script, "--compare", "model.pt", "--cpu", "--one-process")
+    drill = ("drill", "run", script, "--compare", "model.pt", "--cpu")
     env = {"OMP_NUM_THREADS": "1", "TMPDIR": str(trainbox.folder)}
     process = trainbox.start(*drill, "--", "--steps", "2000", env=env)
     ended = finish(process, timeout_s=600)

@@ -13,4 +13,3 @@ class Internal(enum.StrEnum):
     PIPES = "TRAINBOX_PIPES"  # the folder of the pipes that take the output of a script's ranks
     PYTHONPATH = "TRAINBOX_PYTHONPATH"  # the user's PYTHONPATH, in our own processes
     STORE = "TRAINBOX_STORE"  # the file through which a machine's ranks connect
-    TRIAL_PORT = "TRAINBOX_TRIAL_PORT"  # the store that a sweep offers to the script of a trial

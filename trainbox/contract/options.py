@@ -102,7 +102,9 @@ class Option:
         # click takes an explicit None for a default, and an explicit is_flag for an optional value.
         given: dict[str, Any] = {} if self.default is None else {"default": self.default}
         if self.type is bool:
-            given = {"is_flag": True, "default": bool(self.default)}
+            # A switch with two names may be neither on nor off.
+            default = self.default if "/" in self.flags else bool(self.default)
+            given = {"is_flag": True, "default": default}
         return click.Option(
             [*self.flags.split(), self.parameter],
             type=None if self.type is bool else self.type,
@@ -354,6 +356,9 @@ _SCRIPT_FOLDER = (
 )
 _MODULE = Option("-m --module", None,
     "Run a module, found from the current folder, instead of a file.", metavar="MODULE")
+_TORCHRUN = Option("--torchrun/--no-torchrun", bool, "Start with torchrun, or one process without "
+    "it that sees all chosen GPUs, as for DataParallel. Default: torchrun for several processes or "
+    "if --processes is given.")
 _REST = Argument("arguments", click.UNPROCESSED, count=-1, required=False)
 
 LAUNCH: tuple[Option, ...] = (*_DEVICE, DEVICE, *HEALTH, *_STRATEGY, *_CLUSTER)
@@ -366,8 +371,7 @@ _TRAIN: tuple[Row, ...] = (
 )
 _SCRIPT: tuple[Row, ...] = (
     *_DEVICE, DEVICE, *HEALTH, *_CLUSTER, _MODULE, *_SCRIPT_FOLDER,
-    Option("--one-process", bool, "Start one process without torchrun, which sees all chosen GPUs: "
-        "for a script that uses DataParallel or that starts its own processes."),
+    _TORCHRUN,
     Option("--restarts", Whole(0),
         "Start the script again up to N times after code 75, 3 or 7, or if a process was killed.",
         0),
@@ -466,8 +470,7 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
             "Accept floats with |a - b| <= T * max(1, |a|). Default: 0, the same bits.", 0.0,
             metavar="T"),
         _DRILL_SEED, _CPU,
-        Option("--one-process", bool,
-            "Start one process without torchrun, as `trainbox run --one-process` does."),
+        _TORCHRUN,
         dataclasses.replace(_MODULE, help="Train with a module instead of a script."),
         dataclasses.replace(_REST, metavar="SCRIPT [-- ARGS]"),
     ),
@@ -514,6 +517,8 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
         dataclasses.replace(_SEED, section="Sweep", help="The first {seed}. Default: 0."),
         _RUNS_DIR,
         dataclasses.replace(_MODULE, section="Sweep"),
+        Option("--torchrun", bool, "Start each trial with torchrun, for a script that needs its "
+            "variables.", section="Sweep"),
         Argument("script", required=False, metavar="SCRIPT -- ARGS"),
     ),
     "sweep show": (

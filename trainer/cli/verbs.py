@@ -169,7 +169,12 @@ def sweep(task: str, pairs: tuple[str, ...], data_dir: Path, device: str, **valu
 
 @_command("sweep run", Templated)
 def sweep_run(
-    script: str | None, module: str | None, seed: int, device: str, **values: Any
+    script: str | None,
+    module: str | None,
+    torchrun: bool,
+    seed: int,
+    device: str,
+    **values: Any,
 ) -> None:
     """Run SCRIPT once for each combination and seed, each on a GPU of its own."""
     from trainer.sweep.requested import of_script, run_requested
@@ -178,7 +183,7 @@ def sweep_run(
 
     template = click.get_current_context().meta[TEMPLATE]
     requested = of_script(
-        Script(script or module or "", module is not None, template, seed), values
+        Script(script or module or "", module is not None, template, seed, torchrun), values
     )
     stop = StopRequest.install()
     # A worker ends a trial that takes too long, so that the script can save.

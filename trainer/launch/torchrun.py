@@ -254,7 +254,7 @@ def _warn_if_separate(store: "TCPStore", count: int) -> None:
     if count > 1 and not have_met(store.list_keys()):
         _log(
             f"the {count} processes did not call init_process_group, so each has trained alone: "
-            "see docs/guides/own-script.md for Lightning and Accelerate, or use --one-process"
+            "see docs/guides/own-script.md for Lightning and Accelerate, or use --no-torchrun"
         )
 
 

@@ -20,12 +20,14 @@ class Script:
         is_module: whether Python runs it with -m.
         template: the arguments, in which `{lr}` stands for a value of lr.
         seed: the seed of the first trials.
+        torchrun: whether torchrun starts each trial.
     """
 
     script: str
     is_module: bool
     template: tuple[str, ...]
     seed: int = 0
+    torchrun: bool = False
 
     @property
     def label(self) -> str:

@@ -18,13 +18,11 @@ from typing import IO, Any
 
 from trainbox.contract.config import split_metric
 from trainbox.contract.errors import ExitCode, signal_of
-from trainbox.contract.internal import Internal
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.streams import open_streams, outlive_readers
 from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.reports import Reports
 from trainer.sweep.slots import read_end, send_or_exit
-from trainer.sweep.trial_stores import TrialStores
 from trainer.sweep.work import run_environment
 from trainer.system.signals import StopRequest
 
@@ -43,28 +41,20 @@ def main(connection: Connection) -> None:
     outlive_readers()
     stop = StopRequest.install()
     die_with_parent()
-    stores = TrialStores()
     send_or_exit(connection, {"unusable": None})
     while True:
         try:
             order = json.loads(connection.recv_bytes())
         except (EOFError, OSError):
             os._exit(0)
-        send_or_exit(connection, Attempt(connection, order, stop, stores).answer())
+        send_or_exit(connection, Attempt(connection, order, stop).answer())
 
 
 class Attempt:
     """One attempt at a trial: one process of `trainbox run`."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        order: Mapping[str, Any],
-        stop: StopRequest,
-        stores: TrialStores,
-    ) -> None:
+    def __init__(self, connection: Connection, order: Mapping[str, Any], stop: StopRequest) -> None:
         self._connection, self._order, self._stop = connection, order, stop
-        self._stores = stores
         self._run, self._log = Path(order["run"]), Path(order["log"])
         metric = order["metric"]
         self._metric = split_metric(metric, "--metric") if metric else None
@@ -90,7 +80,7 @@ class Attempt:
     def _start(self, messages: IO[bytes]) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             self._order["command"],
-            env=run_environment(os.environ) | {Internal.TRIAL_PORT: str(self._stores.offer())},
+            env=run_environment(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=messages,
@@ -102,7 +92,6 @@ class Attempt:
         """Wait for the end of the process. Return the answer if it was ended early."""
         minutes = self._order["trial_minutes"]
         while not _has_ended(process, _LOOK_EVERY_S):
-            self._stores.serve()
             if self._stop:
                 _end(process)
                 message = f"stopped by {self._stop.signal_name}"

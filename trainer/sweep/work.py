@@ -67,12 +67,13 @@ def script_work(sweep: Sweep, device: str, trial_minutes: float | None) -> Work:
 
 
 def run_command(script: Script, trial: Trial, run: Path, device: str) -> list[str]:
-    """Return the command of `trainbox run` for a trial: one process with the variables of DDP."""
+    """Return the command of `trainbox run` for a trial: one process."""
     return [
         *(sys.executable, "-P", "-m", "entrypoint", "run", "--trial"),
         # The sweep has checked the GPUs, and watches them.
         *("--no-health", "--nnodes", "1"),
         *(["--gpus", "1"] if device == "cuda" else ["--device", device]),
+        *(["--torchrun"] if script.torchrun else []),
         *("--runs-dir", str(run.parent), "--run", run.name),
         *script_part(script, script.arguments({**trial.point, "seed": trial.seed})),
     ]
@@ -100,6 +101,7 @@ def again(sweep: Sweep, record: Record, folder: Path, gpus: int | None = None) -
     name = f"{folder.name}-best"
     if isinstance(sweep.config, Script):
         device = [] if gpus is None else ["--gpus", "1"] if gpus else ["--device", "cpu"]
+        device += ["--torchrun"] if sweep.config.torchrun else []
         arguments = sweep.config.arguments({**record.point, "seed": record.seed})
         options = [*device, "--run", name]
         return run_command_line(options, sweep.config.script, sweep.config.is_module, arguments)

@@ -105,7 +105,7 @@ def _verdicts(ended: Ended) -> list[tuple[str, str]]:
 
 def test_a_script_that_resumes(trainbox: Trainbox) -> None:
     """The one real start: the undisturbed training, the kill, the resume and the comparison."""
-    ended = _drill(trainbox, _SMALL, "--compare", "results/last.csv", "--one-process")
+    ended = _drill(trainbox, _SMALL, "--compare", "results/last.csv")
     assert (ended.code, ended.err) == (0, "")
     first, heading, _, *_, last = ended.out.splitlines()
     assert first == "drill of train.py on one CPU process, --kills 1 --seed 1"
@@ -117,7 +117,7 @@ def test_a_script_that_resumes(trainbox: Trainbox) -> None:
 
 @pytest.mark.slow
 def test_a_script_that_does_not_resume(trainbox: Trainbox) -> None:
-    words = ("--compare", "results/last.csv", "--one-process", "--", "--forget")
+    words = ("--compare", "results/last.csv", "--", "--forget")
     ended = _drill(trainbox, _SMALL, *words)
     assert ended.code == 8
     assert _verdicts(ended) == [("1", "same"), ("1 -> 1", "DIFFERENT")]

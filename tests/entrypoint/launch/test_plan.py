@@ -16,7 +16,7 @@ import entrypoint.launch.nodes
 import entrypoint.launch.plan
 from entrypoint.driver.gpus import Gpu, labels
 from entrypoint.launch.cluster import Cluster
-from entrypoint.launch.plan import plan_launch, plan_script, plan_sweep, plan_trial
+from entrypoint.launch.plan import plan_launch, plan_script, plan_sweep
 from entrypoint.launch.request import LaunchRequest
 from tests.entrypoint.driver import test_gpus
 from tests.entrypoint.launch import test_cluster
@@ -1213,14 +1213,25 @@ def script(nproc: int, nodes: str = "--standalone") -> str:
     )
 
 
-# A script: request, GPUs, cluster, one process | strategy, nodes x processes, argv,
+# A script: request, GPUs, cluster, torchrun | strategy, nodes x processes, argv,
 # CUDA_VISIBLE_DEVICES, reason. fmt: off
 SCRIPTS = [
     (
         ask(),
         NONE,
         LOCAL,
-        False,
+        None,
+        "process",
+        (1, 1),
+        "train digits",
+        "",
+        "no GPU visible -> 1 process",
+    ),
+    (
+        ask(),
+        NONE,
+        LOCAL,
+        True,
         "torchrun",
         (1, 1),
         script(1),
@@ -1228,10 +1239,32 @@ SCRIPTS = [
         "no GPU visible -> torchrun, 1 process",
     ),
     (
+        ask(processes=1),
+        NONE,
+        LOCAL,
+        None,
+        "torchrun",
+        (1, 1),
+        script(1),
+        "",
+        "1 CPU process requested -> torchrun, 1 process",
+    ),
+    (
+        ask(),
+        ONE,
+        LOCAL,
+        None,
+        "process",
+        (1, 1),
+        "train digits",
+        "GPU-a",
+        "1 of 1 GPU visible -> 1 process",
+    ),
+    (
         ask(processes=2),
         NONE,
         LOCAL,
-        False,
+        None,
         "torchrun",
         (1, 2),
         script(2),
@@ -1242,7 +1275,7 @@ SCRIPTS = [
         ask(),
         FOUR,
         LOCAL,
-        False,
+        None,
         "torchrun",
         (1, 4),
         script(4),
@@ -1253,7 +1286,7 @@ SCRIPTS = [
         ask(gpus=2),
         FOUR,
         LOCAL,
-        True,
+        False,
         "process",
         (1, 1),
         "train digits",
@@ -1264,7 +1297,7 @@ SCRIPTS = [
         ask(),
         ONE,
         SLURM_2,
-        False,
+        None,
         "torchrun",
         (2, 1),
         script(
@@ -1282,23 +1315,23 @@ SCRIPT_REFUSALS = [
         ask(processes=2),
         NONE,
         LOCAL,
-        True,
+        False,
         2,
-        "--one-process and --processes 2 contradict each other: drop one of them",
+        "--no-torchrun and --processes 2 contradict each other: drop one of them",
     ),
     (
         two(),
         FOUR,
         LOCAL,
-        True,
+        False,
         2,
-        "--one-process and 2 nodes contradict each other: drop one of them",
+        "--no-torchrun and 2 nodes contradict each other: drop one of them",
     ),
     (
         ask(),
         LOST,
         LOCAL,
-        False,
+        None,
         3,
         "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or fix it "
         "(reset, reboot)",
@@ -1307,7 +1340,7 @@ SCRIPT_REFUSALS = [
         ask(architectures=BUILT),
         VOLTA,
         LOCAL,
-        False,
+        None,
         3,
         "torch has no code for GPU 1, Tesla V100 (it has compute capability 7.0, and the installed "
         "torch is built for sm_75 sm_90): use other GPUs, an image whose torch is built for this "
@@ -1319,8 +1352,8 @@ SCRIPT_REFUSALS = [
 
 @pytest.mark.parametrize("row", SCRIPTS, ids=lambda row: row[-1])
 def test_the_plan_of_a_script(row: tuple[Any, ...]) -> None:
-    request, gpus, cluster, one_process, *expected = row
-    plan = plan_script(request, gpus, cluster, one_process)
+    request, gpus, cluster, torchrun, *expected = row
+    plan = plan_script(request, gpus, cluster, torchrun)
     assert [
         plan.strategy,
         (plan.nnodes, plan.nproc_per_node),
@@ -1332,32 +1365,11 @@ def test_the_plan_of_a_script(row: tuple[Any, ...]) -> None:
     assert Internal.LAUNCH not in plan.env  # it is the script's own
 
 
-def test_a_trial_is_a_single_process_with_the_variables_of_torchrun() -> None:
-    alone = plan_script(ask(gpus=1), FOUR, LOCAL, True)
-    trial = plan_trial(ask(gpus=1), FOUR, LOCAL, "45678")
-    assert (trial.argv, trial.reason) == (alone.argv, alone.reason)
-    added = {name: value for name, value in trial.env.items() if name not in alone.env}
-    assert added.pop("GLOO_SOCKET_IFNAME").startswith("lo")
-    assert added == {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "GROUP_RANK": "0",
-        "ROLE_RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_WORLD_SIZE": "1",
-        "GROUP_WORLD_SIZE": "1",
-        "ROLE_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "45678",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
-
-
 @pytest.mark.parametrize("row", SCRIPT_REFUSALS, ids=lambda row: row[-1])
 def test_a_refused_script_and_its_message(row: tuple[Any, ...]) -> None:
-    request, gpus, cluster, one_process, *expected = row
+    request, gpus, cluster, torchrun, *expected = row
     with pytest.raises(Failure) as refused:
-        plan_script(request, gpus, cluster, one_process)
+        plan_script(request, gpus, cluster, torchrun)
     assert [refused.value.exit_code, str(refused.value)] == expected
 
 

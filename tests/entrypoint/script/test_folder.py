@@ -16,7 +16,7 @@ from tests.support.commands import Trainbox, logged
 from trainbox.contract.errors import StorageFailure
 from trainbox.contract.run_name import run_name
 
-ONE = ("run", "--one-process", "--run", "r")
+ONE = ("run", "--run", "r")
 CONFIG = '{"kind": "script", "script": "train.py", "is_module": false}'
 
 
@@ -120,7 +120,7 @@ def test_a_run_that_python_began_continues(forked: Trainbox) -> None:
     folder = forked.folder / "runs" / run_name("train.py", False, [])
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text('{"kind": "train", "step": 0}\n')
-    ended = forked("run", "--one-process", "train.py")
+    ended = forked("run", "train.py")
     assert ended.code == 0, ended.err
     assert [entry["step"] for entry in logged(folder, "train")] == [0, 1]
 

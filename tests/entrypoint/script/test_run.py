@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 from trainbox.contract.config import parse_config
 from trainbox.contract.errors import WrongUse
 
-ONE = ("run", "--one-process")
+ONE = ("run",)
 
 # A script that counts its starts, and ends the start N with the Nth code of its arguments.
 COUNTING = """
@@ -155,6 +155,36 @@ def test_a_terminal_shows_only_rank_0(trainbox: Trainbox) -> None:
     assert "the 2 processes did not call init_process_group" in ended.out
     logs = only_run(trainbox) / "logs"
     assert [(logs / f"rank-{rank}.log").read_text() for rank in (0, 1)] == ["rank 0", "rank 1"]
+
+
+_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID")
+
+
+def test_a_single_process_has_no_variable_of_torchrun_and_all_of_the_scheduler(
+    forked: Trainbox,
+) -> None:
+    name = script(forked, "import json, os; print(json.dumps(dict(os.environ)))")
+    ended = forked(*ONE, name, env={"SLURM_JOB_ID": "7"})
+    assert ended.code == 0, ended.err
+    environment = json.loads(ended.out.splitlines()[0])
+    assert not environment.keys() & set(_OF_TORCHRUN)
+    assert environment["SLURM_JOB_ID"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("import os; os.environ['LOCAL_RANK']", "LOCAL_RANK"),
+        ("import torch; torch.distributed.init_process_group('gloo')", "RANK"),
+    ],
+)
+def test_a_script_that_needs_torchrun_is_told_how_to_get_it(
+    forked: Trainbox, code: str, found: str
+) -> None:
+    ended = forked(*ONE, script(forked, code))
+    assert ended.code == 1
+    expected = f"trainbox: the script needs the variables of torchrun, such as {found}: add "
+    assert f"{expected}--torchrun\n" in ended.err
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 42, 75, 255])
@@ -353,7 +383,7 @@ def test_the_health_of_the_gpus_is_recorded(
     config = write_config(tmp_path / "gpus.conf", "h100", count=2)
     env = stub_env(library.parent, config)
     name = script(forked, "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
-    ended = forked("run", "--one-process", "--run", "r", name, env=env)
+    ended = forked("run", "--no-torchrun", "--run", "r", name, env=env)
     assert ended.code == 0, ended.err
     assert ended.out.count("GPU-") == 2
     assert "health     " in ended.err and "health     " not in ended.out
@@ -382,7 +412,7 @@ REFUSALS = [
     (("run", "--run", "task", "train.py"), "is a run of a task, not of a script"),
     (("run", "--run", "other", "train.py"), "is a run of other.py, not of train.py"),
     (("run", "--run", "files", "train.py"), "is not a run, and its metrics.jsonl would be changed"),
-    (("run", "--one-process", "--processes", "2", "train.py"), "contradict each other"),
+    (("run", "--no-torchrun", "--processes", "2", "train.py"), "contradict each other"),
     (
         (
             *("run", "--restarts", "3", "--nnodes", "2", "--node-rank", "0", "--device", "cpu"),
@@ -416,7 +446,7 @@ def test_commands_that_a_script_starts_have_folders_of_their_own(forked: Trainbo
 import os, subprocess, sys
 trainbox = [sys.executable, "-P", "-m", "entrypoint"]
 subprocess.run([*trainbox, "plan", "--device", "cpu"], check=True, stdout=subprocess.DEVNULL)
-subprocess.run([*trainbox, "run", "--one-process", "--run", "inner", "inner.py"], check=True)
+subprocess.run([*trainbox, "run", "--run", "inner", "inner.py"], check=True)
 print(sorted(name for name in os.environ if name.startswith("TRAINBOX_")))
 """
     ended = forked(*ONE, "--run", "outer", script(forked, outer), env={"PROCESSES": "1"})

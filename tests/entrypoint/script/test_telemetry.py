@@ -95,7 +95,7 @@ def _run(forked: Trainbox, library: Path, restarts: int, code: str) -> Any:
     config = write_config(forked.folder / "gpus.conf", "h100", count=2)
     (forked.folder / "train.py").write_text(_SCRIPT + code)
     return forked(
-        *("run", "--one-process", "--restarts", str(restarts), "--run", "r", "train.py"),
+        *("run", "--no-torchrun", "--restarts", str(restarts), "--run", "r", "train.py"),
         env=stub_env(library.parent, config),
     )
 

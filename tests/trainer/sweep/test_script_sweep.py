@@ -147,7 +147,7 @@ def test_the_first_script_of_the_page_is_a_trial_that_can_be_repeated(trainbox: 
     page = (ROOT / "docs/guides/own-script.md").read_text(encoding="utf-8")
     code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
     (trainbox.folder / "train.py").write_text(f'{code}\nprint(\'{{"step": 1, "loss": 2}}\')\n')
-    ended = trainbox(*_COMMAND, "--metric", "min:loss")
+    ended = trainbox(*_COMMAND, "--metric", "min:loss", "--torchrun")
     assert ended.code == 0, ended.out + ended.err
     logs = [trainbox.folder / f"runs/{run}/logs/rank-0.log" for run in ("s/trial-00000", "s-best")]
     again = re.findall(r"^again: +trainbox (.+)$", ended.out, re.MULTILINE)[0]

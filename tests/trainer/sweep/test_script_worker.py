@@ -1,6 +1,5 @@
 """One attempt at a trial of a script, with a shell command instead of `trainbox run`."""
 
-import contextlib
 import json
 import shlex
 import signal
@@ -13,7 +12,6 @@ import pytest
 
 from trainer.sweep import script_worker
 from trainer.sweep.script_worker import Attempt
-from trainer.sweep.trial_stores import TrialStores
 from trainer.system.signals import StopRequest
 
 
@@ -47,9 +45,7 @@ class Trial:
             "pruned": False,
             "trial_minutes": None,
         }
-        with contextlib.closing(TrialStores()) as stores:
-            attempt = Attempt(self.sweep, whole | order, self.stop, stores)  # type: ignore[arg-type]
-            return attempt.answer()
+        return Attempt(self.sweep, whole | order, self.stop).answer()  # type: ignore[arg-type]
 
 
 _STARTED = """echo '{"starts": [{}]}' > manifest.json; """
