@@ -190,7 +190,7 @@ class _Jobs:
                 return work()
             except OutOfMemory as error:
                 found = str(error)
-            # Go on after the `except` block, when the error no longer keeps the memory of the job.
+            # After the `except` block, the error no longer keeps the memory of the job.
             world, accumulation = self.strategy.world, self.config.accumulation
             fixed = reason_to_keep_micro_batches(self.checkpoints, world, accumulation, resume)
             smaller = with_smaller_micro_batches(self.settled, self.has_batch_norm, found, fixed)

@@ -178,7 +178,7 @@ def test_a_single_process_has_no_variable_of_torchrun_and_all_of_the_scheduler(
         ("import torch; torch.distributed.init_process_group('gloo')", "RANK"),
     ],
 )
-def test_a_script_that_needs_torchrun_is_told_how_to_get_it(
+def test_a_script_that_needs_torchrun_gets_the_option_named(
     forked: Trainbox, code: str, found: str
 ) -> None:
     ended = forked(*ONE, script(forked, code))
