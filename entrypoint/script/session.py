@@ -29,7 +29,13 @@ from entrypoint.script.sources import source_digests
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import NAMES, GpuRecord
 from trainbox.contract.energy import shown_kwh
-from trainbox.contract.errors import ExitCode, Failure, StorageFailure, signal_of
+from trainbox.contract.errors import (
+    STOPPED_ITSELF,
+    ExitCode,
+    Failure,
+    StorageFailure,
+    signal_of,
+)
 from trainbox.contract.internal import Internal
 from trainbox.contract.processes import adopt_orphans, kill_tree
 from trainbox.contract.python_path import user_folders
@@ -130,6 +136,11 @@ def run(start: Start) -> int:
             message(f"not started again, because a GPU needs a reset: {needs_reset}")
             break
         message(f"the script exited with code {ending.code}: restart {starts} of {start.restarts}")
+    # A scheduler would start a script that always exits with 75 for ever. On several nodes, another
+    # node may have got the signal, and trainer.launch.torchrun has the same rule.
+    if code == ExitCode.PREEMPTED and not received and plan.nnodes == 1:
+        message(STOPPED_ITSELF)
+        code = ExitCode.UNEXPECTED
     if code and plan.strategy == "process" and (found := _missing_variable(folder.path)):
         message(f"the script needs the variables of torchrun, such as {found}: add --torchrun")
     if board is not None:

@@ -28,6 +28,13 @@ class ExitCode(enum.IntEnum):
         return member
 
 
+# Of a user's script, for `trainbox run`.
+STOPPED_ITSELF = (
+    "the script exited with code 75 without a signal to stop, so the exit code is 1: use 75 only "
+    "after SIGTERM, or start the script again with --restarts N"
+)
+
+
 def shell_code(returncode: int) -> int:
     """Return the exit code for the `returncode` of a child: 128 + N if signal N has ended it."""
     return returncode if returncode >= 0 else 128 - returncode

@@ -27,7 +27,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainbox.contract.errors import ExitCode, Failure, NetworkFailure, shell_code
+from trainbox.contract.errors import (
+    STOPPED_ITSELF,
+    ExitCode,
+    Failure,
+    NetworkFailure,
+    shell_code,
+)
 from trainbox.contract.internal import Internal
 from trainbox.contract.processes import children
 from trainbox.contract.streams import message_line, open_streams, outlive_readers
@@ -169,6 +175,9 @@ def _run_on_nodes(
         stopped = (ExitCode.SUCCESS, 128 + signal.SIGTERM)
         if arguments.runs_program and forwarded and code in stopped:
             code = ExitCode.PREEMPTED  # `trainbox run` did not get the signal of another node
+        elif arguments.runs_program and code == ExitCode.PREEMPTED and not forwarded:
+            _log(STOPPED_ITSELF)
+            code = ExitCode.UNEXPECTED
         elif arguments.runs_program and code == 0 and store is not None:
             _warn_if_separate(store, sum(meeting.processes))
     except SystemExit:  # raised by `forward`

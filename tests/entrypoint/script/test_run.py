@@ -187,10 +187,18 @@ def test_a_script_that_needs_torchrun_gets_the_option_named(
     assert f"{expected}--torchrun\n" in ended.err
 
 
-@pytest.mark.parametrize("code", [0, 1, 3, 42, 75, 255])
+@pytest.mark.parametrize("code", [0, 1, 3, 42, 255])
 def test_the_code_of_the_script_comes_through(forked: Trainbox, code: int) -> None:
     name = script(forked, f"raise SystemExit({code})")
     assert forked(*ONE, name).code == code
+
+
+def test_a_script_that_exits_with_75_by_itself_has_failed(forked: Trainbox) -> None:
+    """A scheduler would start it for ever."""
+    ended = forked(*ONE, "--restarts", "2", script(forked, "print('once'); raise SystemExit(75)"))
+    assert (ended.code, ended.out.count("once")) == (1, 3)
+    text = "the script exited with code 75 without a signal to stop, so the exit code is 1: "
+    assert ended.err.count(text) == 1
 
 
 def test_a_killed_script_has_the_code_of_the_signal(forked: Trainbox) -> None:
@@ -220,7 +228,7 @@ def test_restarts(forked: Trainbox, restarts: int, codes: tuple[int, ...], start
     run = only_run(forked)
     assert (run / "count").read_text() == str(starts)
     last = codes[starts - 1]
-    assert ended.code == (last if last >= 0 else 128 - last)
+    assert ended.code == (1 if last == 75 else last if last >= 0 else 128 - last)
     recorded = [start["exit_code"] for start in read(run, "manifest.json")["starts"]]
     assert recorded == [code if code >= 0 else 128 - code for code in codes[:starts]]
 
