@@ -136,17 +136,27 @@ def run(start: Start) -> int:
             message(f"not started again, because a GPU needs a reset: {needs_reset}")
             break
         message(f"the script exited with code {ending.code}: restart {starts} of {start.restarts}")
-    # A scheduler would start a script that always exits with 75 for ever. On several nodes, another
-    # node may have got the signal, and trainer.launch.torchrun has the same rule.
-    if code == ExitCode.PREEMPTED and not received and plan.nnodes == 1:
-        message(STOPPED_ITSELF)
-        code = ExitCode.UNEXPECTED
-    if code and plan.strategy == "process" and (found := _missing_variable(folder.path)):
-        message(f"the script needs the variables of torchrun, such as {found}: add --torchrun")
+    code = _explained(code, start, bool(received))
     if board is not None:
         board.close()
     for line in closing(folder, time.monotonic() - begin_s, starts, manifest.get("energy"), code):
         say(line)
+    return code
+
+
+def _explained(code: int, start: Start, signalled: bool) -> int:
+    """Return the exit code of the run, and log what the code of the script does not show."""
+    # A scheduler would start a script that always exits with 75 for ever. On several nodes, another
+    # node may have got the signal, and trainer.launch.torchrun has the same rule.
+    if code == ExitCode.PREEMPTED and not signalled and start.plan.nnodes == 1:
+        message(STOPPED_ITSELF)
+        return ExitCode.UNEXPECTED
+    if (
+        code
+        and start.plan.strategy == "process"
+        and (found := _missing_variable(start.folder.path))
+    ):
+        message(f"the script needs the variables of torchrun, such as {found}: add --torchrun")
     return code
 
 
