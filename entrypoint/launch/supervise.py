@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple, Protocol
@@ -33,22 +33,23 @@ class Child:
 
     Attributes:
         name: such as "the training".
-        stopping: what the child does after a signal.
+        stopping: what the child does after the signal {signal}.
         again: what the same command does after that.
-        forwarded_as: the signals that the child gets instead of others.
+        forwarded_as: the signals that the child gets instead of another one, each at one more
+            signal to this process. The signal after the last of them kills the child.
         stop_codes: the exit codes that mean "stopped" if the child got a signal.
     """
 
     name: str
     stopping: str
     again: str
-    forwarded_as: Mapping[signal.Signals, signal.Signals]
+    forwarded_as: Mapping[signal.Signals, tuple[signal.Signals, ...]]
     stop_codes: frozenset[int] = frozenset()
 
 
 # Before the trainer has a handler, Python turns SIGINT into a traceback. The trainer therefore gets
 # another signal, which it treats as SIGINT.
-_TO_TRAINER = {signal.SIGINT: signal.SIGUSR2}
+_TO_TRAINER = {signal.SIGINT: (signal.SIGUSR2,)}
 TRAINING = Child(
     "the training",
     "saving a checkpoint, then stopping",
@@ -61,12 +62,14 @@ UNSAVED_TRAINING = Child(
 )
 EVALUATION = Child("the evaluation", "stopping", "the same command starts it again", _TO_TRAINER)
 PREDICTION = Child("the prediction", "stopping", "the same command starts it again", _TO_TRAINER)
-# Any program of a user. Most exit with code 0 after they have saved, or are ended by the signal.
+# Any program of a user. Most exit with code 0 after they have saved, or are ended by the signal. At
+# Ctrl-C, a script may do what it likes, such as end its training early and test the model.
 SCRIPT_RUN = Child(
     "the script",
-    f"the script gets SIGTERM and has {STOP_BUDGET_S} s to save and exit",
+    f"the script gets {{signal}} and has {STOP_BUDGET_S} s to save and exit",
     "the same command starts it again in the same run folder",
-    dict.fromkeys(_STOP_SIGNALS, signal.SIGTERM),
+    dict.fromkeys(_STOP_SIGNALS, (signal.SIGTERM,))
+    | {signal.SIGINT: (signal.SIGINT, signal.SIGTERM)},
     frozenset([ExitCode.SUCCESS, ExitCode.PREEMPTED, 128 + signal.SIGTERM]),
 )
 # A sweep over a user's script, which itself forwards the signal to the running trials.
@@ -107,7 +110,8 @@ def supervise(
     """Start `argv` as a child, wait for it, and return the exit code of this process.
 
     The first SIGTERM, SIGINT, SIGUSR1 or SIGHUP is forwarded, and the child saves and stops. A
-    second signal kills the child, and so does the end of `stop_budget_s`. If signal N kills the
+    second signal kills the child, or a third one after the Ctrl-C of a script, and so does the end
+    of `stop_budget_s`. If signal N kills the
     child, the code is 128 + N, as in a shell.
 
     A fatal fault that `watch` reports stops the child in the same way. The code is then 3
@@ -141,29 +145,38 @@ def supervise(
         preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
     )
     on_start()
-    forwarded, deadline, broken, heard = False, 0.0, None, 0
+    # The signals for the child, those that it has got, and the signals to this process before them.
+    signals: tuple[signal.Signals, ...] = ()
+    sent, heard, deadline, broken = list[signal.Signals](), 0, 0.0, None
     while True:
         try:
             code = child.wait(timeout=_POLL_S)
-            return Ending(_exit_code(code, forwarded, watch, broken, kind), bool(received))
+            return Ending(_exit_code(code, sent, watch, broken, kind), bool(received))
         except subprocess.TimeoutExpired:
             pass
         broken = broken or (watch.fatal() if watch else None)
-        if (received or broken) and not forwarded:
-            forwarded, deadline, heard = True, time.monotonic() + stop_budget_s, len(received)
-            # The signal comes first, because a paused terminal delays the message.
+        if not (received or broken):
+            continue
+        if not sent:
             number = signal.Signals(received[0]) if received else signal.SIGTERM
-            child.send_signal(kind.forwarded_as.get(number, number))
-            name = signal.Signals(received[0]).name if received else ""
+            signals, heard = kind.forwarded_as.get(number, (number,)), len(received)
+            deadline = time.monotonic() + stop_budget_s
+        again = len(received) - heard
+        if len(sent) <= again < len(signals):
+            # The signal comes first, because a paused terminal delays the message.
+            child.send_signal(signals[again])
+            sent.append(signals[again])
+            name = f"{signal.Signals(received[-1]).name} received" if received else ""
+            once_more = "stop" if again + 1 == len(signals) else f"send {signals[again + 1].name}"
             message(
-                f"{name} received: {kind.stopping} (send it again to stop at once)"
-                if name
-                else f"the hardware failed: {kind.stopping} (send a signal to stop at once)"
+                f"{name or 'the hardware failed'}: {kind.stopping.format(signal=sent[-1].name)} "
+                f"(send {'it again' if name else 'a signal'} to {once_more} at once)"
             )
-        again = len(received) > heard
-        if forwarded and (again or time.monotonic() > deadline):
+        elif again >= len(signals) or time.monotonic() > deadline:
             why = (
-                "second signal" if again else f"not stopped {stop_budget_s:.0f} s after the signal"
+                f"{'third' if len(signals) > 1 else 'second'} signal"
+                if again
+                else f"not stopped {stop_budget_s:.0f} s after the signal"
             )
             # The kill comes first as well.
             _kill(child)
@@ -181,14 +194,19 @@ def ignore_stop_signals() -> None:
 
 
 def _exit_code(
-    code: int, forwarded: bool, watch: HardwareWatch | None, broken: str | None, kind: Child
+    code: int,
+    sent: Collection[signal.Signals],
+    watch: HardwareWatch | None,
+    broken: str | None,
+    kind: Child,
 ) -> int:
-    """Return this process's exit code for the child's `code`.
+    """Return this process's exit code for the child's `code`. The child got the signals `sent`.
 
     If a GPU failed, the code is 3 (hardware) instead of that of a crash or a stop.
     """
-    by_signal = -code in {*_STOP_SIGNALS, *kind.forwarded_as.values()}
-    if forwarded and (by_signal or code in kind.stop_codes):
+    by_signal = -code in {*_STOP_SIGNALS, *sent}
+    has_finished = code == ExitCode.SUCCESS and signal.SIGINT in sent
+    if sent and not has_finished and (by_signal or code in kind.stop_codes):
         # A child that the signal ended had no handler yet, so nothing is lost.
         code = ExitCode.PREEMPTED
     finished = code in (ExitCode.SUCCESS, ExitCode.WRONG_USE)

@@ -1,6 +1,6 @@
 """Train a small model with plain PyTorch, on one GPU or the CPU.
 
-The script saves its own checkpoints, resumes from the newest one, and stops at SIGTERM.
+The script saves its own checkpoints, resumes from the newest one, and stops at SIGTERM or Ctrl-C.
 """
 
 import argparse
@@ -23,9 +23,10 @@ arguments.out.mkdir(parents=True, exist_ok=True)
 checkpoint = arguments.out / "checkpoint.pt"
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
-# SIGTERM means: save and exit. The loop below looks at this list after each step.
+# SIGTERM and Ctrl-C mean: save and exit. The loop below looks at this list after each step.
 stops = []
-signal.signal(signal.SIGTERM, lambda *_: stops.append(True))
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: stops.append(True))
 
 # Points of the plane, inside or outside a circle.
 torch.manual_seed(1)

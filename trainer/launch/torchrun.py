@@ -69,10 +69,10 @@ def main() -> int:
         ranks = children(os.getpid())
         if not ranks and not forwarded:
             sys.exit(ExitCode.PREEMPTED)  # nothing runs yet, so nothing is lost
-        if forwarded and runs_program:
+        if runs_program and number in forwarded:
             return  # a second SIGTERM could interrupt a program while it saves
         forwarded.append(number)
-        _kill(ranks, signal.SIGTERM if runs_program else forwarded_signal(number))
+        _kill(ranks, signal.Signals(number) if runs_program else forwarded_signal(number))
         for meeting in others:
             meeting.leave(ExitCode.PREEMPTED)
 
@@ -172,8 +172,9 @@ def _run_on_nodes(
         if arguments.runs_program:
             others.append(meeting)
         code = _run_torchrun(arguments, messages, forwarded, ends)
-        stopped = (ExitCode.SUCCESS, 128 + signal.SIGTERM)
-        if arguments.runs_program and forwarded and code in stopped:
+        # At Ctrl-C, a script may end its training early, and exit with 0.
+        ended = () if signal.SIGINT in forwarded else (ExitCode.SUCCESS,)
+        if arguments.runs_program and forwarded and code in (*ended, 128 + signal.SIGTERM):
             code = ExitCode.PREEMPTED  # `trainbox run` did not get the signal of another node
         elif arguments.runs_program and code == ExitCode.PREEMPTED and not forwarded:
             _log(STOPPED_ITSELF)

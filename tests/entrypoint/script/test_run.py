@@ -250,7 +250,7 @@ while True:
     ("handler", "code", "number"),
     [
         ("signal.signal(signal.SIGTERM, stop)", 0, signal.SIGTERM),
-        ("signal.signal(signal.SIGTERM, stop)", 143, signal.SIGINT),
+        ("signal.signal(signal.SIGTERM, stop)", 143, signal.SIGHUP),
         ("signal.signal(signal.SIGTERM, stop)", 75, signal.SIGUSR1),
         ("", 0, signal.SIGTERM),
     ],
@@ -299,24 +299,58 @@ print('{"step": 1, "loss": 0.5}')
     assert copied == (run / "metrics.jsonl").stat().st_size
 
 
-def test_a_script_that_ignores_the_stop_is_killed_by_a_second_signal(trainbox: Trainbox) -> None:
-    ignoring = STOPPABLE.format(code=0, handler="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+@pytest.mark.parametrize("processes", [(), ("--processes", "2")])
+def test_a_script_gets_ctrl_c_as_such_and_may_end_its_training_early(
+    trainbox: Trainbox, processes: tuple[str, ...]
+) -> None:
+    code = """
+import os, pathlib, time
+name = "ready" + os.environ.get("RANK", "")
+try:
+    (pathlib.Path(os.environ["TRAINBOX_RUN"]) / name).touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("tests the model", flush=True)
+"""
+    process = trainbox.start(*ONE, *processes, "--run", "r", script(trainbox, code))
+    names = ("ready0", "ready1") if processes else ("ready",)
+    wait_until(lambda: all((trainbox.folder / "runs/r" / n).exists() for n in names), process)
+    process.send_signal(signal.SIGINT)
+    ended = finish(process)
+    assert (ended.code, ended.out.count("tests the model")) == (0, len(names)), ended.err
+    assert "SIGINT received: the script gets SIGINT and has 50 s to save and exit (send it " in (
+        ended.err
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "signals"),
+    [
+        (signal.SIGTERM, ["SIGTERM"]),
+        (signal.SIGINT, ["SIGINT", "SIGTERM"]),
+    ],
+)
+def test_a_script_that_ignores_the_stop_is_killed_by_one_more_signal(
+    trainbox: Trainbox, number: signal.Signals, signals: list[str]
+) -> None:
+    handler = """
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: print(signal.Signals(number).name, flush=True))
+"""
+    ignoring = STOPPABLE.format(code=0, handler=handler)
     process = trainbox.start(*ONE, "--run", "r", script(trainbox, ignoring))
     wait_until((trainbox.folder / "runs/r/ready").exists, process)
-    process.send_signal(signal.SIGTERM)
-    assert process.stderr
-    for line in process.stderr:
-        if "SIGTERM received" in line:
-            break
     # A second signal within 1 s counts as an echo of the first one.
-    wait_until(lambda: _second(process), process)
+    wait_until(lambda: _has_ended_after(process, number), process)
     ended = finish(process)
-    assert ended.code == 143
-    assert "second signal: killed; the same command starts it again" in ended.err
+    assert ended.code == 128 + number
+    assert [line for line in ended.out.splitlines() if line.startswith("SIG")] == signals
+    which = {1: "second", 2: "third"}[len(signals)]
+    assert f"{which} signal: killed; the same command starts it again" in ended.err
 
 
-def _second(process: "subprocess.Popen[str]") -> bool:
-    process.send_signal(signal.SIGTERM)
+def _has_ended_after(process: "subprocess.Popen[str]", number: signal.Signals) -> bool:
+    process.send_signal(number)
     try:
         process.wait(0.5)
     except subprocess.TimeoutExpired:
