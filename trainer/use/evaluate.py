@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.files import replacing
 from trainbox.contract.seeding import derive_seed
-from trainbox.contract.temporary import sockets_in_a_folder
 from trainbox.pictures import write_png
 from trainer.loop.build import build_inference
 from trainer.loop.evaluate import evaluate
@@ -23,9 +23,7 @@ from trainer.loop.state import Inference
 from trainer.loop.task_checks import check_defines, checked_metrics
 from trainer.loop.validate import draw
 from trainer.run.compare import changes_bits, first_figure_difference, listed_changes
-from trainer.run.console import Console
 from trainer.run.run_folder import finite_or_null
-from trainer.session.failures import errors_as_failures
 from trainer.system.signals import StopRequest
 from trainer.use.intervals import LEVEL, RESAMPLES, bootstrap_intervals, statistics_of
 from trainer.use.predictions import Predictions, csv_rows, prediction_columns
@@ -34,11 +32,13 @@ from trainer.use.stored_model import (
     VALIDATION,
     Request,
     StoredModel,
-    open_task,
-    results_in,
+    StoredRun,
+    opened,
+    stopping,
     writing,
 )
 
+_ANOTHER_FILE = "set another file with --predictions FILE"
 # Whether the figures are those of the training, or None if they are not compared; and a line.
 _Comparison = tuple[bool | None, str]
 
@@ -60,7 +60,6 @@ class EvaluateRequest(Request):
     intervals: bool
 
 
-@sockets_in_a_folder()
 def evaluate_run(request: EvaluateRequest, stop: StopRequest) -> None:
     """Evaluate a checkpoint of a run, print the results and write them.
 
@@ -71,81 +70,58 @@ def evaluate_run(request: EvaluateRequest, stop: StopRequest) -> None:
         WrongUse: The run cannot be evaluated.
     """
     out = request.out or request.run / "evaluations" / f"{request.checkpoint}-{request.data}"
-    with errors_as_failures(out):
-        stored = open_task(request)
-        record, settings, strategy, task = stored
+    with opened(request, out, "rank-{rank}.log") as run:
         is_test = request.data != VALIDATION
         if is_test:
-            check_defines(task, "test_dataset", f", or use --data {VALIDATION}")
-        with results_in(out, f"rank-{strategy.world.rank}.log", stored) as console:
-            job = build_inference(settings, task, strategy, request.data_dir, is_test)
-            predictions = _predictions(job, request.predictions)
-            model = StoredModel.load(record, job, request, request.data, console.report)
-            equal, line = _evaluate(model, request, out, predictions, stop, console)
-        strategy.world.leave()
+            check_defines(run.task, "test_dataset", f", or use --data {VALIDATION}")
+        if request.predictions is not None and run.strategy.world.is_first:
+            _refuse_path(request.predictions)
+        job = build_inference(run.settings, run.task, run.strategy, request.data_dir, is_test)
+        model = run.load(job, request.data)
+        equal, line = _evaluate(run, model, request, out, stop)
     if equal is False and not _reason(model):
         raise Failure(f"DIFFERENT FIGURES: {request.run}: {line}", exit_code=ExitCode.DIFFERENT)
 
 
-def _predictions(job: Inference, path: Path | None) -> Predictions | None:
-    """Return the collector of the predictions for the file `path`, or None without a file.
+def _refuse_path(path: Path) -> None:
+    """Make the folder of the file `path`, and raise StorageFailure if it cannot be written.
 
-    The folder of the file is made, so that a wrong path is found before the evaluation.
-
-    Raises:
-        WrongUse: The task or the dataset cannot have predictions.
-        StorageFailure: The file cannot be written.
+    So a wrong path is found before the evaluation.
     """
-    if path is None:
-        return None
-    predictions = Predictions(job)
-    if job.world.is_first:
-        with _writing_predictions(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # The new file would replace a link, or a device such as /dev/stdout.
-            if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
-                raise OSError(errno.ENXIO, "not a regular file")
-            if not os.access(path.parent, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    return predictions
-
-
-def _writing_predictions(path: Path) -> Any:
-    return writing(path, "set another file with --predictions FILE")
+    with writing(path, _ANOTHER_FILE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The new file would replace a link, or a device such as /dev/stdout.
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            raise OSError(errno.ENXIO, "not a regular file")
+        tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def _evaluate(
-    model: StoredModel,
-    request: EvaluateRequest,
-    out: Path,
-    predictions: Predictions | None,
-    stop: StopRequest,
-    console: Console,
+    run: StoredRun, model: StoredModel, request: EvaluateRequest, out: Path, stop: StopRequest
 ) -> _Comparison:
     """Evaluate, report and write; all ranks must call this."""
-    job, seed_parts = model.job, model.seed_parts
+    job, world = model.job, model.job.world
 
     # Evaluate each example once. The seed is that of the training's validation after this step.
+    predictions = Predictions(job) if request.predictions is not None else None
     statistics = statistics_of(job) if request.intervals else None
     observers = [each for each in (predictions, statistics) if each is not None]
-    result = model.until_stopped(
-        "evaluation",
-        stop,
-        lambda stopped: evaluate(job, seed_parts, stopped, observers, console.validation_bar),
-    )
+    stopped = stopping(world, stop, "evaluation")
+    result = evaluate(job, model.seed_parts, stopped, observers, run.bar)
+    assert result is not None
     figures = finite_or_null(result.figures)
     equal, comparison = _comparison(model, figures, request.data)
 
     # Gather what all ranks have computed.
-    drawing = draw(job, result, seed_parts) if job.strategy.forward_is_collective else None
     predicted = predictions.gathered() if predictions is not None else {}
     sampled = statistics.gathered() if statistics is not None else None
 
     # Draw the task's pictures, and write and print the results.
-    with job.world.wait_for_all("the results"):
-        if not job.world.is_first:
+    drawing = draw(job, result, model.seed_parts) if job.strategy.forward_is_collective else None
+    with world.wait_for_all("the results"):
+        if not world.is_first:
             return equal, comparison
-        drawing = drawing or draw(job, result, seed_parts)
+        drawing = drawing or draw(job, result, model.seed_parts)
         intervals = {}
         if sampled is not None:
             intervals = bootstrap_intervals(
@@ -154,7 +130,21 @@ def _evaluate(
                 derive_seed(job.config.seed, "bootstrap"),
             )
         entry = {
-            **_origin(model, request),
+            "run": str(request.run),
+            "run_id": model.record.manifest["run_id"],
+            "task": job.config.task,
+            "checkpoint": request.checkpoint,
+            "step": model.weights.step,
+            "weights_sha256": model.digest,
+            "checkpoint_sha256": model.weights.sha256,
+            "data": request.data,
+            "data_sha256": model.data_digest,
+            "examples": job.evaluation.size,
+            "batch_size": job.evaluation.batch_size,
+            "precision": job.config.precision,
+            "device": world.device.type,
+            "strategy": job.strategy.name,
+            "world_size": world.world_size,
             "figures": figures,
             "intervals": intervals,
             "resamples": RESAMPLES if intervals else 0,
@@ -165,37 +155,18 @@ def _evaluate(
         written = f"{out}"
         if predictions is not None and request.predictions is not None:
             columns = prediction_columns(job.task, "id", predictions.ids, predicted)
-            with _writing_predictions(request.predictions), replacing(request.predictions) as file:
+            with (
+                writing(request.predictions, _ANOTHER_FILE),
+                replacing(request.predictions) as file,
+            ):
                 # An id may be the path of a file, which may have any bytes.
                 file.write(csv_rows(columns).encode(errors="backslashreplace"))
             written += f" and {request.predictions}"
         for line in _lines(job, result.metrics, request, intervals):
-            console.report(line)
-        console.report(f"  {comparison}")
-        console.report(f"  written to {written}")
+            run.report(line)
+        run.report(f"  {comparison}")
+        run.report(f"  written to {written}")
     return equal, comparison
-
-
-def _origin(model: StoredModel, request: EvaluateRequest) -> dict[str, Any]:
-    """Return what was evaluated and how, for evaluation.json."""
-    job, record = model.job, model.record
-    return {
-        "run": str(record.path),
-        "run_id": record.manifest["run_id"],
-        "task": record.config.task,
-        "checkpoint": request.checkpoint,
-        "step": model.weights.step,
-        "weights_sha256": model.digest,
-        "checkpoint_sha256": model.weights.sha256,
-        "data": request.data,
-        "data_sha256": model.data_digest,
-        "examples": job.evaluation.size,
-        "batch_size": job.evaluation.batch_size,
-        "precision": job.config.precision,
-        "device": job.world.device.type,
-        "strategy": job.strategy.name,
-        "world_size": job.world.world_size,
-    }
 
 
 def write_results(out: Path, entry: Mapping[str, Any], pictures: Mapping[str, Any]) -> None:

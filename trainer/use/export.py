@@ -4,6 +4,7 @@ The model computes on the CPU in float32. The file gets its name only after it w
 the outputs of the model.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,23 +16,22 @@ from torch import Tensor
 from trainbox.contract.config import CONTIGUOUS
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.files import replacing
-from trainbox.contract.temporary import sockets_in_a_folder
 from trainer.data.nested import take, tensors_in
 from trainer.loop.build import build_inference
 from trainer.loop.state import Inference
 from trainer.parallel.buffers import evaluating
-from trainer.run.console import Console
-from trainer.session.failures import errors_as_failures
-from trainer.use.export_formats import FORMATS, Loaded, check_packages
-from trainer.use.export_program import Exported, export_program, find_call
-from trainer.use.model_card import CARD, ExportedFile, card_text, described
-from trainer.use.stored_model import VALIDATION, Request, StoredModel, open_task, results_in
+from trainer.use.export_formats import FORMATS, check_packages
+from trainer.use.export_program import export_program, find_call
+from trainer.use.model_card import card_text, described
+from trainer.use.stored_model import VALIDATION, Request, StoredModel, StoredRun, opened
 
+CARD = "model.md"
 # The largest difference, as a share of the largest output. Other kernels add in another order.
 TOLERANCE = 1e-4
 # Always allowed: the rounding of a sum of float32 values of about 1. Outputs near 0 may
 # be the difference of such values.
 ROUNDING = 1e-6
+_NO_LICENCE = "not set (the licences of the data and of the initial weights may limit it)"
 _EXAMPLES = 16  # of the validation data, to export and to compare
 
 
@@ -50,7 +50,6 @@ class ExportRequest(Request):
     licence: str | None
 
 
-@sockets_in_a_folder()
 def export_run(request: ExportRequest) -> None:
     """Export the model of a run, compare the file with the model, and write its card.
 
@@ -58,56 +57,56 @@ def export_run(request: ExportRequest) -> None:
         Failure: The loaded file has other outputs than the model. No file is written.
         WrongUse: The run or its model cannot be exported.
     """
+    check_packages(request.to)
     out = request.out or request.run / "exports" / f"{request.checkpoint}-{request.to}"
-    with errors_as_failures(out):
-        check_packages(request.to)
-        stored = open_task(request, precision="fp32", compile=False, memory_format=CONTIGUOUS)
-        record, settings, strategy, task = stored
-        with results_in(out, "export.log", stored) as console:
-            job = build_inference(settings, task, strategy, request.data_dir, test=False)
-            # The settings and the machine of the export are others on purpose.
-            relevant = ("data.", "sources.")
-            model = StoredModel.load(record, job, request, VALIDATION, console.report, relevant)
-            _export(model, request, out, console)
+    settings = {"precision": "fp32", "compile": False, "memory_format": CONTIGUOUS}
+    with opened(request, out, "export.log", **settings) as run:
+        job = build_inference(run.settings, run.task, run.strategy, request.data_dir, test=False)
+        # The settings and the machine of the export are others on purpose.
+        model = run.load(job, VALIDATION, relevant=("data.", "sources."))
+        with evaluating(job.model):
+            _export(run, model, request, out)
 
 
-def _export(model: StoredModel, request: ExportRequest, out: Path, console: Console) -> None:
+def _export(run: StoredRun, model: StoredModel, request: ExportRequest, out: Path) -> None:
     """Export the model, compare, and write the file and its card."""
     job, to = model.job, FORMATS[request.to]
-
-    # Export with the first validation examples, and compare with one example as well.
     batch = _examples(job, _EXAMPLES)
-    sizes = (len(tensors_in(batch)[0]), 1)
-    with evaluating(job.model):
-        exported = export_program(job.task, job.model, batch)
-        batches = [take(batch, torch.arange(size)) for size in sizes]
-        calls = [find_call(job.task, job.model, part) for part in batches]
-        expected = [tensors_in(call.output) for call in calls]
-        with replacing(out / to.file) as file:
-            to.write(exported, file)
-            file.flush()
-            loaded = to.load(Path(file.name))
-            largest = _compared(loaded, exported, batches, expected, request.run)
+    exported = export_program(job.task, job.model, batch)
+    with replacing(out / to.file) as file:
+        to.write(exported, file)
+        file.flush()
+        loaded = to.load(Path(file.name))
 
-            # Describe the file. If this fails, the earlier file and its card stay.
-            inputs, outputs = exported.inputs(batch), expected[0]
-            described_file = ExportedFile(
-                Path(file.name), to, exported.names, inputs, outputs, sizes, largest
-            )
-            text = card_text(model, described_file, request.checkpoint, request.licence)
-            with replacing(out / CARD) as card:
-                card.write(text.encode())
+        # Compare with the first validation examples, and with one of them alone.
+        largest, sizes = 0.0, (1, len(tensors_in(batch)[0]))
+        for size in sizes:
+            part = take(batch, torch.arange(size))
+            inputs = exported.inputs(part)
+            outputs = tensors_in(find_call(job.task, job.model, part).output)
+            largest = max(largest, compared(loaded(inputs), outputs, f"{request.run}: on {size}"))
+        equal = (
+            f"the loaded file equals the model on {sizes[1]} validation examples and on 1: largest "
+            f"difference {largest:.3g} (tolerance {TOLERANCE:g} of the largest output)"
+        )
 
-    console.report(f"{_listed(inputs)} -> {_listed(outputs)}")
-    console.report(
-        f"the loaded file equals the model on {sizes[0]} validation examples and on {sizes[1]}: "
-        f"largest difference {largest:.3g} (tolerance {TOLERANCE:g} of the largest output)"
+        # Describe the file. If this fails, the earlier file and its card stay.
+        with Path(file.name).open("rb") as written:
+            digest = hashlib.file_digest(written, "sha256").hexdigest()
+        origin = {
+            "Checkpoint": f"{request.checkpoint}, step {model.weights.step}",
+            "Licence": request.licence or _NO_LICENCE,
+            "SHA-256 of the file": digest,
+            "Check of the file": equal,
+        }
+        with replacing(out / CARD) as card:
+            card.write(card_text(model, origin, to.lines(inputs), inputs, outputs).encode())
+    of_inputs, of_outputs = (
+        ", ".join(map(described, tensors)) for tensors in (inputs.values(), outputs)
     )
-    console.report(f"written to {out / to.file} and {out / CARD}")
-
-
-def _listed(tensors: Sequence[Tensor]) -> str:
-    return ", ".join(described(tensor) for tensor in tensors)
+    run.report(f"{of_inputs} -> {of_outputs}")
+    run.report(equal)
+    run.report(f"written to {out / to.file} and {out / CARD}")
 
 
 def _examples(job: Inference, most: int) -> Any:
@@ -118,35 +117,25 @@ def _examples(job: Inference, most: int) -> Any:
     return take(batch, torch.arange(min(max(count, 2), most)) % count)
 
 
-def _compared(
-    loaded: Loaded,
-    exported: Exported,
-    batches: Sequence[Any],
-    expected: Sequence[Sequence[Tensor]],
-    run: Path,
-) -> float:
+def compared(found: Sequence[Tensor], wanted: Sequence[Tensor], what: str) -> float:
     """Return the largest difference between the outputs of the file and of the model.
 
     Raises:
         Failure: It is above the tolerance.
     """
-    largest = 0.0
-    for batch, wanted in zip(batches, expected, strict=True):
-        found = loaded(exported.inputs(batch))
-        pairs = zip(found, wanted, strict=True) if len(found) == len(wanted) else ()
-        differences = [difference(one, other) for one, other in pairs] or [(float("inf"), 0.0)]
-        for apart, allowed in differences:
-            if apart > allowed:
-                raise Failure(
-                    f"DIFFERENT OUTPUTS: {run}: on {len(tensors_in(batch)[0])} validation "
-                    f"example(s), the outputs of the exported file differ from those of the model "
-                    f"by up to {apart:.3g}, and {allowed:.3g} is allowed; no file was written. A "
-                    "model or a prepare() that draws random numbers in a validation cannot be "
-                    "exported",
-                    exit_code=ExitCode.DIFFERENT,
-                )
-            largest = max(largest, apart)
-    return largest
+    differences = [(float("inf"), 0.0)]
+    if len(found) == len(wanted):
+        differences = [difference(one, other) for one, other in zip(found, wanted, strict=True)]
+    for apart, allowed in differences:
+        if apart > allowed:
+            raise Failure(
+                f"DIFFERENT OUTPUTS: {what} validation example(s), the outputs of the exported "
+                f"file differ from those of the model by up to {apart:.3g}, and {allowed:.3g} is "
+                "allowed; no file was written. A model or a prepare() that draws random numbers in "
+                "a validation cannot be exported",
+                exit_code=ExitCode.DIFFERENT,
+            )
+    return max(apart for apart, _ in differences)
 
 
 def difference(found: Tensor, wanted: Tensor) -> tuple[float, float]:
@@ -157,13 +146,10 @@ def difference(found: Tensor, wanted: Tensor) -> tuple[float, float]:
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return float("inf"), 0.0
     one, other = found.to(torch.complex128), wanted.to(torch.complex128)
-    apart = (one - other).abs()
-    apart[torch.isclose(one, other, rtol=0, atol=0, equal_nan=True)] = 0
-    apart = apart.nan_to_num(nan=float("inf"), posinf=float("inf"))
-    if not apart.numel():
-        return 0.0, 0.0
+    equal = torch.isclose(one, other, rtol=0, atol=0, equal_nan=True)
+    apart = (one - other).abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
+    largest = max(apart[~equal].tolist(), default=0.0)
     if not (wanted.is_floating_point() or wanted.is_complex()):
-        return float(apart.max()), 0.0
-    finite = other.abs()[other.abs().isfinite()]
-    scale = float(finite.max()) if finite.numel() else 0.0
-    return float(apart.max()), max(TOLERANCE * scale, ROUNDING)
+        return largest, 0.0
+    scale = max(other.abs()[other.isfinite()].tolist(), default=0.0)
+    return largest, max(TOLERANCE * scale, ROUNDING)

@@ -17,6 +17,17 @@ from trainbox.task import Task
 from trainer.data.nested import mapped, tensors_in
 
 _LONGEST_REASON = 300  # characters of torch's error; the message has a remedy after it
+# What a user can do, by a part of torch's error.
+_REMEDIES = {
+    "Constraints violated": (
+        "its code fixes the number of examples: write x.shape[0] instead of len(x) or a number, as "
+        "in x.view(x.shape[0], -1)"
+    ),
+    "data-dependent": (
+        "its code branches on values of tensors: use torch.where(condition, a, b) instead of `if`"
+    ),
+    "": "use only operations of torch on tensors there, without NumPy and .item()",
+}
 
 # Shape suffix: B examples of a batch.
 
@@ -113,18 +124,16 @@ class Exported:
 
     Attributes:
         program: Computes the model's output from the examples, in any number from 1.
-        used: The indices of its inputs among the tensors of a batch.
-        names: The names of its inputs.
+        used: The name of each of its inputs, with its index among the tensors of a batch.
     """
 
     program: ExportedProgram
-    used: list[int]
-    names: list[str]
+    used: dict[str, int]
 
-    def inputs(self, batch: Any) -> list[Tensor]:
+    def inputs(self, batch: Any) -> dict[str, Tensor]:
         """Return the inputs of the program in a batch of the dataset."""
         tensors = tensors_in(batch)
-        return [tensors[index] for index in self.used]
+        return {name: tensors[index] for name, index in self.used.items()}
 
 
 @torch.no_grad()
@@ -143,8 +152,14 @@ def export_program(task: Task, model: nn.Module, batch: Any) -> Exported:
     preparation = PreparedModel(task, call, batch, range(len(tensors)), None)
     prepared = _export(preparation, tensors, f"task {name}: prepare()")
     placeholders = [node for node in prepared.graph.nodes if node.op == "placeholder"]
-    # Constants of prepare() are placeholders as well, before the inputs.
-    used = [i for i, node in enumerate(placeholders[-len(tensors) :]) if _has_values_used(node)]
+    # Constants of prepare() are placeholders as well, before the inputs. Of an input, only the
+    # number of examples may be used.
+    size = torch.ops.aten.sym_size.int
+    used = [
+        index
+        for index, node in enumerate(placeholders[-len(tensors) :])
+        if any(user.target is not size for user in node.users)
+    ]
     if not used:
         raise WrongUse(
             f"task {name}: prepare() gives the model nothing of the examples: return tensors that "
@@ -152,68 +167,50 @@ def export_program(task: Task, model: nn.Module, batch: Any) -> Exported:
         )
     chosen = PreparedModel(task, call, batch, used, model)
     program = _export(chosen, [tensors[index] for index in used], f"task {name}: the model")
-    return Exported(program, used, _names(batch, used))
+    return Exported(program, _named(batch, used))
 
 
-def _has_values_used(node: torch.fx.Node) -> bool:
-    """Return whether more than the number of examples of an input is used."""
-    return any(user.target is not torch.ops.aten.sym_size.int for user in node.users)
+def _named(batch: Any, used: list[int]) -> dict[str, int]:
+    """Name tensors by the keys of a dict of tensors, or else `inputs`, or `inputs_0` and so on."""
+    names = ["inputs"] if len(used) == 1 else [f"inputs_{i}" for i in range(len(used))]
+    if isinstance(batch, dict) and all(
+        str(key).isidentifier() and isinstance(value, Tensor) for key, value in batch.items()
+    ):
+        names = [str(list(batch)[index]) for index in used]
+    return dict(zip(names, used, strict=True))
 
 
 def _export(module: nn.Module, inputs: list[Tensor], what: str) -> ExportedProgram:
     """Export `module` with a dynamic batch dimension, or raise WrongUse."""
     batch = torch.export.Dim("batch")
-    try:
-        with quiet():
-            return torch.export.export(
-                module.eval(), tuple(inputs), dynamic_shapes=(tuple({0: batch} for _ in inputs),)
-            )
-    except Failure:
-        raise
-    except Exception as error:  # torch and the task raise many types
-        logging.getLogger(__name__).exception("torch.export failed")
-        raise WrongUse(
-            f"{what} cannot be exported ({first_line(error)}): {_remedy(str(error))}"
-        ) from error
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error of torch, or its type if it has no text."""
-    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-    return line[:_LONGEST_REASON].rstrip(". ")
-
-
-def _remedy(text: str) -> str:
-    if "Constraints violated" in text:
-        return (
-            "its code fixes the number of examples: write x.shape[0] instead of len(x) or a "
-            "number, as in x.view(x.shape[0], -1)"
+    with errors_of_torch(f"{what} cannot be exported"):
+        return torch.export.export(
+            module.eval(), tuple(inputs), dynamic_shapes=(tuple({0: batch} for _ in inputs),)
         )
-    if "data-dependent" in text:
-        return (
-            "its code branches on values of tensors: use torch.where(condition, a, b) instead of "
-            "`if`"
-        )
-    return "use only operations of torch on tensors there, without NumPy and .item()"
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Drop the output, the logs and the warnings of torch, which prints a graph before an error."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+def errors_of_torch(what: str, remedy: str | None = None) -> Iterator[None]:
+    """Raise an error of the body as WrongUse, `what` and the reason, with the traceback in the log.
+
+    The output, the logs and the warnings of torch are dropped: it prints a graph before an error.
+    """
+    logging.disable()
     try:
         with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
+    except Failure:
+        raise
+    except Exception as error:  # torch and the task raise many types
+        logging.disable(logging.NOTSET)
+        logging.getLogger(__name__).exception(what)
+        cause: BaseException = error
+        # The error of an export to ONNX names only a step. The first cause is what went wrong.
+        while isinstance(error, torch.onnx.OnnxExporterError) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        lines = str(cause).strip().splitlines() or [type(cause).__name__]
+        remedy = remedy or next(text for sign, text in _REMEDIES.items() if sign in str(error))
+        raise WrongUse(f"{what} ({lines[0][:_LONGEST_REASON].rstrip('. ')}): {remedy}") from error
     finally:
-        logging.disable(before)
-
-
-def _names(batch: Any, used: list[int]) -> list[str]:
-    """Return the keys of a dict of tensors, or else `inputs`, or `inputs_0`, `inputs_1` ..."""
-    if isinstance(batch, dict) and all(
-        str(key).isidentifier() and isinstance(value, Tensor) for key, value in batch.items()
-    ):
-        return [str(list(batch)[index]) for index in used]
-    return ["inputs"] if len(used) == 1 else [f"inputs_{i}" for i in range(len(used))]
+        logging.disable(logging.NOTSET)

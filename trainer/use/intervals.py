@@ -1,6 +1,5 @@
 """Bootstrap intervals of metrics: resample the examples of an evaluation with replacement."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from trainbox.task import Task
 from trainer.data.nested import take, tensors_in
 from trainer.loop.state import Inference
 from trainer.loop.task_checks import checked_statistics
-from trainer.use.predictions import MOST_NUMBERS, PerExample
+from trainer.use.predictions import PerExample
 
 RESAMPLES, LEVEL = 1000, 0.95
 
@@ -24,45 +23,34 @@ def statistics_of(job: Inference) -> PerExample | None:
 
     Most statistics are functions of one forward. A task with its own statistics() is called for
     each example alone. This is not possible if each forward communicates, as ranks may have
-    different numbers of examples: the result is then None. It is also None if the confusion
-    matrices of all examples are too large.
+    different numbers of examples: the result is then None.
     """
-    task = job.task
-    if isinstance(task, Classification) and counts_by_class(task):
-        if len(task.class_names) ** 2 * job.evaluation.size > MOST_NUMBERS:
-            return None
-        return PerExample(job, lambda batch: _of_logits(task, job.model(batch[0]), batch[1]))
-    if type(task).statistics is Task.statistics:
-        return PerExample(job, lambda batch: _loss_and_metrics(task, job.model, batch))
-    if job.strategy.forward_is_collective:
+    by_batch = counts_by_class(job.task) or type(job.task).statistics is Task.statistics
+    if job.strategy.forward_is_collective and not by_batch:
         return None
-    return PerExample(
-        job,
-        lambda batch: _stacked(
-            [checked_statistics(task, task.statistics(job.model, one)) for one in _examples(batch)]
-        ),
+    return PerExample(job, lambda batch: _statistics(job.task, job.model, batch))
+
+
+def _statistics(task: Task, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    """Return the statistics of each example of the batch, `{name: (B, ...)}`."""
+    if isinstance(task, Classification) and counts_by_class(task):
+        inputs, labels_B = batch
+        return _of_each((model(inputs).float(), labels_B), lambda example: task.sums(*example))
+    if type(task).statistics is Task.statistics:
+        losses = task.losses(model, batch)
+        values = {name: value_B.float() for name, value_B in losses.items()}
+        metrics = {name: values.pop(name) for name in task.train_metrics}
+        return {"loss": torch.stack([*values.values()]).sum(0), **metrics}
+    return _of_each(
+        batch, lambda example: checked_statistics(task, task.statistics(model, example))
     )
 
 
-def _loss_and_metrics(task: Task, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-    values = {name: value_B.float() for name, value_B in task.losses(model, batch).items()}
-    metrics = {name: values.pop(name) for name in task.train_metrics}
-    first, *others = values.values()
-    return {"loss": sum(others, start=first), **metrics}
-
-
-def _of_logits(task: Classification, logits_BK: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
-    logits_BK = logits_BK.float()
-    rows = [slice(i, i + 1) for i in range(len(labels_B))]
-    return _stacked([task.sums(logits_BK[row], labels_B[row]) for row in rows])
-
-
-def _examples(batch: Any) -> list[Any]:
+def _of_each(batch: Any, compute: Callable[[Any], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return what `compute` returns for each example of the batch alone, `{name: (B, ...)}`."""
     first = tensors_in(batch)[0]
-    return [take(batch, torch.tensor([i], device=first.device)) for i in range(len(first))]
-
-
-def _stacked(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    indices_B = torch.arange(len(first), device=first.device)
+    rows = [compute(take(batch, index_1)) for index_1 in indices_B.split(1)]
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -78,27 +66,21 @@ def bootstrap_intervals(
     """
     generator = torch.Generator().manual_seed(seed)
     examples = len(next(iter(statistics.values())))
-    weights_RN = torch.stack(
-        [
-            torch.bincount(
-                torch.randint(examples, (examples,), generator=generator), minlength=examples
-            )
-            for _ in range(RESAMPLES)
-        ]
+    drawn_RN = torch.randint(examples, (RESAMPLES, examples), generator=generator)
+    weights_NR = torch.stack(
+        [torch.bincount(drawn_N, minlength=examples) for drawn_N in drawn_RN], 1
     ).double()
     # Most statistics are tables of counts, in which an example has one count.
-    totals = {
-        name: torch.sparse.mm(
-            values.double().reshape(examples, -1).T.to_sparse(), weights_RN.T
-        ).T.reshape(RESAMPLES, *values.shape[1:])
-        for name, values in statistics.items()
-    }
-    totals["examples"] = torch.full((RESAMPLES,), float(examples), dtype=torch.float64)
+    totals = {"examples": torch.full((RESAMPLES,), float(examples), dtype=torch.float64)}
+    for name, values in statistics.items():
+        values_KN = values.double().reshape(examples, -1).T.to_sparse()
+        totals[name] = (values_KN @ weights_NR).T.reshape(RESAMPLES, *values.shape[1:])
     found = [metrics({name: each[i] for name, each in totals.items()}) for i in range(RESAMPLES)]
+    ends = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
     intervals = {}
     for name in found[0]:
-        values = torch.tensor([each[name] for each in found], dtype=torch.float64)
-        if all(map(math.isfinite, values.tolist())):
-            ends = torch.quantile(values, torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2]).double())
-            intervals[name] = (float(ends[0]), float(ends[1]))
+        values_R = torch.tensor([each[name] for each in found], dtype=torch.float64)
+        if values_R.isfinite().all():
+            low, high = torch.quantile(values_R, ends).tolist()
+            intervals[name] = (low, high)
     return intervals

@@ -120,7 +120,8 @@ def prediction_columns(
     """Return the column `first` with the `ids`, and the columns of `values`: (N,) or (N, K).
 
     For a Classification of K classes, the columns of a (N, K) value have the names of the classes,
-    and `truth` and `prediction` are names of classes.
+    and `truth` and `prediction` are names of classes. Floats have the 9 digits that identify a
+    float32.
 
     Raises:
         WrongUse: Two columns have the same name.
@@ -139,40 +140,27 @@ def prediction_columns(
                     f"task {type(task).__name__}: predictions() gives two columns the name "
                     f"{label!r}: rename one of them"
                 )
-            is_class = name in ("truth", "prediction") and _are_classes(part, len(class_names))
             numbers = part.tolist()
-            columns[label] = [class_names[k] for k in numbers] if is_class else numbers
+            if part.is_floating_point():
+                columns[label] = [float(f"{number:.9g}") for number in numbers]
+            elif name in ("truth", "prediction") and {*numbers} <= {*range(len(class_names))}:
+                columns[label] = [class_names[k] for k in numbers]
+            else:
+                columns[label] = numbers
     return columns
-
-
-def _are_classes(value: Tensor, count: int) -> bool:
-    """Return whether `value` (N,) has only indices of `count` classes."""
-    if value.is_floating_point() or not count:
-        return False
-    return bool(((value >= 0) & (value < count)).all())
 
 
 def csv_rows(columns: Columns) -> str:
     """Return a header and the rows of the columns as CSV."""
     text = io.StringIO(newline="")
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(columns)
-    rows.writerows(map(_text, row) for row in zip(*columns.values(), strict=True))
+    rows = zip(*columns.values(), strict=True)
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
     return text.getvalue()
 
 
 def json_lines(columns: Columns) -> str:
     """Return a JSON object for each row of the columns. NaN and infinity become null."""
     return "".join(
-        json.dumps(finite_or_null(dict(zip(columns, map(_rounded, row), strict=True)))) + "\n"
+        json.dumps(finite_or_null(dict(zip(columns, row, strict=True)))) + "\n"
         for row in zip(*columns.values(), strict=True)
     )
-
-
-def _text(value: float | str) -> str:
-    """Return a float with the 9 digits that identify a float32, and any other value as it is."""
-    return f"{value:.9g}" if isinstance(value, float) else str(value)
-
-
-def _rounded(value: float | str) -> float | str:
-    return float(_text(value)) if isinstance(value, float) else value

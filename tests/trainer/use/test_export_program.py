@@ -60,13 +60,13 @@ def test_the_program_is_the_call_of_the_validation_for_any_number_of_examples(na
     torch.manual_seed(0)
     model, batch = task.build_model().eval(), batch_of()
     exported = export_program(task, model, batch)
-    assert (exported.used, exported.names) == ([0], ["inputs"])
+    assert exported.used == {"inputs": 0}
     program = exported.program.module()
     for size in (5, 1, 3):
         part = take(batch, torch.arange(size))
         expected = find_call(task, model, part).output
         assert len(expected) == size
-        torch.testing.assert_close(program(*exported.inputs(part)), expected)
+        torch.testing.assert_close(program(*exported.inputs(part).values()), expected)
     assert expected.abs().max() > 0
 
 
@@ -105,8 +105,8 @@ def test_inputs_have_the_names_of_the_batch_and_targets_are_left_out() -> None:
         "values": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
     }
     exported = export_program(_Padded(), _Masked(), batch)
-    assert (exported.used, exported.names) == ([1, 2], ["mask", "values"])
-    output = exported.program.module()(*exported.inputs(batch))
+    assert exported.used == {"mask": 1, "values": 2}
+    output = exported.program.module()(*exported.inputs(batch).values())
     assert {name: value.tolist() for name, value in output.items()} == {
         "sums": [2.0, 14.0],
         "first": [2.0, 6.0],
