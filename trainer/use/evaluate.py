@@ -130,13 +130,7 @@ def _evaluate(
                 derive_seed(job.config.seed, "bootstrap"),
             )
         entry = {
-            "run": str(request.run),
-            "run_id": model.record.manifest["run_id"],
-            "task": job.config.task,
-            "checkpoint": request.checkpoint,
-            "step": model.weights.step,
-            "weights_sha256": model.digest,
-            "checkpoint_sha256": model.weights.sha256,
+            **model.origin,
             "data": request.data,
             "data_sha256": model.data_digest,
             "examples": job.evaluation.size,
@@ -200,7 +194,7 @@ def _lines(
 
 def _comparison(model: StoredModel, figures: Mapping[str, Any], part: str) -> _Comparison:
     """Compare `figures` of the data `part` with those that the training recorded for the step."""
-    step = model.weights.step
+    step = model.step
     if part != VALIDATION:
         return None, f"not compared: the training did not read the {part} data"
     if f"data.{VALIDATION}" in model.changed:

@@ -21,7 +21,7 @@ from trainer.loop.build import build_inference
 from trainer.loop.state import Inference
 from trainer.parallel.buffers import evaluating
 from trainer.use.export_formats import FORMATS, check_packages
-from trainer.use.export_program import export_program, find_call
+from trainer.use.export_program import export_program, first_call
 from trainer.use.model_card import card_text, described
 from trainer.use.stored_model import VALIDATION, Request, StoredModel, StoredRun, opened
 
@@ -64,7 +64,7 @@ def export_run(request: ExportRequest) -> None:
         job = build_inference(run.settings, run.task, run.strategy, request.data_dir, test=False)
         # The settings and the machine of the export are others on purpose.
         model = run.load(job, VALIDATION, relevant=("data.", "sources."))
-        with evaluating(job.model):
+        with evaluating(job.model), torch.no_grad():
             _export(run, model, request, out)
 
 
@@ -83,7 +83,8 @@ def _export(run: StoredRun, model: StoredModel, request: ExportRequest, out: Pat
         for size in sizes:
             part = take(batch, torch.arange(size))
             inputs = exported.inputs(part)
-            outputs = tensors_in(find_call(job.task, job.model, part).output)
+            args, kwargs = first_call(job.task, job.model, part)
+            outputs = tensors_in(job.model(*args, **kwargs))
             largest = max(largest, compared(loaded(inputs), outputs, f"{request.run}: on {size}"))
         equal = (
             f"the loaded file equals the model on {sizes[1]} validation examples and on 1: largest "
@@ -93,14 +94,13 @@ def _export(run: StoredRun, model: StoredModel, request: ExportRequest, out: Pat
         # Describe the file. If this fails, the earlier file and its card stay.
         with Path(file.name).open("rb") as written:
             digest = hashlib.file_digest(written, "sha256").hexdigest()
-        origin = {
-            "Checkpoint": f"{request.checkpoint}, step {model.weights.step}",
-            "Licence": request.licence or _NO_LICENCE,
-            "SHA-256 of the file": digest,
-            "Check of the file": equal,
+        about = {
+            "file_sha256": digest,
+            "file_check": equal,
+            "licence": request.licence or _NO_LICENCE,
         }
         with replacing(out / CARD) as card:
-            card.write(card_text(model, origin, to.lines(inputs), inputs, outputs).encode())
+            card.write(card_text(model, about, to.lines(inputs), inputs, outputs).encode())
     of_inputs, of_outputs = (
         ", ".join(map(described, tensors)) for tensors in (inputs.values(), outputs)
     )

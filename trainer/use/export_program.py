@@ -1,6 +1,7 @@
 """Export how a task calls its model in a validation, as a program of the examples alone."""
 
 import contextlib
+import copy
 import io
 import logging
 import warnings
@@ -32,77 +33,52 @@ _REMEDIES = {
 # Shape suffix: B examples of a batch.
 
 
-@dataclass(frozen=True)
-class ModelCall:
-    """A call of the model in the task's `statistics`.
-
-    Attributes:
-        arguments: The positional and the keyword arguments, which contain tensors of the batch.
-        positions: The index of each tensor of the prepared batch, by the tensor's id.
-        output: What the model returned.
-    """
-
-    arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    positions: dict[int, int]
-    output: Any
+class _Called(BaseException):
+    """A call of the model, with its arguments."""
 
 
-@torch.no_grad()
-def find_call(task: Task, model: nn.Module, batch: Any) -> ModelCall:
-    """Return the first call of the model with nothing but tensors of the prepared `batch`.
+def _call(_model: nn.Module, *args: Any, **kwargs: Any) -> None:
+    raise _Called(args, kwargs)
 
-    `batch` is as the dataset returns it. The model must be in evaluation mode.
+
+def first_call(task: Task, model: nn.Module, batch: Any) -> Any:
+    """Return the arguments of the first call of the model in a validation of `batch`.
+
+    They are a tuple and a dict. `batch` is as the dataset returns it.
 
     Raises:
-        WrongUse: `statistics` has no such call, or the model returns no tensor.
+        WrongUse: The task's `statistics` does not call the model.
     """
-    prepared = task.prepare(batch, training=False)
-    positions = {id(tensor): index for index, tensor in enumerate(tensors_in(prepared))}
-    found: list[ModelCall] = []
-
-    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        given = [id(tensor) for tensor in tensors_in((args, kwargs))]
-        if not found and given and set(given) <= positions.keys():
-            # The task may change the output later.
-            found.append(ModelCall((args, kwargs), positions, mapped(Tensor.clone, output)))
-
-    hook = model.register_forward_hook(note, with_kwargs=True)
+    # This copy has the tensors and the methods of the model, but its call ends `statistics`.
+    stand_in = copy.copy(model)
+    stand_in.__class__ = type(type(model).__name__, (type(model),), {"__call__": _call})
     try:
-        task.statistics(model, prepared)
-    finally:
-        hook.remove()
-    if not found:
-        raise WrongUse(
-            f"task {type(task).__name__}: statistics() never calls the model with only tensors of "
-            "the batch, so the batch cannot be given to the model alone: compute the model's "
-            "inputs in prepare() or in the model's forward()"
-        )
-    if not tensors_in(found[0].output):
-        raise WrongUse(
-            f"task {type(task).__name__}: the model returned {type(found[0].output).__name__}: "
-            "return a tensor, or a tuple, list or dict of tensors"
-        )
-    return found[0]
+        task.statistics(stand_in, task.prepare(batch, training=False))
+    except _Called as call:
+        return call.args
+    raise WrongUse(
+        f"task {type(task).__name__}: statistics() never calls the model as a whole, so it is "
+        "unknown what to export: call model(...) there, and the parts of the model in its forward()"
+    )
 
 
 class PreparedModel(nn.Module):
-    """The task's `prepare` for validation and then the model, as a function of tensors of a batch.
+    """What a validation computes with a batch up to the output of the model, from its tensors.
 
     `used` has the indices of these tensors in `batch`. All other tensors, such as labels, become
-    zeros. Without a model, the result is the arguments of the model.
+    zeros. If it is not `whole`, the result is the arguments of the model.
     """
 
     def __init__(
-        self, task: Task, call: ModelCall, batch: Any, used: Sequence[int], model: nn.Module | None
+        self, task: Task, model: nn.Module, batch: Any, used: Sequence[int], whole: bool = True
     ) -> None:
         super().__init__()
-        self._task, self._call, self._batch, self._used = task, call, batch, list(used)
         self.model = model
+        self._task, self._batch, self._used, self._whole = task, batch, list(used), whole
 
     def forward(self, *inputs: Tensor) -> Any:
-        given = dict(zip(self._used, inputs, strict=True))
-        examples = inputs[0].shape[0]
-        whole = iter(
+        examples, given = inputs[0].shape[0], dict(zip(self._used, inputs, strict=True))
+        tensors = iter(
             [
                 given[i]
                 if i in given
@@ -110,12 +86,9 @@ class PreparedModel(nn.Module):
                 for i, tensor in enumerate(tensors_in(self._batch))
             ]
         )
-        batch = mapped(lambda _: next(whole), self._batch)
-        prepared = tensors_in(self._task.prepare(batch, training=False))
-        args, kwargs = mapped(
-            lambda tensor: prepared[self._call.positions[id(tensor)]], self._call.arguments
-        )
-        return (args, kwargs) if self.model is None else self.model(*args, **kwargs)
+        batch = mapped(lambda _: next(tensors), self._batch)
+        args, kwargs = first_call(self._task, self.model, batch)
+        return self.model(*args, **kwargs) if self._whole else (args, kwargs)
 
 
 @dataclass(frozen=True)
@@ -147,10 +120,10 @@ def export_program(task: Task, model: nn.Module, batch: Any) -> Exported:
         WrongUse: The task or torch cannot do this.
     """
     name = type(task).__name__
-    call = find_call(task, model, batch)
     tensors = tensors_in(batch)
-    preparation = PreparedModel(task, call, batch, range(len(tensors)), None)
-    prepared = _export(preparation, tensors, f"task {name}: prepare()")
+    preparation = PreparedModel(task, model, batch, range(len(tensors)), whole=False)
+    prepared = _export(preparation, tensors, f"task {name}: prepare() or statistics()")
+    prepared.graph.eliminate_dead_code()
     placeholders = [node for node in prepared.graph.nodes if node.op == "placeholder"]
     # Constants of prepare() are placeholders as well, before the inputs. Of an input, only the
     # number of examples may be used.
@@ -162,10 +135,10 @@ def export_program(task: Task, model: nn.Module, batch: Any) -> Exported:
     ]
     if not used:
         raise WrongUse(
-            f"task {name}: prepare() gives the model nothing of the examples: return tensors that "
-            "depend on its batch"
+            f"task {name}: prepare() and statistics() give the model nothing of the examples: call "
+            "it first with tensors that depend on the batch"
         )
-    chosen = PreparedModel(task, call, batch, used, model)
+    chosen = PreparedModel(task, model, batch, used)
     program = _export(chosen, [tensors[index] for index in used], f"task {name}: the model")
     return Exported(program, _named(batch, used))
 

@@ -15,17 +15,17 @@ from trainer.use.stored_model import StoredModel
 
 def card_text(
     model: StoredModel,
-    origin: Mapping[str, str],
+    about: Mapping[str, str],
     lines: str,
     inputs: Mapping[str, Tensor],
     outputs: Sequence[Tensor],
 ) -> str:
     """Return the card of an exported model as Markdown.
 
-    `origin` has rows about the file, and `lines` are the lines of Python that load it. The model
+    `about` has rows about the file, and `lines` are the lines of Python that load it. The model
     has these `outputs` for the `inputs`, which are examples of the validation data.
     """
-    record, task, step = model.record, model.job.task, model.weights.step
+    record, task, step = model.record, model.job.task, model.step
     metrics = _metrics(model)
     interface = [f"- `{name}`: {described(x)}{value_range(x)}" for name, x in inputs.items()]
     interface += [f"- output: {described(tensor)}" for tensor in outputs]
@@ -43,11 +43,10 @@ def card_text(
         "## Origin",
         _table(
             {
-                "Task": record.config.task,
-                "Run": f"{record.path.name}, id {record.manifest['run_id']}",
-                **origin,
-                "Digest of the weights": model.digest,
-                "Changed since the training": listed_changes(model.changed),
+                **model.origin,
+                "run": record.path.name,
+                "changed": listed_changes(model.changed),
+                **about,
                 **tags_of(record.manifest),
             }
         ),
@@ -67,10 +66,10 @@ def _metrics(model: StoredModel) -> Mapping[str, Any]:
 
     The checkpoint has those of the best step. Its digest is verified, and metrics.jsonl has none.
     """
-    if model.progress["best_step"] == model.weights.step:
+    if model.progress["best_step"] == model.step:
         metrics: Mapping[str, Any] = model.progress["best_metrics"]
         return metrics
-    figures = model.record.figures_at(model.weights.step) or {}
+    figures = model.record.figures_at(model.step) or {}
     return {name: value for name, value in figures.items() if not isinstance(value, list)}
 
 

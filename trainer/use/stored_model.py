@@ -25,7 +25,7 @@ from trainer.run import manifest
 from trainer.run.compare import listed_changes, manifest_differences
 from trainer.run.console import Console
 from trainer.run.digest import digest_of_digests, tensor_digests
-from trainer.run.run_record import RunRecord, StoredWeights
+from trainer.run.run_record import RunRecord
 from trainer.session.agreement import refuse_difference, refuse_other_classes
 from trainer.session.failures import errors_as_failures
 from trainer.session.record import look_at_data
@@ -98,7 +98,7 @@ class StoredRun:
         """
         request, record = self.request, self.record
         refuse_other_classes(job.task, record.path, record.manifest["classes"])
-        weights, digest, progress = _load(job, record, request.checkpoint)
+        origin, progress = _load(job, record, request.checkpoint)
         changed, data_digest = _changes(job, record, part)
         sources = {name: v for name, v in changed.items() if name.startswith("sources.")}
         if sources and not request.anyway:
@@ -108,13 +108,13 @@ class StoredRun:
                 "--anyway"
             )
         self.report(
-            f"{record.path}: {request.checkpoint} checkpoint, step {weights.step}, weights "
-            f"{digest[:16]}"
+            f"{record.path}: {request.checkpoint} checkpoint, step {origin['step']}, weights "
+            f"{origin['weights_sha256'][:16]}"
         )
         changed = {name: v for name, v in changed.items() if name.startswith(relevant)}
         if changed:
             self.report(f"changed since the run's start: {listed_changes(changed)}")
-        return StoredModel(record, job, weights, digest, progress, data_digest, changed)
+        return StoredModel(record, job, origin, progress, data_digest, changed)
 
 
 @contextlib.contextmanager
@@ -181,25 +181,28 @@ class StoredModel:
     """A model with the weights of a run.
 
     Attributes:
-        weights: The checkpoint of the weights.
-        digest: The digest of the weights, in hex.
-        progress: The progress of the training in this checkpoint.
+        origin: The run, the checkpoint and the digests of the weights, for people and programs.
+        progress: The progress of the training in the checkpoint.
         data_digest: The digest of the examples, in hex.
         changed: The entries of the run's manifest that differ now, `{name: (old, new)}`.
     """
 
     record: RunRecord
     job: Inference
-    weights: StoredWeights
-    digest: str
+    origin: Mapping[str, Any]
     progress: Mapping[str, Any]
     data_digest: str
     changed: Mapping[str, Any]
 
     @property
+    def step(self) -> int:
+        """The step of the weights."""
+        return int(self.origin["step"])
+
+    @property
     def seed_parts(self) -> tuple[int | str, ...]:
         """The seed of the training's validation after this step."""
-        return (self.job.config.seed, VALIDATION, self.weights.step)
+        return (self.job.config.seed, VALIDATION, self.step)
 
 
 def stopping(world: World, stop: StopRequest, what: str) -> Callable[[], bool]:
@@ -219,8 +222,8 @@ def stopping(world: World, stop: StopRequest, what: str) -> Callable[[], bool]:
 
 def _load(
     job: Inference, record: RunRecord, which: str
-) -> tuple[StoredWeights, str, Mapping[str, Any]]:
-    """Load the weights on all ranks; return where they were, their digest and the progress.
+) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Load the weights on all ranks, and return their origin and the progress of the training.
 
     A training that still runs may remove the checkpoint in between, so this tries again.
     """
@@ -236,13 +239,13 @@ def _load(
             found = record.find(which) if world.is_first else None
         if (chosen := world.from_first(found and [found.step, found.sha256])) is None:
             continue
-        weights = StoredWeights(*chosen)
-        path = record.files.path(weights.step, ".pt")
+        step, sha256 = chosen
+        path = record.files.path(step, ".pt")
         with (
             world.wait_for_all("the load of the checkpoint"),
             contextlib.suppress(FileNotFoundError),
         ):
-            state = record.load(weights.step)
+            state = record.load(step)
             digest = digest_of_digests(tensor_digests(state["model"]))
         if all(world.from_each(digest)):
             refuse_difference(
@@ -251,7 +254,16 @@ def _load(
                 "copy the same run to all machines",
             )
             load_weights(job.model, state["model"], job.strategy, path)
-            return weights, digest, state["progress"]
+            origin = {
+                "run": str(record.path),
+                "run_id": record.manifest["run_id"],
+                "task": record.config.task,
+                "checkpoint": which,
+                "step": step,
+                "weights_sha256": digest,
+                "checkpoint_sha256": sha256,
+            }
+            return origin, state["progress"]
     raise StorageFailure(
         f"the training in {record.path} removed each of {_ATTEMPTS} checkpoints before it was "
         "read: train with a larger --keep or --checkpoint-minutes"
