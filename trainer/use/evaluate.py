@@ -3,12 +3,9 @@
 The run's folder is only read, so the run may still train. The results go to a folder of their own.
 """
 
-import errno
 import json
-import os
-import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +16,20 @@ from trainbox.contract.seeding import derive_seed
 from trainbox.pictures import write_png
 from trainer.loop.build import build_inference
 from trainer.loop.evaluate import evaluate
-from trainer.loop.state import Inference
-from trainer.loop.task_checks import check_defines, checked_metrics
+from trainer.loop.task_checks import check_defines
 from trainer.loop.validate import draw
 from trainer.run.compare import changes_bits, first_figure_difference, listed_changes
 from trainer.run.run_folder import finite_or_null
 from trainer.system.signals import StopRequest
-from trainer.use.intervals import LEVEL, RESAMPLES, bootstrap_intervals, statistics_of
-from trainer.use.predictions import Predictions, csv_rows, prediction_columns
+from trainer.use.per_example import (
+    LEVEL,
+    RESAMPLES,
+    Predictions,
+    bootstrap_intervals,
+    csv_rows,
+    prediction_columns,
+    statistics_of,
+)
 from trainer.use.stored_model import (
     ANOTHER_FOLDER,
     VALIDATION,
@@ -91,8 +94,8 @@ def _refuse_path(path: Path) -> None:
     with writing(path, _ANOTHER_FILE):
         path.parent.mkdir(parents=True, exist_ok=True)
         # The new file would replace a link, or a device such as /dev/stdout.
-        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
-            raise OSError(errno.ENXIO, "not a regular file")
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise OSError("not a regular file")
         tempfile.TemporaryFile(dir=path.parent).close()
 
 
@@ -114,7 +117,7 @@ def _evaluate(
 
     # Gather what all ranks have computed.
     predicted = predictions.gathered() if predictions is not None else {}
-    sampled = statistics.gathered() if statistics is not None else None
+    sampled = statistics.gathered() if statistics is not None else {}
 
     # Draw the task's pictures, and write and print the results.
     drawing = draw(job, result, model.seed_parts) if job.strategy.forward_is_collective else None
@@ -122,13 +125,8 @@ def _evaluate(
         if not world.is_first:
             return equal, comparison
         drawing = drawing or draw(job, result, model.seed_parts)
-        intervals = {}
-        if sampled is not None:
-            intervals = bootstrap_intervals(
-                sampled,
-                lambda totals: checked_metrics(job.task, job.task.metrics(totals)),
-                derive_seed(job.config.seed, "bootstrap"),
-            )
+        seed = derive_seed(job.config.seed, "bootstrap")
+        intervals = bootstrap_intervals(job.task, sampled, seed)
         entry = {
             **model.origin,
             "data": request.data,
@@ -156,7 +154,7 @@ def _evaluate(
                 # An id may be the path of a file, which may have any bytes.
                 file.write(csv_rows(columns).encode(errors="backslashreplace"))
             written += f" and {request.predictions}"
-        for line in _lines(job, result.metrics, request, intervals):
+        for line in _lines(model, request, result.metrics, intervals):
             run.report(line)
         run.report(f"  {comparison}")
         run.report(f"  written to {written}")
@@ -173,28 +171,26 @@ def write_results(out: Path, entry: Mapping[str, Any], pictures: Mapping[str, An
 
 
 def _lines(
-    job: Inference,
-    metrics: Mapping[str, float],
+    model: StoredModel,
     request: EvaluateRequest,
-    intervals: Mapping[str, tuple[float, float]],
+    metrics: Mapping[str, float],
+    intervals: Mapping[str, Sequence[float]],
 ) -> list[str]:
     """Return the metrics with their intervals, to print."""
-    resampled = (
-        f", with {LEVEL:.0%} intervals from {RESAMPLES:,} resamples of them" if intervals else ""
-    )
-    lines = [f"{request.data}: {job.evaluation.size:,} examples{resampled}"]
+    title = f"{request.data}: {model.job.evaluation.size:,} examples"
+    if intervals:
+        title += f", with {LEVEL:.0%} intervals from {RESAMPLES:,} resamples of them"
+    ends = {name: "  [{:.4g}, {:.4g}]".format(*pair) for name, pair in intervals.items()}
     width = max(map(len, metrics), default=0)
-    for name, value in metrics.items():
-        ends = "  [{:.4g}, {:.4g}]".format(*intervals[name]) if name in intervals else ""
-        lines.append(f"  {name:{width}}  {value:.6g}{ends}")
+    lines = [f"  {name:{width}}  {x:.6g}{ends.get(name, '')}" for name, x in metrics.items()]
     if request.intervals and not intervals:
         lines.append("  no intervals: the statistics of each example cannot be collected")
-    return lines
+    return [title, *lines]
 
 
 def _comparison(model: StoredModel, figures: Mapping[str, Any], part: str) -> _Comparison:
     """Compare `figures` of the data `part` with those that the training recorded for the step."""
-    step = model.step
+    step = model.origin["step"]
     if part != VALIDATION:
         return None, f"not compared: the training did not read the {part} data"
     if f"data.{VALIDATION}" in model.changed:

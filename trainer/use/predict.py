@@ -18,7 +18,7 @@ from trainer.loop.task_checks import check_defines
 from trainer.session.agreement import refuse_difference
 from trainer.system.given_files import given_files
 from trainer.system.signals import StopRequest
-from trainer.use.predictions import Predictions, csv_rows, json_lines, prediction_columns
+from trainer.use.per_example import Predictions, csv_rows, json_lines, prediction_columns
 from trainer.use.stored_model import Request, opened, stopping, writing
 
 _FORMS = {"csv": csv_rows, "jsonl": json_lines}

@@ -195,14 +195,9 @@ class StoredModel:
     changed: Mapping[str, Any]
 
     @property
-    def step(self) -> int:
-        """The step of the weights."""
-        return int(self.origin["step"])
-
-    @property
     def seed_parts(self) -> tuple[int | str, ...]:
         """The seed of the training's validation after this step."""
-        return (self.job.config.seed, VALIDATION, self.step)
+        return (self.job.config.seed, VALIDATION, self.origin["step"])
 
 
 def stopping(world: World, stop: StopRequest, what: str) -> Callable[[], bool]:
@@ -230,24 +225,22 @@ def _load(
     world = job.world
     for _ in range(_ATTEMPTS):
         found, digest = None, ""
-        state: Mapping[str, Any] = {}
         # Rank 0 reads whole checkpoints to verify them, which may take long.
         with (
             world.wait_for_all("the verification of the checkpoint"),
             contextlib.suppress(FileNotFoundError),
         ):
             found = record.find(which) if world.is_first else None
-        if (chosen := world.from_first(found and [found.step, found.sha256])) is None:
-            continue
-        step, sha256 = chosen
-        path = record.files.path(step, ".pt")
+        step = world.from_first(found and found.step)
         with (
             world.wait_for_all("the load of the checkpoint"),
             contextlib.suppress(FileNotFoundError),
         ):
-            state = record.load(step)
-            digest = digest_of_digests(tensor_digests(state["model"]))
+            if step is not None:
+                state = record.load(step)
+                digest = digest_of_digests(tensor_digests(state["model"]))
         if all(world.from_each(digest)):
+            path = record.files.path(step, ".pt")
             refuse_difference(
                 world,
                 {f"the digest of the weights in {path}": digest},
@@ -261,7 +254,7 @@ def _load(
                 "checkpoint": which,
                 "step": step,
                 "weights_sha256": digest,
-                "checkpoint_sha256": sha256,
+                "checkpoint_sha256": found and found.sha256,  # on rank 0
             }
             return origin, state["progress"]
     raise StorageFailure(

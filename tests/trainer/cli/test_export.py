@@ -28,10 +28,9 @@ from tests.support.here import Here
 from tests.support.pictures import make_pictures
 from trainer.tasks.digits import Digits
 from trainer.tasks.images import Images
-from trainer.use import export_formats
-from trainer.use.export import ROUNDING, TOLERANCE, compared, difference
-from trainer.use.export_formats import FORMATS
-from trainer.use.model_card import value_range
+from trainer.use import export_program
+from trainer.use.export import ROUNDING, TOLERANCE, compared, difference, value_range
+from trainer.use.export_program import FORMATS
 
 _ONNX = all(importlib.util.find_spec(name) for name in FORMATS["onnx"].packages)
 _DIGITS: dict[str, Any] = {"task": "digits", "max_steps": 30, "fields": {"width": 4}}
@@ -253,7 +252,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 ) -> None:
     here.train(max_steps=2)
     monkeypatch.setattr(
-        export_formats, "find_spec", lambda name: None if name == "onnxscript" else name
+        export_program, "find_spec", lambda name: None if name == "onnxscript" else name
     )
     code, out, err = _export(here, "--to", "onnx")
     assert (code, out) == (2, "")
@@ -335,7 +334,7 @@ def test_a_model_that_torch_cannot_write_as_onnx_exits_with_2(
         raise torch.onnx.OnnxExporterError("step 3/3. Next steps:") from ValueError("no pinv\nmore")
 
     here.train(max_steps=2)
-    monkeypatch.setattr(export_formats, "find_spec", lambda name: name)
+    monkeypatch.setattr(export_program, "find_spec", lambda name: name)
     monkeypatch.setattr(torch.onnx, "export", refuse)
     code, _, err = _export(here, "--to", "onnx")
     message = "torch cannot write the model as ONNX (no pinv): use --to pt2"

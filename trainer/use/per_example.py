@@ -1,4 +1,4 @@
-"""The predictions of each example, and their rows as CSV or as JSON lines."""
+"""What an evaluation knows of each example: predictions, and intervals of the metrics."""
 
 import csv
 import io
@@ -7,23 +7,29 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trainbox.classification import Classification
+from trainbox.classification import Classification, counts_by_class
 from trainbox.contract.errors import WrongUse
 from trainbox.task import Task
 from trainer.data.batches import evaluation_batch_count
-from trainer.data.nested import tensors_in
+from trainer.data.nested import take, tensors_in
 from trainer.loop.state import Inference
-from trainer.loop.task_checks import check_defines, checked_predictions
+from trainer.loop.task_checks import (
+    check_defines,
+    checked_metrics,
+    checked_predictions,
+    checked_statistics,
+)
 from trainer.run.run_folder import finite_or_null
 
+RESAMPLES, LEVEL = 1000, 0.95
 # The most numbers of all examples together, 2 GiB on rank 0.
 MOST_NUMBERS = 2**28
 
 Columns = Mapping[str, Sequence[int | float | str]]
 
-# Shape suffixes: B examples of a batch, N examples of a dataset, K columns.
+# Shape suffixes: B examples of a batch, N examples of a dataset, K columns, R resamples.
 
 
 class PerExample:
@@ -45,14 +51,14 @@ class PerExample:
         self._too_many = numbers * self._job.evaluation.size > MOST_NUMBERS
         self._batches.append({name: value.detach().cpu() for name, value in values.items()})
 
-    def gathered(self) -> dict[str, Tensor] | None:
-        """Return the values of all examples in their order, (N, ...), or None if they are too many.
+    def gathered(self) -> dict[str, Tensor]:
+        """Return the values of all examples in their order, (N, ...), or none if they are too many.
 
         All ranks must call this. Floats become float64, and all other types int64.
         """
         world, batches = self._job.world, self._job.evaluation
         if world.from_first(self._too_many):
-            return None
+            return {}
         # Under fsdp, a rank may repeat the last batch.
         count = evaluation_batch_count(batches.size, batches.batch_size)
         own = self._batches[: len(world.owned(count))]
@@ -69,6 +75,9 @@ class PerExample:
             all_N = world.gather_rows(rows_NK, counts).reshape(-1, *shape)
             found[name] = all_N if is_float else all_N.long()
         return found
+
+
+# Predictions.
 
 
 class Predictions(PerExample):
@@ -106,7 +115,7 @@ class Predictions(PerExample):
         Raises:
             WrongUse: They are too many.
         """
-        if (found := super().gathered()) is None:
+        if not (found := super().gathered()):
             raise WrongUse(
                 f"task {type(self._task).__name__}: predictions() returns more than "
                 f"{MOST_NUMBERS:,} numbers for all examples: return fewer columns"
@@ -164,3 +173,76 @@ def json_lines(columns: Columns) -> str:
         json.dumps(finite_or_null(dict(zip(columns, row, strict=True)))) + "\n"
         for row in zip(*columns.values(), strict=True)
     )
+
+
+# Intervals.
+
+
+def statistics_of(job: Inference) -> PerExample | None:
+    """Return the collector of the task's statistics of each example.
+
+    Most statistics are functions of one forward. A task with its own statistics() is called for
+    each example alone. This is not possible if each forward communicates, as ranks may have
+    different numbers of examples: the result is then None.
+    """
+    by_batch = counts_by_class(job.task) or type(job.task).statistics is Task.statistics
+    if job.strategy.forward_is_collective and not by_batch:
+        return None
+    return PerExample(job, lambda batch: _statistics(job.task, job.model, batch))
+
+
+def _statistics(task: Task, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    """Return the statistics of each example of the batch, `{name: (B, ...)}`."""
+    if isinstance(task, Classification) and counts_by_class(task):
+        inputs, labels_B = batch
+        return _of_each((model(inputs).float(), labels_B), lambda example: task.sums(*example))
+    if type(task).statistics is Task.statistics:
+        losses = task.losses(model, batch)
+        values = {name: value_B.float() for name, value_B in losses.items()}
+        metrics = {name: values.pop(name) for name in task.train_metrics}
+        return {"loss": torch.stack([*values.values()]).sum(0), **metrics}
+    return _of_each(
+        batch, lambda example: checked_statistics(task, task.statistics(model, example))
+    )
+
+
+def _of_each(batch: Any, compute: Callable[[Any], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return what `compute` returns for each example of the batch alone, `{name: (B, ...)}`."""
+    first = tensors_in(batch)[0]
+    indices_B = torch.arange(len(first), device=first.device)
+    rows = [compute(take(batch, index_1)) for index_1 in indices_B.split(1)]
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def bootstrap_intervals(
+    task: Task, statistics: Mapping[str, Tensor], seed: int
+) -> dict[str, list[float]]:
+    """Return the percentile interval of each metric (Efron and Tibshirani, 1993).
+
+    `statistics` has the values (N, ...) of each example. The metrics are computed from their sums
+    over a resample. A metric that is not finite in some resample has no interval.
+    """
+    if not statistics:
+        return {}
+    generator = torch.Generator().manual_seed(seed)
+    examples = len(next(iter(statistics.values())))
+    drawn_RN = torch.randint(examples, (RESAMPLES, examples), generator=generator)
+    weights_NR = torch.stack(
+        [torch.bincount(drawn_N, minlength=examples) for drawn_N in drawn_RN], 1
+    ).double()
+    # Most statistics are tables of counts, in which an example has one count.
+    totals = {"examples": torch.full((RESAMPLES,), float(examples), dtype=torch.float64)}
+    for name, values in statistics.items():
+        values_KN = values.double().reshape(examples, -1).T.to_sparse()
+        totals[name] = (values_KN @ weights_NR).T.reshape(RESAMPLES, *values.shape[1:])
+    found = [
+        checked_metrics(task, task.metrics({name: each[i] for name, each in totals.items()}))
+        for i in range(RESAMPLES)
+    ]
+    ends = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
+    intervals = {}
+    for name in found[0]:
+        values_R = torch.tensor([each[name] for each in found], dtype=torch.float64)
+        if values_R.isfinite().all():
+            intervals[name] = torch.quantile(values_R, ends).tolist()
+    return intervals

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trainbox.contract.errors import WrongUse
 from trainer.tasks.digits import Digits
-from trainer.use.predictions import csv_rows, json_lines, prediction_columns
+from trainer.use.per_example import csv_rows, json_lines, prediction_columns
 
 A, B = Digits().class_names[:2]
 WIDE = torch.zeros(2, 2)
