@@ -5,7 +5,7 @@ The run's folder is only read, so the run may still train. The results go to a f
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,15 +35,12 @@ from trainer.use.stored_model import (
     VALIDATION,
     Request,
     StoredModel,
-    StoredRun,
     opened,
     stopping,
     writing,
 )
 
 _ANOTHER_FILE = "set another file with --predictions FILE"
-# Whether the figures are those of the training, or None if they are not compared; and a line.
-_Comparison = tuple[bool | None, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +78,9 @@ def evaluate_run(request: EvaluateRequest, stop: StopRequest) -> None:
             _refuse_path(request.predictions)
         job = build_inference(run.settings, run.task, run.strategy, request.data_dir, is_test)
         model = run.load(job, request.data)
-        equal, line = _evaluate(run, model, request, out, stop)
-    if equal is False and not _reason(model):
-        raise Failure(f"DIFFERENT FIGURES: {request.run}: {line}", exit_code=ExitCode.DIFFERENT)
+        problem = _evaluate(model, request, out, stop)
+    if problem:
+        raise Failure(f"DIFFERENT FIGURES: {request.run}: {problem}", exit_code=ExitCode.DIFFERENT)
 
 
 def _refuse_path(path: Path) -> None:
@@ -99,10 +96,11 @@ def _refuse_path(path: Path) -> None:
         tempfile.TemporaryFile(dir=path.parent).close()
 
 
-def _evaluate(
-    run: StoredRun, model: StoredModel, request: EvaluateRequest, out: Path, stop: StopRequest
-) -> _Comparison:
-    """Evaluate, report and write; all ranks must call this."""
+def _evaluate(model: StoredModel, request: EvaluateRequest, out: Path, stop: StopRequest) -> str:
+    """Evaluate, report and write; all ranks must call this.
+
+    Return an unexplained difference to the training, or an empty text.
+    """
     job, world = model.job, model.job.world
 
     # Evaluate each example once. The seed is that of the training's validation after this step.
@@ -110,10 +108,11 @@ def _evaluate(
     statistics = statistics_of(job) if request.intervals else None
     observers = [each for each in (predictions, statistics) if each is not None]
     stopped = stopping(world, stop, "evaluation")
-    result = evaluate(job, model.seed_parts, stopped, observers, run.bar)
+    result = evaluate(job, model.seed_parts, stopped, observers, model.run.bar)
     assert result is not None
     figures = finite_or_null(result.figures)
-    equal, comparison = _comparison(model, figures, request.data)
+    equal, comparison, unexplained = _comparison(model, figures, request.data)
+    problem = comparison if unexplained else ""
 
     # Gather what all ranks have computed.
     predicted = predictions.gathered() if predictions is not None else {}
@@ -123,7 +122,7 @@ def _evaluate(
     drawing = draw(job, result, model.seed_parts) if job.strategy.forward_is_collective else None
     with world.wait_for_all("the results"):
         if not world.is_first:
-            return equal, comparison
+            return problem
         drawing = drawing or draw(job, result, model.seed_parts)
         seed = derive_seed(job.config.seed, "bootstrap")
         intervals = bootstrap_intervals(job.task, sampled, seed)
@@ -146,19 +145,28 @@ def _evaluate(
         write_results(out, entry, drawing())
         written = f"{out}"
         if predictions is not None and request.predictions is not None:
-            columns = prediction_columns(job.task, "id", predictions.ids, predicted)
+            rows = csv_rows(prediction_columns(job.task, "id", predictions.ids, predicted))
             with (
                 writing(request.predictions, _ANOTHER_FILE),
                 replacing(request.predictions) as file,
             ):
                 # An id may be the path of a file, which may have any bytes.
-                file.write(csv_rows(columns).encode(errors="backslashreplace"))
+                file.write(rows.encode(errors="backslashreplace"))
             written += f" and {request.predictions}"
-        for line in _lines(model, request, result.metrics, intervals):
-            run.report(line)
-        run.report(f"  {comparison}")
-        run.report(f"  written to {written}")
-    return equal, comparison
+
+        # Print the metrics with their intervals.
+        title = f"{request.data}: {job.evaluation.size:,} examples"
+        if intervals:
+            title += f", with {LEVEL:.0%} intervals from {RESAMPLES:,} resamples of them"
+        ends = {name: "  [{:.4g}, {:.4g}]".format(*pair) for name, pair in intervals.items()}
+        width = max(map(len, result.metrics), default=0)
+        lines = [
+            f"{name:{width}}  {x:.6g}{ends.get(name, '')}" for name, x in result.metrics.items()
+        ]
+        if request.intervals and not intervals:
+            lines.append("no intervals: the statistics of each example cannot be collected")
+        model.run.report("\n  ".join([title, *lines, comparison, f"written to {written}"]))
+    return problem
 
 
 def write_results(out: Path, entry: Mapping[str, Any], pictures: Mapping[str, Any]) -> None:
@@ -170,47 +178,30 @@ def write_results(out: Path, entry: Mapping[str, Any], pictures: Mapping[str, An
             file.write(json.dumps(entry, indent=2).encode() + b"\n")
 
 
-def _lines(
-    model: StoredModel,
-    request: EvaluateRequest,
-    metrics: Mapping[str, float],
-    intervals: Mapping[str, Sequence[float]],
-) -> list[str]:
-    """Return the metrics with their intervals, to print."""
-    title = f"{request.data}: {model.job.evaluation.size:,} examples"
-    if intervals:
-        title += f", with {LEVEL:.0%} intervals from {RESAMPLES:,} resamples of them"
-    ends = {name: "  [{:.4g}, {:.4g}]".format(*pair) for name, pair in intervals.items()}
-    width = max(map(len, metrics), default=0)
-    lines = [f"  {name:{width}}  {x:.6g}{ends.get(name, '')}" for name, x in metrics.items()]
-    if request.intervals and not intervals:
-        lines.append("  no intervals: the statistics of each example cannot be collected")
-    return [title, *lines]
+def _comparison(
+    model: StoredModel, figures: Mapping[str, Any], part: str
+) -> tuple[bool | None, str, bool]:
+    """Compare `figures` of the data `part` with those that the training recorded for the step.
 
-
-def _comparison(model: StoredModel, figures: Mapping[str, Any], part: str) -> _Comparison:
-    """Compare `figures` of the data `part` with those that the training recorded for the step."""
-    step = model.origin["step"]
+    Return whether they are equal, or None if they are not compared; a line; and whether nothing
+    explains a difference.
+    """
+    record, step = model.run.record, model.origin["step"]
     if part != VALIDATION:
-        return None, f"not compared: the training did not read the {part} data"
+        return None, f"not compared: the training did not read the {part} data", False
     if f"data.{VALIDATION}" in model.changed:
-        return None, "not compared: the validation data differ from the training's"
-    if (before := model.record.figures_at(step)) is None:
-        return None, f"not compared: metrics.jsonl has no validation at step {step}"
+        return None, "not compared: the validation data differ from the training's", False
+    if (before := record.figures_at(step)) is None:
+        return None, f"not compared: metrics.jsonl has no validation at step {step}", False
     if (difference := first_figure_difference(before, figures)) is None:
-        return True, f"equal to those of training at step {step}"
-    reason = _reason(model)
-    line = f"different from those of training at step {step}: {difference}"
-    return False, f"{line}; {reason}" if reason else line
-
-
-def _reason(model: StoredModel) -> str:
-    """Return why the figures may differ from those of the training, or an empty text."""
-    if not model.record.config.deterministic:
-        return "the run has --fast"
-    reasons = {
+        return True, f"equal to those of training at step {step}", False
+    changed = {
         name: values
         for name, values in model.changed.items()
         if changes_bits(name) or name.startswith("plan.")
     }
-    return f"changed: {listed_changes(reasons)}" if reasons else ""
+    reason = f"; changed: {listed_changes(changed)}" if changed else ""
+    if not record.config.deterministic:
+        reason = "; the run has --fast"
+    line = f"different from those of training at step {step}: {difference}{reason}"
+    return False, line, not reason

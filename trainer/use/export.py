@@ -31,7 +31,7 @@ from trainer.use.export_program import (
     export_program,
     first_call,
 )
-from trainer.use.stored_model import VALIDATION, Request, StoredModel, StoredRun, opened
+from trainer.use.stored_model import VALIDATION, Request, StoredModel, opened
 
 CARD = "model.md"
 # The largest difference, as a share of the largest output. Other kernels add in another order.
@@ -73,10 +73,10 @@ def export_run(request: ExportRequest) -> None:
         # The settings and the machine of the export are others on purpose.
         model = run.load(job, VALIDATION, relevant=("data.", "sources."))
         with evaluating(job.model), torch.no_grad():
-            _export(run, model, request, out)
+            _export(model, request, out)
 
 
-def _export(run: StoredRun, model: StoredModel, request: ExportRequest, out: Path) -> None:
+def _export(model: StoredModel, request: ExportRequest, out: Path) -> None:
     """Export the model, compare, and write the file and its card."""
     job, to = model.job, FORMATS[request.to]
     batch = _examples(job, _EXAMPLES)
@@ -112,9 +112,9 @@ def _export(run: StoredRun, model: StoredModel, request: ExportRequest, out: Pat
     of_inputs, of_outputs = (
         ", ".join(map(described, tensors)) for tensors in (inputs.values(), outputs)
     )
-    run.report(f"{of_inputs} -> {of_outputs}")
-    run.report(equal)
-    run.report(f"written to {out / to.file} and {out / CARD}")
+    model.run.report(f"{of_inputs} -> {of_outputs}")
+    model.run.report(equal)
+    model.run.report(f"written to {out / to.file} and {out / CARD}")
 
 
 def _examples(job: Inference, most: int) -> Any:
@@ -175,9 +175,9 @@ def card_text(
     `about` has rows about the file, and `lines` are the lines of Python that load it. The model
     has these `outputs` for the `inputs`, which are examples of the validation data.
     """
-    record, task, step = model.record, model.job.task, model.origin["step"]
+    record, task, step = model.run.record, model.job.task, model.origin["step"]
     metrics = _metrics(model)
-    interface = [f"- `{name}`: {described(x)}{value_range(x)}" for name, x in inputs.items()]
+    interface = [f"- `{name}`: {described(x)}" for name, x in inputs.items()]
     interface += [f"- output: {described(tensor)}" for tensor in outputs]
     if isinstance(task, Classification) and task.class_names:
         classes = ", ".join(f"{k}: {_shown(name)}" for k, name in enumerate(task.class_names))
@@ -218,7 +218,7 @@ def _metrics(model: StoredModel) -> Mapping[str, Any]:
     """
     if model.progress["best_step"] == model.origin["step"]:
         return dict(model.progress["best_metrics"])
-    figures = model.record.figures_at(model.origin["step"]) or {}
+    figures = model.run.record.figures_at(model.origin["step"]) or {}
     return {name: value for name, value in figures.items() if not isinstance(value, list)}
 
 
@@ -226,14 +226,6 @@ def described(tensor: Tensor) -> str:
     """Return the type and the shape of a batch, such as `float32 (batch, 10)`."""
     shape = ", ".join(["batch", *map(str, tensor.shape[1:])]) if tensor.ndim else ""
     return f"{dtype_name(tensor)} ({shape})"
-
-
-def value_range(tensor: Tensor) -> str:
-    """Return the smallest and the largest value as a text, or "" if the tensor has none."""
-    if tensor.is_complex() or not tensor.numel():
-        return ""
-    least, most = tensor.min().item(), tensor.max().item()
-    return f", from {least:.4g} to {most:.4g} in the compared examples"
 
 
 def _table(rows: Mapping[str, Any]) -> str:

@@ -93,7 +93,7 @@ class Predictions(PerExample):
         Raises:
             WrongUse: The task does not, or the dataset does not have an id for each example.
         """
-        self._task = task = job.task
+        task = job.task
         check_defines(task, "predictions", " to return {name: tensor (B,)}")
         super().__init__(
             job,
@@ -109,19 +109,6 @@ class Predictions(PerExample):
                 f"{len(self.ids)} ids: make `ids` a sequence with one name for each example"
             )
 
-    def gathered(self) -> dict[str, Tensor]:
-        """Return the predictions of all examples in their order; all ranks must call this.
-
-        Raises:
-            WrongUse: They are too many.
-        """
-        if not (found := super().gathered()):
-            raise WrongUse(
-                f"task {type(self._task).__name__}: predictions() returns more than "
-                f"{MOST_NUMBERS:,} numbers for all examples: return fewer columns"
-            )
-        return found
-
 
 def prediction_columns(
     task: Task, first: str, ids: Sequence[str], values: Mapping[str, Tensor]
@@ -133,8 +120,13 @@ def prediction_columns(
     float32.
 
     Raises:
-        WrongUse: Two columns have the same name.
+        WrongUse: There are no values, because they are too many, or two columns have the same name.
     """
+    if not values:
+        raise WrongUse(
+            f"task {type(task).__name__}: predictions() returns more than {MOST_NUMBERS:,} numbers "
+            "for all examples: return fewer columns"
+        )
     class_names = task.class_names if isinstance(task, Classification) else ()
     columns: dict[str, Sequence[int | float | str]] = {first: ids}
     for name, value in values.items():

@@ -35,7 +35,6 @@ from trainer.system.sources import located_sources
 VALIDATION = "validation"
 ANOTHER_FOLDER = "set another folder with --out FOLDER"
 _OF_THE_MACHINE = {"run", "data_dir", "device"}  # each machine may have its own
-_ATTEMPTS = 5  # to load a checkpoint that a training replaces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +93,11 @@ class StoredRun:
         Raises:
             WrongUse: The run lacks such weights, they differ between machines, they are of other
                 classes, the data are not valid, or a source file of the task has changed.
-            StorageFailure: The checkpoint is damaged, or the training removed it in each attempt.
+            StorageFailure: The checkpoint is damaged, or the training has removed it.
         """
         request, record = self.request, self.record
         refuse_other_classes(job.task, record.path, record.manifest["classes"])
-        origin, progress = _load(job, record, request.checkpoint)
+        origin, progress = _load(self, job)
         changed, data_digest = _changes(job, record, part)
         sources = {name: v for name, v in changed.items() if name.startswith("sources.")}
         if sources and not request.anyway:
@@ -114,7 +113,7 @@ class StoredRun:
         changed = {name: v for name, v in changed.items() if name.startswith(relevant)}
         if changed:
             self.report(f"changed since the run's start: {listed_changes(changed)}")
-        return StoredModel(record, job, origin, progress, data_digest, changed)
+        return StoredModel(self, job, origin, progress, data_digest, changed)
 
 
 @contextlib.contextmanager
@@ -187,7 +186,7 @@ class StoredModel:
         changed: The entries of the run's manifest that differ now, `{name: (old, new)}`.
     """
 
-    record: RunRecord
+    run: StoredRun
     job: Inference
     origin: Mapping[str, Any]
     progress: Mapping[str, Any]
@@ -215,52 +214,36 @@ def stopping(world: World, stop: StopRequest, what: str) -> Callable[[], bool]:
     return stopped
 
 
-def _load(
-    job: Inference, record: RunRecord, which: str
-) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """Load the weights on all ranks, and return their origin and the progress of the training.
-
-    A training that still runs may remove the checkpoint in between, so this tries again.
-    """
-    world = job.world
-    for _ in range(_ATTEMPTS):
-        found, digest = None, ""
+def _load(run: StoredRun, job: Inference) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Load the weights on all ranks, and return their origin and the progress of the training."""
+    record, world, which = run.record, job.world, run.request.checkpoint
+    try:
         # Rank 0 reads whole checkpoints to verify them, which may take long.
-        with (
-            world.wait_for_all("the verification of the checkpoint"),
-            contextlib.suppress(FileNotFoundError),
-        ):
+        with world.wait_for_all("the verification of the checkpoint"):
             found = record.find(which) if world.is_first else None
         step = world.from_first(found and found.step)
-        with (
-            world.wait_for_all("the load of the checkpoint"),
-            contextlib.suppress(FileNotFoundError),
-        ):
-            if step is not None:
-                state = record.load(step)
-                digest = digest_of_digests(tensor_digests(state["model"]))
-        if all(world.from_each(digest)):
-            path = record.files.path(step, ".pt")
-            refuse_difference(
-                world,
-                {f"the digest of the weights in {path}": digest},
-                "copy the same run to all machines",
-            )
-            load_weights(job.model, state["model"], job.strategy, path)
-            origin = {
-                "run": str(record.path),
-                "run_id": record.manifest["run_id"],
-                "task": record.config.task,
-                "checkpoint": which,
-                "step": step,
-                "weights_sha256": digest,
-                "checkpoint_sha256": found and found.sha256,  # on rank 0
-            }
-            return origin, state["progress"]
-    raise StorageFailure(
-        f"the training in {record.path} removed each of {_ATTEMPTS} checkpoints before it was "
-        "read: train with a larger --keep or --checkpoint-minutes"
-    )
+        with world.wait_for_all("the load of the checkpoint"):
+            state = record.load(step)
+            digest = digest_of_digests(tensor_digests(state["model"]))
+    except FileNotFoundError as error:
+        raise StorageFailure(
+            f"{error.filename or error} was removed by the training of {record.path}: start the "
+            "same command again"
+        ) from error
+    path = record.files.path(step, ".pt")
+    weights = {f"the digest of the weights in {path}": digest}
+    refuse_difference(world, weights, "copy the same run to all machines")
+    load_weights(job.model, state["model"], job.strategy, path)
+    origin = {
+        "run": str(record.path),
+        "run_id": record.manifest["run_id"],
+        "task": record.config.task,
+        "checkpoint": which,
+        "step": step,
+        "weights_sha256": digest,
+        "checkpoint_sha256": found and found.sha256,  # on rank 0
+    }
+    return origin, state["progress"]
 
 
 def _changes(job: Inference, record: RunRecord, part: str) -> tuple[dict[str, Any], str]:

@@ -312,26 +312,21 @@ def test_a_checkpoint_that_is_removed_during_its_check_is_not_damaged(
         record.find("last")
 
 
-def test_a_checkpoint_that_the_training_removes_is_looked_up_again(
+def test_a_checkpoint_that_the_training_removes_is_an_error_of_one_line(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here.train(max_steps=12, best_by="max:loss")
-    folder, found = here.path() / "checkpoints", []
-
+    here.train(max_steps=12)
     find = RunRecord.find
 
     def find_and_remove(record: RunRecord, which: str) -> Any:
-        found.append(find(record, which))
-        if len(found) == 1:
-            for suffix in (".pt", ".json"):
-                (folder / f"step-00000012{suffix}").unlink()
-        return found[-1]
+        found = find(record, which)
+        (here.path() / "checkpoints/step-00000012.pt").unlink()
+        return found
 
     monkeypatch.setattr(RunRecord, "find", find_and_remove)
-    code, out, _ = _evaluate(here, "--checkpoint", "last")
-    assert code == 0
-    assert [weights.step for weights in found] == [12, 6]
-    assert "equal to those of training at step 6\n" in out
+    code, out, err = _evaluate(here, "--checkpoint", "last")
+    assert (code, out, err.count("\n")) == (4, "", 1)
+    assert "step-00000012.pt was removed by the training of runs/r: start the same command" in err
 
 
 def test_a_signal_stops_the_evaluation_with_75(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from tests.support.pictures import make_pictures
 from trainer.tasks.digits import Digits
 from trainer.tasks.images import Images
 from trainer.use import export_program
-from trainer.use.export import ROUNDING, TOLERANCE, compared, difference, value_range
+from trainer.use.export import ROUNDING, TOLERANCE, compared, difference
 from trainer.use.export_program import FORMATS
 
 _ONNX = all(importlib.util.find_spec(name) for name in FORMATS["onnx"].packages)
@@ -434,16 +434,3 @@ def test_the_largest_difference_of_all_outputs_is_reported() -> None:
     wanted = [torch.tensor([1.0, 1.00005]), torch.tensor([1.00002])]
     largest = compared([torch.ones(2), torch.ones(1)], wanted, "the run")
     assert largest == pytest.approx(5e-5, rel=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("values", "shown"),
-    [
-        (torch.tensor([[0.5], [-2.0]]), ", from -2 to 0.5 in the compared examples"),
-        (torch.tensor([True, False]), ", from 0 to 1 in the compared examples"),
-        (torch.tensor([1j]), ""),
-        (torch.zeros(2, 0), ""),
-    ],
-)
-def test_the_card_shows_the_range_of_values_that_have_one(values: Tensor, shown: str) -> None:
-    assert value_range(values) == shown
