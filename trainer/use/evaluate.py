@@ -31,7 +31,6 @@ from trainer.use.per_example import (
     statistics_of,
 )
 from trainer.use.stored_model import (
-    ANOTHER_FOLDER,
     VALIDATION,
     Request,
     StoredModel,
@@ -144,15 +143,12 @@ def _evaluate(model: StoredModel, request: EvaluateRequest, out: Path, stop: Sto
         }
         write_results(out, entry, drawing())
         written = f"{out}"
-        if predictions is not None and request.predictions is not None:
+        if predictions is not None and (path := request.predictions) is not None:
             rows = csv_rows(prediction_columns(job.task, "id", predictions.ids, predicted))
-            with (
-                writing(request.predictions, _ANOTHER_FILE),
-                replacing(request.predictions) as file,
-            ):
+            with writing(path, _ANOTHER_FILE), replacing(path) as file:
                 # An id may be the path of a file, which may have any bytes.
                 file.write(rows.encode(errors="backslashreplace"))
-            written += f" and {request.predictions}"
+            written += f" and {path}"
 
         # Print the metrics with their intervals.
         title = f"{request.data}: {job.evaluation.size:,} examples"
@@ -171,7 +167,7 @@ def _evaluate(model: StoredModel, request: EvaluateRequest, out: Path, stop: Sto
 
 def write_results(out: Path, entry: Mapping[str, Any], pictures: Mapping[str, Any]) -> None:
     """Write the pictures and then evaluation.json, which replaces that of an earlier call."""
-    with writing(out, ANOTHER_FOLDER):
+    with writing(out):
         for name, picture in pictures.items():
             write_png(out / f"{name.replace('/', '-')}.png", picture)
         with replacing(out / "evaluation.json") as file:

@@ -66,55 +66,45 @@ def export_run(request: ExportRequest) -> None:
         WrongUse: The run or its model cannot be exported.
     """
     check_packages(request.to)
+    to = FORMATS[request.to]
     out = request.out or request.run / "exports" / f"{request.checkpoint}-{request.to}"
     settings = {"precision": "fp32", "compile": False, "memory_format": CONTIGUOUS}
     with opened(request, out, "export.log", **settings) as run:
         job = build_inference(run.settings, run.task, run.strategy, request.data_dir, test=False)
         # The settings and the machine of the export are others on purpose.
         model = run.load(job, VALIDATION, relevant=("data.", "sources."))
-        with evaluating(job.model), torch.no_grad():
-            _export(model, request, out)
+        batch, largest = _examples(job, _EXAMPLES), 0.0
+        sizes = (1, len(tensors_in(batch)[0]))
+        with evaluating(job.model), torch.no_grad(), replacing(out / to.file) as file:
+            exported = export_program(job.task, job.model, batch)
+            to.write(exported, file)
+            file.flush()
+            loaded = to.load(Path(file.name))
 
+            # Compare with one of the first validation examples, and with all of them.
+            for size in sizes:
+                part = take(batch, torch.arange(size))
+                inputs = exported.inputs(part)
+                args, kwargs = first_call(job.task, job.model, part)
+                outputs = tensors_in(job.model(*args, **kwargs))
+                apart = compared(loaded(inputs), outputs, f"{request.run}: on {size}")
+                largest = max(largest, apart)
+            equal = (
+                f"the loaded file equals the model on {sizes[1]} validation examples and on 1: "
+                f"largest difference {largest:.3g} (tolerance {TOLERANCE:g} of the largest output)"
+            )
 
-def _export(model: StoredModel, request: ExportRequest, out: Path) -> None:
-    """Export the model, compare, and write the file and its card."""
-    job, to = model.job, FORMATS[request.to]
-    batch = _examples(job, _EXAMPLES)
-    exported = export_program(job.task, job.model, batch)
-    with replacing(out / to.file) as file:
-        to.write(exported, file)
-        file.flush()
-        loaded = to.load(Path(file.name))
-
-        # Compare with the first validation examples, and with one of them alone.
-        largest, sizes = 0.0, (1, len(tensors_in(batch)[0]))
-        for size in sizes:
-            part = take(batch, torch.arange(size))
-            inputs = exported.inputs(part)
-            args, kwargs = first_call(job.task, job.model, part)
-            outputs = tensors_in(job.model(*args, **kwargs))
-            largest = max(largest, compared(loaded(inputs), outputs, f"{request.run}: on {size}"))
-        equal = (
-            f"the loaded file equals the model on {sizes[1]} validation examples and on 1: largest "
-            f"difference {largest:.3g} (tolerance {TOLERANCE:g} of the largest output)"
-        )
-
-        # Describe the file. If this fails, the earlier file and its card stay.
-        with Path(file.name).open("rb") as written:
-            digest = hashlib.file_digest(written, "sha256").hexdigest()
-        about = {
-            "file_sha256": digest,
-            "file_check": equal,
-            "licence": request.licence or _NO_LICENCE,
-        }
-        with replacing(out / CARD) as card:
-            card.write(card_text(model, about, to.lines(inputs), inputs, outputs).encode())
-    of_inputs, of_outputs = (
-        ", ".join(map(described, tensors)) for tensors in (inputs.values(), outputs)
-    )
-    model.run.report(f"{of_inputs} -> {of_outputs}")
-    model.run.report(equal)
-    model.run.report(f"written to {out / to.file} and {out / CARD}")
+            # Describe the file. If this fails, the earlier file and its card stay.
+            with Path(file.name).open("rb") as written:
+                digest = hashlib.file_digest(written, "sha256").hexdigest()
+            licence = request.licence or _NO_LICENCE
+            about = {"file_sha256": digest, "file_check": equal, "licence": licence}
+            with replacing(out / CARD) as card:
+                card.write(card_text(model, about, to.lines(inputs), inputs, outputs).encode())
+        shapes = [", ".join(map(described, part)) for part in (inputs.values(), outputs)]
+        run.report(" -> ".join(shapes))
+        run.report(equal)
+        run.report(f"written to {out / to.file} and {out / CARD}")
 
 
 def _examples(job: Inference, most: int) -> Any:

@@ -128,16 +128,14 @@ def export_program(task: Task, model: nn.Module, batch: Any) -> Exported:
     tensors = tensors_in(batch)
     preparation = PreparedModel(task, model, batch, range(len(tensors)), whole=False)
     prepared = _export(preparation, tensors, f"task {name}: prepare() or statistics()")
-    prepared.graph.eliminate_dead_code()
+    # Follow the arguments of the model back to the inputs, but not to the number of examples.
+    needed = {prepared.graph.output_node()}
+    for node in reversed(prepared.graph.nodes):
+        if node in needed and node.target is not torch.ops.aten.sym_size.int:
+            needed.update(node.all_input_nodes)
+    # Constants are placeholders as well, before the inputs.
     placeholders = [node for node in prepared.graph.nodes if node.op == "placeholder"]
-    # Constants of prepare() are placeholders as well, before the inputs. Of an input, only the
-    # number of examples may be used.
-    size = torch.ops.aten.sym_size.int
-    used = [
-        index
-        for index, node in enumerate(placeholders[-len(tensors) :])
-        if any(user.target is not size for user in node.users)
-    ]
+    used = [i for i, node in enumerate(placeholders[-len(tensors) :]) if node in needed]
     if not used:
         raise WrongUse(
             f"task {name}: prepare() and statistics() give the model nothing of the examples: call "

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from trainbox.task import Task
 from trainer.loop.build import build_prediction
@@ -80,15 +79,7 @@ def predict_run(request: PredictRequest, stop: StopRequest) -> None:
         with world.wait_for_all("the output"):
             if world.is_first:
                 columns = prediction_columns(job.task, "file", predictions.ids, values)
-                _write(_FORMS[request.form](columns), output)
-
-
-def _write(text: str, output: TextIO) -> None:
-    """Write all rows to standard output.
-
-    Raises:
-        StorageFailure: They cannot be written, for example because the disk is full.
-    """
-    with writing("standard output", "write it to another disk"):
-        output.write(text)
-        output.flush()
+                rows = _FORMS[request.form](columns)
+                with writing("standard output", "write it to another disk"):
+                    output.write(rows)
+                    output.flush()

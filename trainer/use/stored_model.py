@@ -33,7 +33,7 @@ from trainer.system.signals import StopRequest
 from trainer.system.sources import located_sources
 
 VALIDATION = "validation"
-ANOTHER_FOLDER = "set another folder with --out FOLDER"
+_ANOTHER_FOLDER = "set another folder with --out FOLDER"
 _OF_THE_MACHINE = {"run", "data_dir", "device"}  # each machine may have its own
 
 
@@ -153,7 +153,7 @@ def opened(
         # Make the folder of the results, and attribute errors from here on to the task.
         console = None
         if out is not None:
-            with writing(out, ANOTHER_FOLDER):
+            with writing(out):
                 out.mkdir(parents=True, exist_ok=True)
             path = out / log.format(rank=world.rank)
             console = stack.enter_context(contextlib.closing(Console(path, world.is_first)))
@@ -163,7 +163,7 @@ def opened(
 
 
 @contextlib.contextmanager
-def writing(what: object, remedy: str) -> Iterator[None]:
+def writing(what: object, remedy: str = _ANOTHER_FOLDER) -> Iterator[None]:
     """Raise an error of the system in the body as StorageFailure: `what` cannot be written."""
     try:
         yield

@@ -18,7 +18,7 @@ from tests.support.tiny import StepCounter
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.given import check_files
 from trainer.system.given_files import given_files
-from trainer.use.predict import _write
+from trainer.use.stored_model import writing
 
 TASK = "tests.support.tiny:FromFiles"
 _NUMBERS = {"a": "1 2 3 4", "b/c": "0.5 -1 2 8", "b/d": "-2 1 1 1", "e": "4 3 2 1", "f": "0 1 1 1"}
@@ -230,9 +230,5 @@ def test_a_fifo_is_refused_and_not_read(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_stops_is_not_a_failure_of_the_storage() -> None:
-    class Closed(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-
-    with pytest.raises(BrokenPipeError):
-        _write("a,b\n", Closed())
+    with pytest.raises(BrokenPipeError), writing("standard output", "write it to another disk"):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")

@@ -119,7 +119,7 @@ class _Shifted(Tiny):
     """Computes the inputs of the model in `losses`."""
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        inputs_B4, targets_B = batch[0] + 1, batch[1] * 2
+        inputs_B4, targets_B = batch[0] + 1, batch[1].double().float() * 2
         return {"error": model(inputs_B4) - targets_B}
 
 
