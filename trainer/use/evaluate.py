@@ -110,8 +110,8 @@ def _evaluate(model: StoredModel, request: EvaluateRequest, out: Path, stop: Sto
     result = evaluate(job, model.seed_parts, stopped, observers, model.run.bar)
     assert result is not None
     figures = finite_or_null(result.figures)
-    equal, comparison, unexplained = _comparison(model, figures, request.data)
-    problem = comparison if unexplained else ""
+    equal, comparison, reason = _comparison(model, figures, request.data)
+    problem = comparison if equal is False and not reason else ""
 
     # Gather what all ranks have computed.
     predicted = predictions.gathered() if predictions is not None else {}
@@ -176,21 +176,21 @@ def write_results(out: Path, entry: Mapping[str, Any], pictures: Mapping[str, An
 
 def _comparison(
     model: StoredModel, figures: Mapping[str, Any], part: str
-) -> tuple[bool | None, str, bool]:
+) -> tuple[bool | None, str, str]:
     """Compare `figures` of the data `part` with those that the training recorded for the step.
 
-    Return whether they are equal, or None if they are not compared; a line; and whether nothing
-    explains a difference.
+    Return whether they are equal, or None if they are not compared; a line; and what may have
+    changed them, or an empty text.
     """
     record, step = model.run.record, model.origin["step"]
     if part != VALIDATION:
-        return None, f"not compared: the training did not read the {part} data", False
+        return None, f"not compared: the training did not read the {part} data", ""
     if f"data.{VALIDATION}" in model.changed:
-        return None, "not compared: the validation data differ from the training's", False
+        return None, "not compared: the validation data differ from the training's", ""
     if (before := record.figures_at(step)) is None:
-        return None, f"not compared: metrics.jsonl has no validation at step {step}", False
+        return None, f"not compared: metrics.jsonl has no validation at step {step}", ""
     if (difference := first_figure_difference(before, figures)) is None:
-        return True, f"equal to those of training at step {step}", False
+        return True, f"equal to those of training at step {step}", ""
     changed = {
         name: values
         for name, values in model.changed.items()
@@ -200,4 +200,4 @@ def _comparison(
     if not record.config.deterministic:
         reason = "; the run has --fast"
     line = f"different from those of training at step {step}: {difference}{reason}"
-    return False, line, not reason
+    return False, line, reason

@@ -165,8 +165,9 @@ def card_text(
     `about` has rows about the file, and `lines` are the lines of Python that load it. The model
     has these `outputs` for the `inputs`, which are examples of the validation data.
     """
-    record, task, step = model.run.record, model.job.task, model.origin["step"]
-    metrics = _metrics(model)
+    record, task = model.run.record, model.job.task
+    changed = listed_changes(model.changed)
+    origin = {**model.origin, "run": record.path.name, "changed": changed}
     interface = [f"- `{name}`: {described(x)}" for name, x in inputs.items()]
     interface += [f"- output: {described(tensor)}" for tensor in outputs]
     if isinstance(task, Classification) and task.class_names:
@@ -181,20 +182,9 @@ def card_text(
         "The inputs are examples as the dataset of the task returns them. The file contains "
         "`prepare` of the task, such as a normalisation. `batch` is any number from 1.",
         "## Origin",
-        _table(
-            {
-                **model.origin,
-                "run": record.path.name,
-                "changed": listed_changes(model.changed),
-                **about,
-                **tags_of(record.manifest),
-            }
-        ),
-        "## Metrics",
-        f"The validation of the training at step {step}:"
-        if metrics
-        else f"The training has no validation at step {step}.",
-        _table(metrics),
+        _table(origin | {**about} | tags_of(record.manifest)),
+        f"## Metrics of the validation at step {origin['step']}",
+        _table(_metrics(model)) or "The training has no validation at this step.",
         "## Settings",
         _table(params_of(record.values)),
     ]

@@ -153,8 +153,7 @@ def prediction_columns(
 
 def csv_rows(columns: Columns) -> str:
     """Return a header and the rows of the columns as CSV."""
-    text = io.StringIO(newline="")
-    rows = zip(*columns.values(), strict=True)
+    text, rows = io.StringIO(newline=""), zip(*columns.values(), strict=True)
     csv.writer(text, lineterminator="\n").writerows([columns, *rows])
     return text.getvalue()
 
@@ -189,8 +188,7 @@ def _statistics(task: Task, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         inputs, labels_B = batch
         return _of_each((model(inputs).float(), labels_B), lambda example: task.sums(*example))
     if type(task).statistics is Task.statistics:
-        losses = task.losses(model, batch)
-        values = {name: value_B.float() for name, value_B in losses.items()}
+        values = {name: value_B.float() for name, value_B in task.losses(model, batch).items()}
         metrics = {name: values.pop(name) for name in task.train_metrics}
         return {"loss": torch.stack([*values.values()]).sum(0), **metrics}
     return _of_each(
