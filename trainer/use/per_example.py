@@ -216,10 +216,9 @@ def bootstrap_intervals(
         return {}
     generator = torch.Generator().manual_seed(seed)
     examples = len(next(iter(statistics.values())))
-    drawn_RN = torch.randint(examples, (RESAMPLES, examples), generator=generator)
-    weights_NR = torch.stack(
-        [torch.bincount(drawn_N, minlength=examples) for drawn_N in drawn_RN], 1
-    ).double()
+    drawn = (torch.randint(examples, (examples,), generator=generator) for _ in range(RESAMPLES))
+    counts = [torch.bincount(drawn_N, minlength=examples) for drawn_N in drawn]
+    weights_NR = torch.stack(counts, 1).double()
     # Most statistics are tables of counts, in which an example has one count.
     totals = {"examples": torch.full((RESAMPLES,), float(examples), dtype=torch.float64)}
     for name, values in statistics.items():
