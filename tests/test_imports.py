@@ -61,7 +61,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     "fsspec": {"trainbox.contract.mirror_url", "trainer.run.mirror_storage"},
     "mlflow": {"trainer.track.to_mlflow"},
     "wandb": {"trainer.track.to_wandb"},
-    "onnxruntime": {"trainer.use.export_formats"},
+    "onnxruntime": {"trainer.use.export_program"},
     "prometheus_client": {"entrypoint.health.metrics"},
     "click": {
         *(

@@ -53,7 +53,7 @@ class Watched(Tiny):
         return super().validation_dataset(data_dir)
 
     def build_model(self) -> Any:
-        predict._write = _noted(predict._write)
+        predict.writing = _noted(predict.writing)
         _note("build_model")
         return super().build_model()
 
@@ -123,7 +123,7 @@ def test_long_work_of_one_rank_is_not_limited(ranks: Ranks) -> None:
     assert _waits(ranks) == of_start | {"problem", "load", "metrics", "figures", "write_results"}
     ended = ranks(2, "predict", "runs/r", "runs/r/config.json", "--device", "cpu")
     assert ended.codes == [0, 0], ended
-    assert _waits(ranks) == {"build_model", "_write"}
+    assert _waits(ranks) == {"build_model", "writing"}
 
 
 def test_the_waits_for_unread_streams_are_shorter_than_an_exchange() -> None:

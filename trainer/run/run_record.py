@@ -141,7 +141,7 @@ class RunRecord:
             )
 
     def load(self, step: int) -> Mapping[str, Any]:
-        """Return the model's state in the checkpoint of `step`: tensors on the CPU.
+        """Return the state in the checkpoint of `step`: tensors on the CPU and plain values.
 
         Raises:
             FileNotFoundError: The checkpoint was removed.
@@ -149,8 +149,7 @@ class RunRecord:
         """
         if not self.files.path(step, ".pt").exists():
             raise FileNotFoundError(self.files.path(step, ".pt"))
-        state: Mapping[str, Any] = self.files.load(step)["model"]
-        return state
+        return self.files.load(step)
 
     def best_weights(self) -> Path:
         """Return model.safetensors after a check of its content.

@@ -89,7 +89,7 @@ def read_run(folder: Path) -> Run:
     sweep = path.parent.name if _TRIAL.fullmatch(path.name) else ""
     name = f"{sweep}/{path.name}" if sweep else path.name
     params = _of_script(config) if is_script else params_of(config)
-    tags = _tags(manifest) | ({"sweep": sweep} if sweep else {})
+    tags = tags_of(manifest) | ({"sweep": sweep} if sweep else {})
     return Run(folder, run_id, name, sweep, params, tags)
 
 
@@ -168,7 +168,8 @@ def _shown(name: str, value: Any) -> str | float:
     return NOT_SHOWN if is_secret(name, text) else without_secrets(text)[:_LONGEST_VALUE]
 
 
-def _tags(manifest: Mapping[str, Any]) -> dict[str, str]:
+def tags_of(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the entries of a manifest that may be shown, without secrets."""
     tags = {}
     for name, value in _flat(manifest):
         if _TAGS.fullmatch(name) and value is not None and not isinstance(value, bool):

@@ -3,10 +3,8 @@
 The run's folder is only read, so the run may still train. The results go to a folder of their own.
 """
 
-import errno
 import json
-import os
-import stat
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,32 +13,33 @@ from typing import Any
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.files import replacing
 from trainbox.contract.seeding import derive_seed
-from trainbox.contract.temporary import sockets_in_a_folder
 from trainbox.pictures import write_png
 from trainer.loop.build import build_inference
 from trainer.loop.evaluate import evaluate
-from trainer.loop.state import Inference
-from trainer.loop.task_checks import check_defines, checked_metrics
+from trainer.loop.task_checks import check_defines
 from trainer.loop.validate import draw
 from trainer.run.compare import changes_bits, first_figure_difference, listed_changes
-from trainer.run.console import Console
 from trainer.run.run_folder import finite_or_null
-from trainer.session.failures import errors_as_failures
 from trainer.system.signals import StopRequest
-from trainer.use.intervals import LEVEL, RESAMPLES, bootstrap_intervals, statistics_of
-from trainer.use.predictions import Predictions, csv_rows, prediction_columns
+from trainer.use.per_example import (
+    LEVEL,
+    RESAMPLES,
+    Predictions,
+    bootstrap_intervals,
+    csv_rows,
+    prediction_columns,
+    statistics_of,
+)
 from trainer.use.stored_model import (
-    ANOTHER_FOLDER,
     VALIDATION,
     Request,
     StoredModel,
-    open_task,
-    results_in,
+    opened,
+    stopping,
     writing,
 )
 
-# Whether the figures are those of the training, or None if they are not compared; and a line.
-_Comparison = tuple[bool | None, str]
+_ANOTHER_FILE = "set another file with --predictions FILE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +59,6 @@ class EvaluateRequest(Request):
     intervals: bool
 
 
-@sockets_in_a_folder()
 def evaluate_run(request: EvaluateRequest, stop: StopRequest) -> None:
     """Evaluate a checkpoint of a run, print the results and write them.
 
@@ -71,90 +69,72 @@ def evaluate_run(request: EvaluateRequest, stop: StopRequest) -> None:
         WrongUse: The run cannot be evaluated.
     """
     out = request.out or request.run / "evaluations" / f"{request.checkpoint}-{request.data}"
-    with errors_as_failures(out):
-        stored = open_task(request)
-        record, settings, strategy, task = stored
+    with opened(request, out, "rank-{rank}.log") as run:
         is_test = request.data != VALIDATION
         if is_test:
-            check_defines(task, "test_dataset", f", or use --data {VALIDATION}")
-        with results_in(out, f"rank-{strategy.world.rank}.log", stored) as console:
-            job = build_inference(settings, task, strategy, request.data_dir, is_test)
-            predictions = _predictions(job, request.predictions)
-            model = StoredModel.load(record, job, request, request.data, console.report)
-            equal, line = _evaluate(model, request, out, predictions, stop, console)
-        strategy.world.leave()
-    if equal is False and not _reason(model):
-        raise Failure(f"DIFFERENT FIGURES: {request.run}: {line}", exit_code=ExitCode.DIFFERENT)
+            check_defines(run.task, "test_dataset", f", or use --data {VALIDATION}")
+        if request.predictions is not None and run.strategy.world.is_first:
+            _refuse_path(request.predictions)
+        job = build_inference(run.settings, run.task, run.strategy, request.data_dir, is_test)
+        model = run.load(job, request.data)
+        problem = _evaluate(model, request, out, stop)
+    if problem:
+        raise Failure(f"DIFFERENT FIGURES: {request.run}: {problem}", exit_code=ExitCode.DIFFERENT)
 
 
-def _predictions(job: Inference, path: Path | None) -> Predictions | None:
-    """Return the collector of the predictions for the file `path`, or None without a file.
+def _refuse_path(path: Path) -> None:
+    """Make the folder of the file `path`, and raise StorageFailure if it cannot be written.
 
-    The folder of the file is made, so that a wrong path is found before the evaluation.
-
-    Raises:
-        WrongUse: The task or the dataset cannot have predictions.
-        StorageFailure: The file cannot be written.
+    So a wrong path is found before the evaluation.
     """
-    if path is None:
-        return None
-    predictions = Predictions(job)
-    if job.world.is_first:
-        with _writing_predictions(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # The new file would replace a link, or a device such as /dev/stdout.
-            if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
-                raise OSError(errno.ENXIO, "not a regular file")
-            if not os.access(path.parent, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    return predictions
+    with writing(path, _ANOTHER_FILE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The new file would replace a link, or a device such as /dev/stdout.
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise OSError("not a regular file")
+        tempfile.TemporaryFile(dir=path.parent).close()
 
 
-def _writing_predictions(path: Path) -> Any:
-    return writing(path, "set another file with --predictions FILE")
+def _evaluate(model: StoredModel, request: EvaluateRequest, out: Path, stop: StopRequest) -> str:
+    """Evaluate, report and write; all ranks must call this.
 
-
-def _evaluate(
-    model: StoredModel,
-    request: EvaluateRequest,
-    out: Path,
-    predictions: Predictions | None,
-    stop: StopRequest,
-    console: Console,
-) -> _Comparison:
-    """Evaluate, report and write; all ranks must call this."""
-    job, seed_parts = model.job, model.seed_parts
+    Return an unexplained difference to the training, or an empty text.
+    """
+    job, world = model.job, model.job.world
 
     # Evaluate each example once. The seed is that of the training's validation after this step.
+    predictions = Predictions(job) if request.predictions is not None else None
     statistics = statistics_of(job) if request.intervals else None
     observers = [each for each in (predictions, statistics) if each is not None]
-    result = model.until_stopped(
-        "evaluation",
-        stop,
-        lambda stopped: evaluate(job, seed_parts, stopped, observers, console.validation_bar),
-    )
+    stopped = stopping(world, stop, "evaluation")
+    result = evaluate(job, model.seed_parts, stopped, observers, model.run.bar)
+    assert result is not None
     figures = finite_or_null(result.figures)
-    equal, comparison = _comparison(model, figures, request.data)
+    equal, comparison, reason = _comparison(model, figures, request.data)
+    problem = comparison if equal is False and not reason else ""
 
     # Gather what all ranks have computed.
-    drawing = draw(job, result, seed_parts) if job.strategy.forward_is_collective else None
     predicted = predictions.gathered() if predictions is not None else {}
-    sampled = statistics.gathered() if statistics is not None else None
+    sampled = statistics.gathered() if statistics is not None else {}
 
     # Draw the task's pictures, and write and print the results.
-    with job.world.wait_for_all("the results"):
-        if not job.world.is_first:
-            return equal, comparison
-        drawing = drawing or draw(job, result, seed_parts)
-        intervals = {}
-        if sampled is not None:
-            intervals = bootstrap_intervals(
-                sampled,
-                lambda totals: checked_metrics(job.task, job.task.metrics(totals)),
-                derive_seed(job.config.seed, "bootstrap"),
-            )
+    drawing = draw(job, result, model.seed_parts) if job.strategy.forward_is_collective else None
+    with world.wait_for_all("the results"):
+        if not world.is_first:
+            return problem
+        drawing = drawing or draw(job, result, model.seed_parts)
+        seed = derive_seed(job.config.seed, "bootstrap")
+        intervals = bootstrap_intervals(job.task, sampled, seed)
         entry = {
-            **_origin(model, request),
+            **model.origin,
+            "data": request.data,
+            "data_sha256": model.data_digest,
+            "examples": job.evaluation.size,
+            "batch_size": job.evaluation.batch_size,
+            "precision": job.config.precision,
+            "device": world.device.type,
+            "strategy": job.strategy.name,
+            "world_size": world.world_size,
             "figures": figures,
             "intervals": intervals,
             "resamples": RESAMPLES if intervals else 0,
@@ -163,93 +143,61 @@ def _evaluate(
         }
         write_results(out, entry, drawing())
         written = f"{out}"
-        if predictions is not None and request.predictions is not None:
-            columns = prediction_columns(job.task, "id", predictions.ids, predicted)
-            with _writing_predictions(request.predictions), replacing(request.predictions) as file:
+        if predictions is not None and (path := request.predictions) is not None:
+            rows = csv_rows(prediction_columns(job.task, "id", predictions.ids, predicted))
+            with writing(path, _ANOTHER_FILE), replacing(path) as file:
                 # An id may be the path of a file, which may have any bytes.
-                file.write(csv_rows(columns).encode(errors="backslashreplace"))
-            written += f" and {request.predictions}"
-        for line in _lines(job, result.metrics, request, intervals):
-            console.report(line)
-        console.report(f"  {comparison}")
-        console.report(f"  written to {written}")
-    return equal, comparison
+                file.write(rows.encode(errors="backslashreplace"))
+            written += f" and {path}"
 
-
-def _origin(model: StoredModel, request: EvaluateRequest) -> dict[str, Any]:
-    """Return what was evaluated and how, for evaluation.json."""
-    job, record = model.job, model.record
-    return {
-        "run": str(record.path),
-        "run_id": record.manifest["run_id"],
-        "task": record.config.task,
-        "checkpoint": request.checkpoint,
-        "step": model.weights.step,
-        "weights_sha256": model.digest,
-        "checkpoint_sha256": model.weights.sha256,
-        "data": request.data,
-        "data_sha256": model.data_digest,
-        "examples": job.evaluation.size,
-        "batch_size": job.evaluation.batch_size,
-        "precision": job.config.precision,
-        "device": job.world.device.type,
-        "strategy": job.strategy.name,
-        "world_size": job.world.world_size,
-    }
+        # Print the metrics with their intervals.
+        title = f"{request.data}: {job.evaluation.size:,} examples"
+        if intervals:
+            title += f", with {LEVEL:.0%} intervals from {RESAMPLES:,} resamples of them"
+        ends = {name: "  [{:.4g}, {:.4g}]".format(*pair) for name, pair in intervals.items()}
+        width = max(map(len, result.metrics), default=0)
+        lines = [
+            f"{name:{width}}  {x:.6g}{ends.get(name, '')}" for name, x in result.metrics.items()
+        ]
+        if request.intervals and not intervals:
+            lines.append("no intervals: the statistics of each example cannot be collected")
+        model.run.report("\n  ".join([title, *lines, comparison, f"written to {written}"]))
+    return problem
 
 
 def write_results(out: Path, entry: Mapping[str, Any], pictures: Mapping[str, Any]) -> None:
     """Write the pictures and then evaluation.json, which replaces that of an earlier call."""
-    with writing(out, ANOTHER_FOLDER):
+    with writing(out):
         for name, picture in pictures.items():
             write_png(out / f"{name.replace('/', '-')}.png", picture)
         with replacing(out / "evaluation.json") as file:
             file.write(json.dumps(entry, indent=2).encode() + b"\n")
 
 
-def _lines(
-    job: Inference,
-    metrics: Mapping[str, float],
-    request: EvaluateRequest,
-    intervals: Mapping[str, tuple[float, float]],
-) -> list[str]:
-    """Return the metrics with their intervals, to print."""
-    resampled = (
-        f", with {LEVEL:.0%} intervals from {RESAMPLES:,} resamples of them" if intervals else ""
-    )
-    lines = [f"{request.data}: {job.evaluation.size:,} examples{resampled}"]
-    width = max(map(len, metrics), default=0)
-    for name, value in metrics.items():
-        ends = "  [{:.4g}, {:.4g}]".format(*intervals[name]) if name in intervals else ""
-        lines.append(f"  {name:{width}}  {value:.6g}{ends}")
-    if request.intervals and not intervals:
-        lines.append("  no intervals: the statistics of each example cannot be collected")
-    return lines
+def _comparison(
+    model: StoredModel, figures: Mapping[str, Any], part: str
+) -> tuple[bool | None, str, str]:
+    """Compare `figures` of the data `part` with those that the training recorded for the step.
 
-
-def _comparison(model: StoredModel, figures: Mapping[str, Any], part: str) -> _Comparison:
-    """Compare `figures` of the data `part` with those that the training recorded for the step."""
-    step = model.weights.step
+    Return whether they are equal, or None if they are not compared; a line; and what may have
+    changed them, or an empty text.
+    """
+    record, step = model.run.record, model.origin["step"]
     if part != VALIDATION:
-        return None, f"not compared: the training did not read the {part} data"
+        return None, f"not compared: the training did not read the {part} data", ""
     if f"data.{VALIDATION}" in model.changed:
-        return None, "not compared: the validation data differ from the training's"
-    if (before := model.record.figures_at(step)) is None:
-        return None, f"not compared: metrics.jsonl has no validation at step {step}"
+        return None, "not compared: the validation data differ from the training's", ""
+    if (before := record.figures_at(step)) is None:
+        return None, f"not compared: metrics.jsonl has no validation at step {step}", ""
     if (difference := first_figure_difference(before, figures)) is None:
-        return True, f"equal to those of training at step {step}"
-    reason = _reason(model)
-    line = f"different from those of training at step {step}: {difference}"
-    return False, f"{line}; {reason}" if reason else line
-
-
-def _reason(model: StoredModel) -> str:
-    """Return why the figures may differ from those of the training, or an empty text."""
-    if not model.record.config.deterministic:
-        return "the run has --fast"
-    reasons = {
+        return True, f"equal to those of training at step {step}", ""
+    changed = {
         name: values
         for name, values in model.changed.items()
         if changes_bits(name) or name.startswith("plan.")
     }
-    return f"changed: {listed_changes(reasons)}" if reasons else ""
+    reason = f"; changed: {listed_changes(changed)}" if changed else ""
+    if not record.config.deterministic:
+        reason = "; the run has --fast"
+    line = f"different from those of training at step {step}: {difference}{reason}"
+    return False, line, reason

@@ -4,7 +4,8 @@ The model computes on the CPU in float32. The file gets its name only after it w
 the outputs of the model.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,26 +13,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainbox.classification import Classification
 from trainbox.contract.config import CONTIGUOUS
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.files import replacing
-from trainbox.contract.temporary import sockets_in_a_folder
+from trainbox.contract.markup import escaped
 from trainer.data.nested import take, tensors_in
 from trainer.loop.build import build_inference
 from trainer.loop.state import Inference
 from trainer.parallel.buffers import evaluating
-from trainer.run.console import Console
-from trainer.session.failures import errors_as_failures
-from trainer.use.export_formats import FORMATS, Loaded, check_packages
-from trainer.use.export_program import Exported, export_program, find_call
-from trainer.use.model_card import CARD, ExportedFile, card_text, described
-from trainer.use.stored_model import VALIDATION, Request, StoredModel, open_task, results_in
+from trainer.run.compare import listed_changes
+from trainer.track.runs import params_of, tags_of
+from trainer.use.export_program import (
+    FORMATS,
+    check_packages,
+    dtype_name,
+    export_program,
+    first_call,
+)
+from trainer.use.stored_model import VALIDATION, Request, StoredModel, opened
 
+CARD = "model.md"
 # The largest difference, as a share of the largest output. Other kernels add in another order.
 TOLERANCE = 1e-4
 # Always allowed: the rounding of a sum of float32 values of about 1. Outputs near 0 may
 # be the difference of such values.
 ROUNDING = 1e-6
+_NO_LICENCE = "not set (the licences of the data and of the initial weights may limit it)"
 _EXAMPLES = 16  # of the validation data, to export and to compare
 
 
@@ -50,7 +58,6 @@ class ExportRequest(Request):
     licence: str | None
 
 
-@sockets_in_a_folder()
 def export_run(request: ExportRequest) -> None:
     """Export the model of a run, compare the file with the model, and write its card.
 
@@ -58,56 +65,46 @@ def export_run(request: ExportRequest) -> None:
         Failure: The loaded file has other outputs than the model. No file is written.
         WrongUse: The run or its model cannot be exported.
     """
+    check_packages(request.to)
+    to = FORMATS[request.to]
     out = request.out or request.run / "exports" / f"{request.checkpoint}-{request.to}"
-    with errors_as_failures(out):
-        check_packages(request.to)
-        stored = open_task(request, precision="fp32", compile=False, memory_format=CONTIGUOUS)
-        record, settings, strategy, task = stored
-        with results_in(out, "export.log", stored) as console:
-            job = build_inference(settings, task, strategy, request.data_dir, test=False)
-            # The settings and the machine of the export are others on purpose.
-            relevant = ("data.", "sources.")
-            model = StoredModel.load(record, job, request, VALIDATION, console.report, relevant)
-            _export(model, request, out, console)
-
-
-def _export(model: StoredModel, request: ExportRequest, out: Path, console: Console) -> None:
-    """Export the model, compare, and write the file and its card."""
-    job, to = model.job, FORMATS[request.to]
-
-    # Export with the first validation examples, and compare with one example as well.
-    batch = _examples(job, _EXAMPLES)
-    sizes = (len(tensors_in(batch)[0]), 1)
-    with evaluating(job.model):
-        exported = export_program(job.task, job.model, batch)
-        batches = [take(batch, torch.arange(size)) for size in sizes]
-        calls = [find_call(job.task, job.model, part) for part in batches]
-        expected = [tensors_in(call.output) for call in calls]
-        with replacing(out / to.file) as file:
+    settings = {"precision": "fp32", "compile": False, "memory_format": CONTIGUOUS}
+    with opened(request, out, "export.log", **settings) as run:
+        job = build_inference(run.settings, run.task, run.strategy, request.data_dir, test=False)
+        # The settings and the machine of the export are others on purpose.
+        model = run.load(job, VALIDATION, relevant=("data.", "sources."))
+        batch, largest = _examples(job, _EXAMPLES), 0.0
+        sizes = (1, len(tensors_in(batch)[0]))
+        with evaluating(job.model), torch.no_grad(), replacing(out / to.file) as file:
+            exported = export_program(job.task, job.model, batch)
             to.write(exported, file)
             file.flush()
             loaded = to.load(Path(file.name))
-            largest = _compared(loaded, exported, batches, expected, request.run)
+
+            # Compare with one of the first validation examples, and with all of them.
+            for size in sizes:
+                part = take(batch, torch.arange(size))
+                inputs = exported.inputs(part)
+                args, kwargs = first_call(job.task, job.model, part)
+                outputs = tensors_in(job.model(*args, **kwargs))
+                apart = compared(loaded(inputs), outputs, f"{request.run}: on {size}")
+                largest = max(largest, apart)
+            equal = (
+                f"the loaded file equals the model on {sizes[1]} validation examples and on 1: "
+                f"largest difference {largest:.3g} (tolerance {TOLERANCE:g} of the largest output)"
+            )
 
             # Describe the file. If this fails, the earlier file and its card stay.
-            inputs, outputs = exported.inputs(batch), expected[0]
-            described_file = ExportedFile(
-                Path(file.name), to, exported.names, inputs, outputs, sizes, largest
-            )
-            text = card_text(model, described_file, request.checkpoint, request.licence)
+            with Path(file.name).open("rb") as written:
+                digest = hashlib.file_digest(written, "sha256").hexdigest()
+            licence = request.licence or _NO_LICENCE
+            about = {"file_sha256": digest, "file_check": equal, "licence": licence}
             with replacing(out / CARD) as card:
-                card.write(text.encode())
-
-    console.report(f"{_listed(inputs)} -> {_listed(outputs)}")
-    console.report(
-        f"the loaded file equals the model on {sizes[0]} validation examples and on {sizes[1]}: "
-        f"largest difference {largest:.3g} (tolerance {TOLERANCE:g} of the largest output)"
-    )
-    console.report(f"written to {out / to.file} and {out / CARD}")
-
-
-def _listed(tensors: Sequence[Tensor]) -> str:
-    return ", ".join(described(tensor) for tensor in tensors)
+                card.write(card_text(model, about, to.lines(inputs), inputs, outputs).encode())
+        shapes = [", ".join(map(described, part)) for part in (inputs.values(), outputs)]
+        run.report(" -> ".join(shapes))
+        run.report(equal)
+        run.report(f"written to {out / to.file} and {out / CARD}")
 
 
 def _examples(job: Inference, most: int) -> Any:
@@ -118,35 +115,25 @@ def _examples(job: Inference, most: int) -> Any:
     return take(batch, torch.arange(min(max(count, 2), most)) % count)
 
 
-def _compared(
-    loaded: Loaded,
-    exported: Exported,
-    batches: Sequence[Any],
-    expected: Sequence[Sequence[Tensor]],
-    run: Path,
-) -> float:
+def compared(found: Sequence[Tensor], wanted: Sequence[Tensor], what: str) -> float:
     """Return the largest difference between the outputs of the file and of the model.
 
     Raises:
         Failure: It is above the tolerance.
     """
-    largest = 0.0
-    for batch, wanted in zip(batches, expected, strict=True):
-        found = loaded(exported.inputs(batch))
-        pairs = zip(found, wanted, strict=True) if len(found) == len(wanted) else ()
-        differences = [difference(one, other) for one, other in pairs] or [(float("inf"), 0.0)]
-        for apart, allowed in differences:
-            if apart > allowed:
-                raise Failure(
-                    f"DIFFERENT OUTPUTS: {run}: on {len(tensors_in(batch)[0])} validation "
-                    f"example(s), the outputs of the exported file differ from those of the model "
-                    f"by up to {apart:.3g}, and {allowed:.3g} is allowed; no file was written. A "
-                    "model or a prepare() that draws random numbers in a validation cannot be "
-                    "exported",
-                    exit_code=ExitCode.DIFFERENT,
-                )
-            largest = max(largest, apart)
-    return largest
+    differences = [(float("inf"), 0.0)]
+    if len(found) == len(wanted):
+        differences = [difference(one, other) for one, other in zip(found, wanted, strict=True)]
+    for apart, allowed in differences:
+        if apart > allowed:
+            raise Failure(
+                f"DIFFERENT OUTPUTS: {what} validation example(s), the outputs of the exported "
+                f"file differ from those of the model by up to {apart:.3g}, and {allowed:.3g} is "
+                "allowed; no file was written. A model or a prepare() that draws random numbers in "
+                "a validation cannot be exported",
+                exit_code=ExitCode.DIFFERENT,
+            )
+    return max(apart for apart, _ in differences)
 
 
 def difference(found: Tensor, wanted: Tensor) -> tuple[float, float]:
@@ -157,13 +144,76 @@ def difference(found: Tensor, wanted: Tensor) -> tuple[float, float]:
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return float("inf"), 0.0
     one, other = found.to(torch.complex128), wanted.to(torch.complex128)
-    apart = (one - other).abs()
-    apart[torch.isclose(one, other, rtol=0, atol=0, equal_nan=True)] = 0
-    apart = apart.nan_to_num(nan=float("inf"), posinf=float("inf"))
-    if not apart.numel():
-        return 0.0, 0.0
+    equal = torch.isclose(one, other, rtol=0, atol=0, equal_nan=True)
+    apart = (one - other).abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
+    largest = max(apart[~equal].tolist(), default=0.0)
     if not (wanted.is_floating_point() or wanted.is_complex()):
-        return float(apart.max()), 0.0
-    finite = other.abs()[other.abs().isfinite()]
-    scale = float(finite.max()) if finite.numel() else 0.0
-    return float(apart.max()), max(TOLERANCE * scale, ROUNDING)
+        return largest, 0.0
+    scale = max(other.abs()[other.isfinite()].tolist(), default=0.0)
+    return largest, max(TOLERANCE * scale, ROUNDING)
+
+
+def card_text(
+    model: StoredModel,
+    about: Mapping[str, str],
+    lines: str,
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[Tensor],
+) -> str:
+    """Return the card of an exported model as Markdown.
+
+    `about` has rows about the file, and `lines` are the lines of Python that load it. The model
+    has these `outputs` for the `inputs`, which are examples of the validation data.
+    """
+    record, task = model.run.record, model.job.task
+    changed = listed_changes(model.changed)
+    origin = {**model.origin, "run": record.path.name, "changed": changed}
+    interface = [f"- `{name}`: {described(x)}" for name, x in inputs.items()]
+    interface += [f"- output: {described(tensor)}" for tensor in outputs]
+    if isinstance(task, Classification) and task.class_names:
+        classes = ", ".join(f"{k}: {_shown(name)}" for k, name in enumerate(task.class_names))
+        interface += [f"- the columns of the output are logits of the classes: {classes}"]
+    parts = [
+        f"# {_shown(record.path.name)}",
+        "## Load the model",
+        f"In the folder of the file:\n\n```python\n{lines}\n```",
+        "## Inputs and outputs",
+        "\n".join(interface),
+        "The inputs are examples as the dataset of the task returns them. The file contains "
+        "`prepare` of the task, such as a normalisation. `batch` is any number from 1.",
+        "## Origin",
+        _table(origin | {**about} | tags_of(record.manifest)),
+        f"## Metrics of the validation at step {origin['step']}",
+        _table(_metrics(model)) or "The training has no validation at this step.",
+        "## Settings",
+        _table(params_of(record.values)),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _metrics(model: StoredModel) -> Mapping[str, Any]:
+    """Return the metrics of the validation at the step of the weights, or none.
+
+    The checkpoint has those of the best step. Its digest is verified, and metrics.jsonl has none.
+    """
+    if model.progress["best_step"] == model.origin["step"]:
+        return dict(model.progress["best_metrics"])
+    figures = model.run.record.figures_at(model.origin["step"]) or {}
+    return {name: value for name, value in figures.items() if not isinstance(value, list)}
+
+
+def described(tensor: Tensor) -> str:
+    """Return the type and the shape of a batch, such as `float32 (batch, 10)`."""
+    shape = ", ".join(["batch", *map(str, tensor.shape[1:])]) if tensor.ndim else ""
+    return f"{dtype_name(tensor)} ({shape})"
+
+
+def _table(rows: Mapping[str, Any]) -> str:
+    """Return a table of Markdown with the values that are not empty, or nothing without rows."""
+    lines = [f"| {_shown(name)} | {_shown(value)} |" for name, value in rows.items() if value != ""]
+    return "\n".join(["| Name | Value |", "|---|---|", *lines]) if lines else ""
+
+
+def _shown(value: object) -> str:
+    """Return a value of the run as one line of text."""
+    return escaped(" ".join(str(value).split()))

@@ -10,21 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
-from trainbox.contract.streams import message_line
-from trainbox.contract.temporary import sockets_in_a_folder
 from trainbox.task import Task
 from trainer.loop.build import build_prediction
 from trainer.loop.evaluate import add_up
 from trainer.loop.task_checks import check_defines
-from trainer.parallel.world import World
 from trainer.session.agreement import refuse_difference
-from trainer.session.failures import errors_as_failures
 from trainer.system.given_files import given_files
 from trainer.system.signals import StopRequest
-from trainer.use.predictions import Columns, Predictions, csv_rows, json_lines, prediction_columns
-from trainer.use.stored_model import Request, StoredModel, StoredTask, open_task, writing
+from trainer.use.per_example import Predictions, csv_rows, json_lines, prediction_columns
+from trainer.use.stored_model import Request, opened, stopping, writing
 
 _FORMS = {"csv": csv_rows, "jsonl": json_lines}
 _SHOWN = 3  # of the files that are left out
@@ -43,88 +37,49 @@ class PredictRequest(Request):
     form: str
 
 
-@sockets_in_a_folder()
 def predict_run(request: PredictRequest, stop: StopRequest) -> None:
     """Predict files with a checkpoint of a run, and write the rows to standard output.
 
     Raises:
-        WrongUse: The run cannot predict, or a file cannot be used.
+        WrongUse: The run cannot predict, a file cannot be used, or another machine has others.
         StorageFailure: Standard output cannot be written.
     """
-    with errors_as_failures(request.run):
-        with contextlib.redirect_stdout(sys.stderr):  # a task may print
-            stored = open_task(request)
-            columns = _predict(stored, request, stop)
-        # The reader of standard output may be slow, such as a pager.
-        world = stored.strategy.world
-        with world.wait_for_all("the output"):
-            if world.is_first:
-                _write(_FORMS[request.form](columns))
-        world.leave()
+    output = sys.stdout
+    # A task may print.
+    with contextlib.redirect_stdout(sys.stderr), opened(request) as run:
+        # Build the examples and the model, and load the weights.
+        task, world = run.task, run.strategy.world
+        if type(task).prediction_dataset is Task.prediction_dataset:
+            check_defines(task, "load_example", " to return the example of a file")
+        files = given_files(request.files, task.example_endings)
+        refuse_difference(world, {"files": files}, "copy the same files to all machines")
+        job = build_prediction(run.settings, task, run.strategy, request.data_dir, files)
+        model = run.load(job, "prediction")
+        if skipped := getattr(job.evaluation.dataset, "skipped", ()):
+            shown = [*map(str, skipped[:_SHOWN]), *(["..."] if skipped[_SHOWN:] else [])]
+            run.report(f"{len(skipped)} file(s) are left out: {', '.join(shown)}")
 
-
-def _files(task: Task, given: Sequence[Path], world: World) -> list[Path]:
-    """Return the files to predict.
-
-    Raises:
-        WrongUse: The task cannot read files, a folder has none, or another machine has others.
-    """
-    if type(task).prediction_dataset is Task.prediction_dataset:
-        check_defines(task, "load_example", " to return the example of a file")
-    files = given_files(given, task.example_endings)
-    refuse_difference(world, {"files": files}, "copy the same files to all machines")
-    return files
-
-
-def _predict(stored: StoredTask, request: PredictRequest, stop: StopRequest) -> Columns:
-    """Load the weights and predict; all ranks must call this."""
-    record, settings, strategy, task = stored
-    world = strategy.world
-
-    def report(line: str) -> None:
-        if world.is_first:
-            print(message_line(line), file=sys.stderr)
-
-    # Build the examples and the model, and load the weights.
-    files = _files(task, request.files, world)
-    job = build_prediction(settings, task, strategy, request.data_dir, files)
-    model = StoredModel.load(record, job, request, "prediction", report)
-    skipped = list(getattr(job.evaluation.dataset, "skipped", ()))
-    if skipped:
-        shown = ", ".join(map(str, skipped[:_SHOWN])) + (", ..." if skipped[_SHOWN:] else "")
-        report(f"{len(skipped)} file(s) are left out: {shown}")
-
-    # Predict each example once.
-    predictions = Predictions(job)
-    hidden = None if world.is_first else True  # None shows the bar on a terminal
-    model.until_stopped(
-        "prediction",
-        stop,
-        lambda stopped: add_up(
+        # Predict each example once.
+        predictions = Predictions(job)
+        add_up(
             job,
             job.evaluation,
             world,
             model.seed_parts,
-            stopped,
+            stopping(world, stop, "prediction"),
             [predictions],
-            lambda batches, count: tqdm(
-                batches, "predicting", count, unit=" batches", leave=False, disable=hidden
-            ),
+            run.bar,
             statistics=False,
-        ),
-    )
-    values = predictions.gathered()
-    values.pop("truth", None)  # the label of a file is not known
-    report(f"{len(predictions.ids):,} predictions")
-    return prediction_columns(job.task, "file", predictions.ids, values)
+        )
+        values = predictions.gathered()
+        values.pop("truth", None)  # the label of a file is not known
+        run.report(f"{len(predictions.ids):,} predictions")
 
-
-def _write(text: str) -> None:
-    """Write all rows to standard output.
-
-    Raises:
-        StorageFailure: They cannot be written, for example because the disk is full.
-    """
-    with writing("standard output", "write it to another disk"):
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        # The reader of standard output may be slow, such as a pager.
+        with world.wait_for_all("the output"):
+            if world.is_first:
+                columns = prediction_columns(job.task, "file", predictions.ids, values)
+                rows = _FORMS[request.form](columns)
+                with writing("standard output", "write it to another disk"):
+                    output.write(rows)
+                    output.flush()

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.run.run_folder import RunFolder
 from trainer.run.run_record import RunRecord
 from trainer.tasks.digits import Digits
-from trainer.use.intervals import bootstrap_intervals
+from trainer.use.per_example import bootstrap_intervals
 
 SPLIT = "tests.support.tiny:Split"
 
@@ -311,26 +312,21 @@ def test_a_checkpoint_that_is_removed_during_its_check_is_not_damaged(
         record.find("last")
 
 
-def test_a_checkpoint_that_the_training_removes_is_looked_up_again(
+def test_a_checkpoint_that_the_training_removes_is_an_error_of_one_line(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here.train(max_steps=12, best_by="max:loss")
-    folder, found = here.path() / "checkpoints", []
-
+    here.train(max_steps=12)
     find = RunRecord.find
 
     def find_and_remove(record: RunRecord, which: str) -> Any:
-        found.append(find(record, which))
-        if len(found) == 1:
-            for suffix in (".pt", ".json"):
-                (folder / f"step-00000012{suffix}").unlink()
-        return found[-1]
+        found = find(record, which)
+        (here.path() / "checkpoints/step-00000012.pt").unlink()
+        return found
 
     monkeypatch.setattr(RunRecord, "find", find_and_remove)
-    code, out, _ = _evaluate(here, "--checkpoint", "last")
-    assert code == 0
-    assert [weights.step for weights in found] == [12, 6]
-    assert "equal to those of training at step 6\n" in out
+    code, out, err = _evaluate(here, "--checkpoint", "last")
+    assert (code, out, err.count("\n")) == (4, "", 1)
+    assert "step-00000012.pt was removed by the training of runs/r: start the same command" in err
 
 
 def test_a_signal_stops_the_evaluation_with_75(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,25 +448,23 @@ def test_intervals_are_of_means_over_resampled_examples(here: Here, task: str) -
     assert _evaluation(here.folder)["intervals"] == {}
 
 
-def test_a_metric_that_is_not_finite_in_a_resample_has_no_interval() -> None:
-    statistics = {"loss": torch.tensor([1.0, 3.0]), "positive": torch.tensor([0, 1])}
-
-    def metrics(totals: dict[str, torch.Tensor]) -> dict[str, float]:
+class _PerPositive(Tiny):
+    def metrics(self, totals: Mapping[str, torch.Tensor]) -> dict[str, float]:
         positive = float(totals["positive"])
         return {
             "loss": float(totals["loss"] / totals["examples"]),
             "per_positive": 1 / positive if positive else math.nan,
         }
 
-    assert bootstrap_intervals(statistics, metrics, 0) == {"loss": (1.0, 3.0)}
+
+def test_a_metric_that_is_not_finite_in_a_resample_has_no_interval() -> None:
+    statistics = {"loss": torch.tensor([1.0, 3.0]), "positive": torch.tensor([0, 1])}
+    assert bootstrap_intervals(_PerPositive(), statistics, 0) == {"loss": [1.0, 3.0]}
 
 
 def test_the_seed_decides_the_resamples() -> None:
     statistics = {"value": torch.arange(50.0).square()}
-    zero, one, again = (
-        bootstrap_intervals(statistics, lambda sums: {"sum": float(sums["value"])}, seed)
-        for seed in (0, 1, 1)
-    )
+    zero, one, again = (bootstrap_intervals(Tiny(), statistics, seed) for seed in (0, 1, 1))
     assert zero != one == again
 
 
@@ -478,7 +472,7 @@ def test_too_many_numbers_have_no_intervals_and_no_predictions(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.train(task="tests.support.tiny:Predicting", max_steps=2)
-    monkeypatch.setattr("trainer.use.predictions.MOST_NUMBERS", 19)
+    monkeypatch.setattr("trainer.use.per_example.MOST_NUMBERS", 19)
     code, out, _ = _evaluate(here)
     assert code == 0
     assert "no intervals: the statistics of each example cannot be collected\n" in out

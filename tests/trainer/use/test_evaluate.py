@@ -1,10 +1,8 @@
 """The files that an evaluation writes."""
 
 import json
-import os
 from pathlib import Path
 
-import pytest
 import torch
 
 from tests.support.here import Here
@@ -21,18 +19,9 @@ def test_a_picture_with_a_slash_in_its_name_is_in_the_folder(tmp_path: Path) -> 
     assert json.loads((tmp_path / "evaluation.json").read_text()) == {"step": 7}
 
 
-def test_a_folder_without_permission_is_refused_before_the_evaluation(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_where_no_file_can_be_made_is_refused_before_the_evaluation(here: Here) -> None:
     here.train(task="tests.support.tiny:Predicting", max_steps=2)
-    access = os.access
-    monkeypatch.setattr(
-        os, "access", lambda path, *how, **more: path != Path("new") and access(path, *how, **more)
-    )
-    words = ("evaluate", "runs/r", "--device", "cpu", "--predictions", "new/p.csv")
+    words = ("evaluate", "runs/r", "--device", "cpu", "--predictions", "/proc/p.csv")
     code, out, err = here.command(*words)
     assert (code, out) == (4, "")
-    assert "new/p.csv cannot be written (Permission denied)" in err
-    monkeypatch.undo()
-    assert here.command(*words)[0] == 0
-    assert Path("new/p.csv").exists()
+    assert "/proc/p.csv cannot be written (" in err and "with --predictions FILE" in err

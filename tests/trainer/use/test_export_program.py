@@ -19,7 +19,7 @@ from trainer.tasks.ssvae import Ssvae
 from trainer.tasks.teacher_student import TeacherStudent
 from trainer.tasks.text import Text
 from trainer.tasks.video import Video
-from trainer.use.export_program import export_program, find_call
+from trainer.use.export_program import export_program, first_call
 
 
 def _bytes(*shape: int) -> Tensor:
@@ -60,13 +60,14 @@ def test_the_program_is_the_call_of_the_validation_for_any_number_of_examples(na
     torch.manual_seed(0)
     model, batch = task.build_model().eval(), batch_of()
     exported = export_program(task, model, batch)
-    assert (exported.used, exported.names) == ([0], ["inputs"])
+    assert exported.used == {"inputs": 0}
     program = exported.program.module()
     for size in (5, 1, 3):
         part = take(batch, torch.arange(size))
-        expected = find_call(task, model, part).output
+        args, kwargs = first_call(task, model, part)
+        expected = model(*args, **kwargs)
         assert len(expected) == size
-        torch.testing.assert_close(program(*exported.inputs(part)), expected)
+        torch.testing.assert_close(program(*exported.inputs(part).values()), expected)
     assert expected.abs().max() > 0
 
 
@@ -105,12 +106,30 @@ def test_inputs_have_the_names_of_the_batch_and_targets_are_left_out() -> None:
         "values": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
     }
     exported = export_program(_Padded(), _Masked(), batch)
-    assert (exported.used, exported.names) == ([1, 2], ["mask", "values"])
-    output = exported.program.module()(*exported.inputs(batch))
+    assert exported.used == {"mask": 1, "values": 2}
+    output = exported.program.module()(*exported.inputs(batch).values())
     assert {name: value.tolist() for name, value in output.items()} == {
         "sums": [2.0, 14.0],
         "first": [2.0, 6.0],
     }
+
+
+@dataclass(frozen=True)
+class _Shifted(Tiny):
+    """Computes the inputs of the model in `losses`."""
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        inputs_B4, targets_B = batch[0] + 1, batch[1].double().float() * 2
+        return {"error": model(inputs_B4) - targets_B}
+
+
+def test_what_statistics_computes_before_the_model_is_exported() -> None:
+    task = _Shifted()
+    batch = tuple(tensor[:5] for tensor in task.validation_dataset(Path()).tensors)
+    model = task.build_model().eval()
+    exported = export_program(task, model, batch)
+    assert exported.used == {"inputs": 0}
+    torch.testing.assert_close(exported.program.module()(batch[0]), model(batch[0] + 1))
 
 
 # What cannot be exported.
@@ -131,23 +150,16 @@ class _Numpy(nn.Module):
         return torch.from_numpy(inputs_B4.numpy().sum(1))
 
 
-class _Nothing(nn.Module):
-    def forward(self, inputs_B4: Tensor) -> list[float]:
-        return inputs_B4.sum(1).tolist()
+class _Whole(nn.Module):
+    def part(self, inputs_B4: Tensor) -> Tensor:
+        return inputs_B4.sum(1)
 
 
 @dataclass(frozen=True)
-class _Elsewhere(Tiny):
-    """Changes the inputs of the model outside of `prepare`."""
-
+class _Parts(Tiny):
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        return {"error": model(batch[0] + 1) - batch[1]}
-
-
-@dataclass(frozen=True)
-class _Lists(Tiny):
-    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        return {"error": torch.tensor(model(batch[0])) - batch[1]}
+        assert isinstance(model, _Whole)
+        return {"error": model.part(batch[0]) - batch[1]}
 
 
 @dataclass(frozen=True)
@@ -171,9 +183,8 @@ class _Invented(_Plain):
         (_Plain(), _Fixed(), "Constraints violated (batch)!"),
         (_Plain(), _Fixed(), "): its code fixes the number of examples: write x.shape[0] "),
         (_Plain(), _Numpy(), "): use only operations of torch on tensors there, without NumPy "),
-        (_Elsewhere(), _Numpy(), "_Elsewhere: statistics() never calls the model with only tensor"),
-        (_Lists(), _Nothing(), "task _Lists: the model returned list: return a tensor, or a "),
-        (_Invented(), _Numpy(), "_Invented: prepare() gives the model nothing of the examples: "),
+        (_Parts(), _Whole(), "task _Parts: statistics() never calls the model as a whole, so it "),
+        (_Invented(), _Numpy(), "_Invented: prepare() and statistics() give the model nothing of "),
     ],
 )
 def test_what_cannot_be_exported_is_one_line(
@@ -185,11 +196,3 @@ def test_what_cannot_be_exported_is_one_line(
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
     assert capfd.readouterr() == ("", "")
-
-
-def test_the_hook_is_removed() -> None:
-    task = Digits(width=4)
-    model = task.build_model().eval()
-    call = find_call(task, model, _first(task, 2))
-    assert not model._forward_hooks
-    assert call.output.shape == (2, 10)

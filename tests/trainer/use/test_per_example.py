@@ -1,12 +1,14 @@
 """The columns of predictions: none is lost, and no number is called another class."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from trainbox.contract.errors import WrongUse
 from trainer.tasks.digits import Digits
-from trainer.use.predictions import prediction_columns
+from trainer.use.per_example import csv_rows, json_lines, prediction_columns
 
 A, B = Digits().class_names[:2]
 WIDE = torch.zeros(2, 2)
@@ -21,6 +23,16 @@ def test_only_indices_of_classes_become_names() -> None:
     ):
         columns = prediction_columns(Digits(), "id", ["x", "y"], {"prediction": values})
         assert columns == {"id": ["x", "y"], "prediction": names}
+
+
+def test_numbers_have_the_digits_of_a_float32() -> None:
+    values = {"x": torch.tensor([1 / 3, math.nan]).double(), "n": torch.tensor([1, 2])}
+    columns = prediction_columns(Digits(), "file", ["a,b", "c"], values)
+    assert csv_rows(columns) == 'file,x,n\n"a,b",0.333333343,1\nc,nan,2\n'
+    assert json_lines(columns).splitlines() == [
+        '{"file": "a,b", "x": 0.333333343, "n": 1}',
+        '{"file": "c", "x": null, "n": 2}',
+    ]
 
 
 @pytest.mark.parametrize(
