@@ -88,6 +88,11 @@ def record_left_over(events: Path) -> None:
         return
 
 
+def event_text(event: Mapping[str, Any]) -> str:
+    """Return what is known of an event, besides its time, as TensorBoard shows it."""
+    return ", ".join(f"{name} {event[name]}" for name in EVENT[1:] if event.get(name) is not None)
+
+
 def _event(event: Mapping[str, Any]) -> dict[str, Any] | None:
     if not event.keys() >= set(EVENT):
         return None

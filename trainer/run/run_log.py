@@ -9,7 +9,7 @@ from typing import Any
 from trainbox.contract.errors import StorageFailure
 from trainer.data.schedule import Schedule
 from trainer.run.console import Console
-from trainer.run.gpu_events import EVENT, hardware_events, note_run
+from trainer.run.gpu_events import EVENT, event_text, hardware_events, note_run
 from trainer.run.run_folder import METRICS, RunFolder
 from trainer.run.tensorboard import TensorBoardLog
 
@@ -34,7 +34,7 @@ class RunLog:
             self.folder.close()
             raise
         self.report = self.console.report
-        self.board = TensorBoardLog(path, self.writes, self.report)
+        self.board = TensorBoardLog(path, self.report)
         self._events, self._known_events = hardware_events(), list[dict[str, Any]]()
         self._step, self._steps_per_epoch, self._events_at = 0, 1, 0.0
 
@@ -49,7 +49,7 @@ class RunLog:
             )
         entries = self.folder.open_metrics()
         note_run(self.path / METRICS)
-        self.board.from_step = step + 1
+        self.board.begin(step + 1)
         self._step, self._steps_per_epoch = step, schedule.steps_per_epoch
         self._known_events = [entry for entry in entries if entry.get("kind") == "health"]
         # TensorBoard drops everything after `step`, so later events are written again.
@@ -111,12 +111,8 @@ class RunLog:
         for event in events:
             by_check.setdefault(event.get("check"), []).append(event)
         for check, found in by_check.items():
-            texts = (
-                ", ".join(f"{n} {event[n]}" for n in EVENT[1:] if event.get(n) is not None)
-                for event in found
-            )
-            time_unix_s = found[-1].get("time_unix_s")
-            self.board.text(f"health/{check}", "\n\n".join(texts), self._step, time_unix_s)
+            text, time_unix_s = "\n\n".join(map(event_text, found)), found[-1].get("time_unix_s")
+            self.board.text(f"health/{check}", text, self._step, time_unix_s)
 
     def end_progress(self) -> None:
         """Close the bar, TensorBoard's files and metrics.jsonl. `report` still works."""
