@@ -4,14 +4,18 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainbox.contract.errors import StorageFailure
 from trainer.data.schedule import Schedule
 from trainer.run.console import Console
 from trainer.run.gpu_events import EVENT, event_text, hardware_events, note_run
+from trainer.run.numbers import numbers
 from trainer.run.run_folder import METRICS, RunFolder
 from trainer.run.tensorboard import TensorBoardLog
+
+if TYPE_CHECKING:
+    from trainer.run.event_file import EventFile
 
 _EVENTS_EVERY_S = 5.0
 
@@ -86,7 +90,7 @@ class RunLog:
         now_unix_s = round(time.time(), 3)
         entry = {"kind": kind, "step": step, "epoch": epoch, "time_unix_s": now_unix_s, **values}
         self.folder.append_entry(entry)
-        self.board.scalars(kind, values, step)
+        self.board.write(lambda file: file.scalars(numbers(entry), step))
         if speed is None:
             self.report(line)
         else:
@@ -110,9 +114,13 @@ class RunLog:
         by_check: dict[Any, list[Mapping[str, Any]]] = {}
         for event in events:
             by_check.setdefault(event.get("check"), []).append(event)
-        for check, found in by_check.items():
-            text, time_unix_s = "\n\n".join(map(event_text, found)), found[-1].get("time_unix_s")
-            self.board.text(f"health/{check}", text, self._step, time_unix_s)
+
+        def show(file: "EventFile") -> None:
+            for check, found in by_check.items():
+                text = "\n\n".join(map(event_text, found))
+                file.text(f"health/{check}", text, self._step, found[-1].get("time_unix_s"))
+
+        self.board.write(show)
 
     def end_progress(self) -> None:
         """Close the bar, TensorBoard's files and metrics.jsonl. `report` still works."""

@@ -19,7 +19,6 @@ from trainer.run.gpu_events import event_text
 from trainer.run.numbers import numbers
 
 _LOOK_EVERY_S = 5.0
-_NOT_SHOWN = {"kind", "step", "time_unix_s"}
 _COPIED = ".copied"  # the number of bytes of metrics.jsonl that TensorBoard's files have
 
 
@@ -39,8 +38,9 @@ class Follower:
         """Copy the new entries."""
         for entry in self._reader.read():
             self._file = self._file or EventFile(self._folder)
-            # TensorBoard cannot store a step above 64 bits, or a name that is not Unicode.
-            with contextlib.suppress(ValueError, OverflowError):
+            # TensorBoard cannot store a step above 64 bits, a name that is not Unicode, or a time
+            # that is not a number.
+            with contextlib.suppress(ValueError, OverflowError, TypeError):
                 _write(entry, self._file)
         if self._file is not None:
             self._file.flush()
@@ -57,15 +57,13 @@ class Follower:
 
 def _write(entry: Mapping[str, Any], file: EventFile) -> None:
     """Write the numbers of an entry as scalars, and an event of the hardware as a text."""
-    kind, step, when = str(entry.get("kind", "train")), entry.get("step"), entry.get("time_unix_s")
+    step, time_unix_s = entry.get("step"), entry.get("time_unix_s")
     if not isinstance(step, int):
         return
-    time_unix_s = when if isinstance(when, int | float) else None
-    if kind == "health":
+    if entry.get("kind") == "health":
         file.text(f"health/{entry.get('check')}", event_text(entry), step, time_unix_s)
     else:
-        values = {name: entry[name] for name in sorted(entry.keys() - _NOT_SHOWN)}
-        file.scalars(numbers(kind, values), step, time_unix_s)
+        file.scalars(numbers(entry), step, time_unix_s)
 
 
 def main() -> None:

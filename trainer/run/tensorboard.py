@@ -5,11 +5,10 @@ import io
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainbox.contract.config import FREE_AT_RESUME, Config
 from trainer.run.compare import shown_value
-from trainer.run.numbers import numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,16 +36,11 @@ class TensorBoardLog:
         with self._reported():
             self._file = EventFile(self._run / "tensorboard", from_step)
 
-    def scalars(self, kind: str, values: Mapping[str, Any], step: int) -> None:
-        """Write the numbers among `values` as `kind/name`.
-
-        The numbers of a list `name_each` are written as `kind/name/0` and so on.
-        """
-        self._write(lambda file: file.scalars(numbers(kind, values), step))
-
-    def text(self, name: str, text: str, step: int, time_unix_s: float | None) -> None:
-        """Write `text` at `step`. TensorBoard shows one text per name and step."""
-        self._write(lambda file: file.text(name, text, step, time_unix_s))
+    def write(self, write: "Callable[[EventFile], None]") -> None:
+        """Call `write` with the file."""
+        with self._reported():
+            if self._file is not None:
+                write(self._file)
 
     def pictures(self, step: int, draw: "Callable[[], Mapping[str, Tensor]]") -> None:
         """Start a thread that calls `draw`, and that compresses and writes the pictures.
@@ -113,8 +107,8 @@ class TensorBoardLog:
         }
         first = {*swept, *(f"task.{name}" for name in swept)}
         best = {f"validation/best_{name}": value for name, value in metrics.items()}
-        self._write(lambda file: file.hyperparameters(settings, first, best))
-        self._write(lambda file: file.scalars(best, best_step))
+        self.write(lambda file: file.hyperparameters(settings, first, best))
+        self.write(lambda file: file.scalars(best, best_step))
 
     def close(self) -> None:
         """Write what is buffered and close the file.
@@ -133,11 +127,6 @@ class TensorBoardLog:
             with contextlib.suppress(OSError):
                 self._file.close()
             self._file = None
-
-    def _write(self, write: "Callable[[EventFile], None]") -> None:
-        with self._reported():
-            if self._file is not None:
-                write(self._file)
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS, ListSessionGroup
 from tensorboard.plugins.hparams.backend_context import Context
 
 from trainbox.contract.config import Config
+from trainer.run.numbers import numbers
 from trainer.run.tensorboard import TensorBoardLog
 
 
@@ -25,13 +26,16 @@ def test_only_numbers_and_lists_of_each_gpu_become_scalars(tmp_path: Path) -> No
     reports: list[str] = []
     log = TensorBoardLog(tmp_path, reports.append)
     log.begin(1)
-    values = {
+    entry = {
+        "kind": "validation",
+        "step": 7,
+        "time_unix_s": 5.0,
         "loss": 0.5,
         "gpu_memory_mib_each": [3.0, None, 4.0],
         "counts": [1, 2],
         "confusion": [[1, 2], [3, 4]],
     }
-    log.scalars("validation", values, 7)
+    log.write(lambda file: file.scalars(numbers(entry), 7))
     log.close()
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
@@ -74,7 +78,7 @@ def test_a_picture_that_cannot_be_written_is_reported_once(tmp_path: Path) -> No
     log = TensorBoardLog(tmp_path, reports.append)
     log.begin(1)
     log.pictures(7, lambda: {"one": torch.zeros(5, 4, 4, dtype=torch.uint8)})
-    log.scalars("train", {"loss": 1}, 8)
+    log.write(lambda file: file.scalars({"train/loss": 1}, 8))
     log.close()
     log.close()
     assert len(reports) == 1
@@ -84,7 +88,7 @@ def test_a_picture_that_cannot_be_written_is_reported_once(tmp_path: Path) -> No
 
 def test_a_log_that_was_not_begun_writes_nothing(tmp_path: Path) -> None:
     log = TensorBoardLog(tmp_path, [].append)
-    log.scalars("train", {"loss": 1}, 8)
+    log.write(lambda file: file.scalars({"train/loss": 1}, 8))
     log.pictures(8, lambda: pytest.fail("drawn"))
     log.close()
     assert list(tmp_path.iterdir()) == []
@@ -95,7 +99,7 @@ def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path) -> Non
     reports: list[str] = []
     log = TensorBoardLog(tmp_path, reports.append)
     log.begin(1)
-    log.scalars("train", {"loss": 1}, 8)
+    log.write(lambda file: file.scalars({"train/loss": 1}, 8))
     log.close()
     assert len(reports) == 1
     assert reports[0].startswith("TensorBoard's files cannot be written (")
@@ -105,8 +109,11 @@ def test_a_resume_replaces_what_an_earlier_start_wrote_after_its_step(tmp_path: 
     for first in (1, 3):
         log = TensorBoardLog(tmp_path, [].append)
         log.begin(first)
-        for step in range(first, 6):
-            log.scalars("train", {"loss": first}, step)
+        log.write(
+            lambda file, first=first: [  # type: ignore[misc]
+                file.scalars({"train/loss": first}, step) for step in range(first, 6)
+            ]
+        )
         log.close()
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
