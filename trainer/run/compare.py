@@ -107,30 +107,12 @@ def first_difference(
     agreed = None
     for step in sorted(of_one.keys() & of_other.keys()):
         a, b = of_one[step], of_other[step]
-        tensors = tuple(
-            name
-            for name in {**a["tensors"], **b["tensors"]}
-            if a["tensors"].get(name) != b["tensors"].get(name)
-        )
+        tensors = tuple(_changes(a["tensors"], b["tensors"]))
         parts = tuple(label for name, label in _PARTS.items() if a[name] != b[name])
         if tensors or parts:
             ran_out = "failed_allocations" in {**a, **b}
             return BitsDifference(step, agreed, tensors, parts, ran_out)
         agreed = step
-    return None
-
-
-def first_validation_difference(
-    one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]
-) -> str | None:
-    """Describe the first common validation whose metrics differ, or return None."""
-    of_one, of_other = (
-        {entry["step"]: entry for entry in entries if entry.get("kind") == "validation"}
-        for entries in (one, other)
-    )
-    for step in sorted(of_one.keys() & of_other.keys()):
-        if difference := first_figure_difference(of_one[step], of_other[step]):
-            return f"the validation at step {step} differs in {difference}"
     return None
 
 
@@ -167,11 +149,9 @@ def manifest_differences(
     loaded_by_one = {name for name in before.keys() ^ after.keys() if name.startswith("sources.")}
     of_the_run = ("plan.strategy", "plan.world_size") if plan_matters else ()
     return {
-        name: (before.get(name), after.get(name))
-        for name in {**before, **after}
-        if before.get(name) != after.get(name)
-        and name not in loaded_by_one
-        and (name in of_the_run or not name.startswith(_OF_THE_START))
+        name: change
+        for name, change in _changes(before, after).items()
+        if name not in loaded_by_one and (name in of_the_run or not name.startswith(_OF_THE_START))
     }
 
 
@@ -209,11 +189,7 @@ def edited_settings(
     settings = manifest.get("settings", {})
     before = _flat(settings, "settings.")
     now = _flat(shown_settings({name: config.get(name) for name in settings}), "settings.")
-    return {
-        name: (before.get(name), now.get(name))
-        for name in {**before, **now}
-        if before.get(name) != now.get(name)
-    }
+    return _changes(before, now)
 
 
 def changes_bits(name: str) -> bool:
@@ -234,6 +210,14 @@ def listed_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return "; ".join(
         f"{name}: {_short(old)} -> {_short(new)}" for name, (old, new) in changed.items()
     )
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {
+        name: (before.get(name), after.get(name))
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    }
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -30,7 +30,7 @@ from trainer.run.checkpoint import RunCheckpoints
 from trainer.run.compare import (
     BitsDifference,
     first_difference,
-    first_validation_difference,
+    first_figure_difference,
     shown_arguments,
     shown_value,
 )
@@ -676,10 +676,8 @@ def test_validations_are_compared(here: Here) -> None:
     code, _, err = here.command("verify", "runs/r", "runs/other")
     assert code == 8
     assert "the weights are the same, and the validation at step 12 differs in loss (" in err
-    assert first_validation_difference([last], [last | {"time_unix_s": 1.0}]) is None
-    assert first_validation_difference([last], [last | {"more": None}]) == (
-        "the validation at step 12 differs in more (missing -> null)"
-    )
+    assert first_figure_difference(last, last | {"time_unix_s": 1.0}) is None
+    assert first_figure_difference(last, last | {"more": None}) == "more (missing -> null)"
 
 
 def test_verify_names_the_altered_entry_the_first_step_and_the_first_tensor(here: Here) -> None:
