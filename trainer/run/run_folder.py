@@ -5,10 +5,10 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import append_regular, read_object, read_text, replacing
+from trainbox.contract.files import append_line, append_regular, read_object, read_text, replacing
 from trainbox.contract.sidecar import FIRST_CHECKPOINT
 from trainbox.contract.storage import storage_failure
 from trainer.run.jsonl import read_entries
@@ -39,7 +39,6 @@ class RunFolder:
         self.path, self.writes = path, writes
         if writes:
             _refuse_files_of_others(path)
-        self._metrics: TextIO | None = None
         try:
             for folder in ("checkpoints", "logs"):
                 (path / folder).mkdir(parents=True, exist_ok=True)
@@ -132,63 +131,23 @@ class RunFolder:
         path = self.path / name
         return name == DIGESTS or not path.exists() or path.stat().st_size > 0
 
-    def open_metrics(self) -> list[dict[str, Any]]:
-        """Open metrics.jsonl for `append_entry`, and return the entries that it already has."""
-        self._metrics = append_regular(self.path / METRICS)
-        return read_entries(self.path / METRICS)
-
-    @property
-    def metrics_are_open(self) -> bool:
-        """Whether `append_entry` can be called."""
-        return self._metrics is not None
-
-    def append_entry(self, entry: Mapping[str, Any]) -> None:
-        """Append an entry to metrics.jsonl.
-
-        Raises:
-            StorageFailure: The file cannot be written.
-        """
-        assert self._metrics is not None
-        try:
-            self._metrics.write(json.dumps(finite_or_null(entry)) + "\n")
-        except OSError as error:
-            raise storage_failure(self.path / METRICS, error) from error
-
-    def close_metrics(self) -> None:
-        """Close metrics.jsonl.
-
-        Raises:
-            StorageFailure: an entry that could not be written is still in the file's buffer.
-        """
-        if self._metrics is not None:
-            metrics, self._metrics = self._metrics, None
-            try:
-                metrics.close()
-            except OSError as error:
-                raise storage_failure(self.path / METRICS, error) from error
-
-    def append_digests(self, entry: Mapping[str, Any]) -> None:
-        """Append an entry to digests.jsonl.
+    def append(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Append an entry to the record `name`.
 
         Raises:
             StorageFailure: The file cannot be written.
         """
         if not self.writes:
             return
-        path = self.path / DIGESTS
         try:
-            with append_regular(path) as file:
-                file.write(json.dumps(entry) + "\n")
+            append_line(self.path / name, json.dumps(finite_or_null(entry)))
         except OSError as error:
-            raise storage_failure(path, error) from error
+            raise storage_failure(self.path / name, error) from error
 
     def close(self) -> None:
         """Release the lock, so that another process can train in this folder."""
-        try:
-            self.close_metrics()
-        finally:
-            if self._lock is not None:
-                self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
 
 def _refuse_files_of_others(path: Path) -> None:
