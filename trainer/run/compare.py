@@ -33,19 +33,19 @@ _CHANGE_BITS = {
     "machine.cpu_model",
     "machine.cpu_capability",
 }
-_CHANGE_BITS_PREFIXES = (
-    "data.",
-    "sources.",
-    "environment.ATEN_",
-    "environment.ONEDNN_",
-    "environment.DNNL_",
-    "environment.MKL_",
-    "environment.CUBLAS_",
-    "environment.CUBLASLT_",
-    "environment.CUDNN_",
-    "environment.NVIDIA_TF32",
-    "environment.TORCH_DISABLE_NATIVE_JIT",
+# Prefixes of the environment variables whose change may change the bits.
+VARIABLES_OF_BITS = (
+    "ATEN_",
+    "ONEDNN_",
+    "DNNL_",
+    "MKL_",
+    "CUBLAS_",
+    "CUBLASLT_",
+    "CUDNN_",
+    "NVIDIA_TF32",
+    "TORCH_DISABLE_NATIVE_JIT",
 )
+_CHANGE_BITS_PREFIXES = ("data.", "sources.", *(_ENVIRONMENT + name for name in VARIABLES_OF_BITS))
 # These entries belong to one start and do not affect the bits.
 _OF_THE_START = (
     "argv",

@@ -23,6 +23,7 @@ from trainer.data.examples import Collate, length, read_examples
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
 from trainer.run.compare import (
+    VARIABLES_OF_BITS,
     cannot_resume,
     listed_changes,
     manifest_differences,
@@ -37,17 +38,10 @@ from trainer.system.sources import loaded_sources
 _PACKAGES = ("trainbox", "torch", "torchvision", "numpy", "tensorboard", "safetensors")
 # Prefixes of the environment variables that affect computing libraries.
 _ENVIRONMENT = (
-    "ATEN_",
-    "ONEDNN_",
-    "DNNL_",
-    "MKL_",
+    *VARIABLES_OF_BITS,
     "OMP_",
     "KMP_",
-    "CUBLAS_",
-    "CUBLASLT_",
     "CUDA_MPS_",
-    "CUDNN_",
-    "NVIDIA_TF32",
     "NCCL_",
     "TORCH_",
     "TORCHINDUCTOR_",

@@ -13,8 +13,9 @@ from trainbox.contract.sidecar import FIRST_CHECKPOINT
 from trainbox.contract.storage import storage_failure
 from trainer.run.jsonl import read_entries
 
-MANIFEST, METRICS, DIGESTS = "manifest.json", "metrics.jsonl", "digests.jsonl"
-_WEIGHTS, _LOCK, _SETTINGS = "model.safetensors", "lock", "config.json"
+SETTINGS, MANIFEST = "config.json", "manifest.json"
+METRICS, DIGESTS = "metrics.jsonl", "digests.jsonl"
+WEIGHTS, _LOCK = "model.safetensors", "lock"
 
 
 def finite_or_null(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,7 +62,7 @@ class RunFolder:
         Raises:
             WrongUse: The file exists and cannot be read.
         """
-        path = self.path / _SETTINGS
+        path = self.path / SETTINGS
         try:
             return read_text(path)
         except FileNotFoundError:
@@ -156,10 +157,10 @@ def _refuse_files_of_others(path: Path) -> None:
     Each run has a lock. If a copy of a run lacks its lock, the settings or the manifest show that
     it is a run.
     """
-    of_a_run = (_LOCK, _SETTINGS, MANIFEST, FIRST_CHECKPOINT)
+    of_a_run = (_LOCK, SETTINGS, MANIFEST, FIRST_CHECKPOINT)
     if any((path / name).exists() for name in of_a_run):
         return
-    if found := [name for name in (METRICS, DIGESTS, _WEIGHTS) if (path / name).is_file()]:
+    if found := [name for name in (METRICS, DIGESTS, WEIGHTS) if (path / name).is_file()]:
         raise WrongUse(
             f"{path} is not a run, and its {', '.join(found)} would be replaced: choose another "
             "--run name, or move the files away"

@@ -482,19 +482,19 @@ _DAMAGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
     ),
     (
         lambda run: _change(run / "manifest.json", plan="ddp"),
-        "runs/r/manifest.json is damaged (a plan has no strategy",
+        "runs/r/manifest.json is damaged (plan is missing or malformed",
     ),
     (
         lambda run: _change(run / "manifest.json", resumes=[1]),
-        "runs/r/manifest.json is damaged (resumes is not a list",
+        "runs/r/manifest.json is damaged (resumes is ",
     ),
     (
         lambda run: _change(run / "manifest.json", sources=[]),
-        "runs/r/manifest.json is damaged (sources is not an object): restore it",
+        "runs/r/manifest.json is damaged (sources is missing or malformed): restore it",
     ),
     (
         lambda run: _change(run / "manifest.json", settings=None),
-        "runs/r/manifest.json is damaged (it has no settings)",
+        "runs/r/manifest.json is damaged (settings is missing or malformed)",
     ),
     (
         lambda run: _change(run / "config.json", keep="x"),
