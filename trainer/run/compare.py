@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,32 +65,6 @@ _OF_THE_START = (
 )
 
 
-@dataclass(frozen=True)
-class BitsDifference:
-    """The first step at which the digests of two runs differ."""
-
-    step: int
-    agreed_step: int | None  # the last common step with equal digests
-    tensors: tuple[str, ...]  # in the order of the model, then of the optimizer
-    parts: tuple[str, ...] = ()  # descriptions of the combined digests that differ
-    memory_ran_out: bool = False  # in one of the runs, allocations of GPU memory had failed
-
-    def __str__(self) -> str:
-        """Return a description for messages."""
-        since = (
-            "no earlier step was compared"
-            if self.agreed_step is None
-            else f"step {self.agreed_step} is the same"
-        )
-        what = (
-            f"first tensor {self.tensors[0]}, {len(self.tensors)} in all"
-            if self.tensors
-            else " and ".join(self.parts)
-        )
-        why = "; GPU memory had run out by then, which changes bits" if self.memory_ran_out else ""
-        return f"first difference at step {self.step} ({since}): {what}{why}"
-
-
 _PARTS = {
     "model": "the weights",
     "optimizer": "the optimizer's state",
@@ -99,20 +72,27 @@ _PARTS = {
 }
 
 
-def first_difference(
-    one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]
-) -> BitsDifference | None:
-    """Return the first difference of two runs' digests, or None if all common steps agree."""
+def first_difference(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> str | None:
+    """Describe the first common step at which two runs' digests differ, or return None.
+
+    The tensors are in the order of the model, then of the optimizer.
+    """
     of_one, of_other = ({entry["step"]: entry for entry in entries} for entries in (one, other))
-    agreed = None
+    since = "no earlier step was compared"
     for step in sorted(of_one.keys() & of_other.keys()):
         a, b = of_one[step], of_other[step]
-        tensors = tuple(_changes(a["tensors"], b["tensors"]))
-        parts = tuple(label for name, label in _PARTS.items() if a[name] != b[name])
+        tensors = list(_changes(a["tensors"], b["tensors"]))
+        parts = [label for name, label in _PARTS.items() if a[name] != b[name]]
         if tensors or parts:
+            what = (
+                f"first tensor {tensors[0]}, {len(tensors)} in all"
+                if tensors
+                else " and ".join(parts)
+            )
             ran_out = "failed_allocations" in {**a, **b}
-            return BitsDifference(step, agreed, tensors, parts, ran_out)
-        agreed = step
+            why = "; GPU memory had run out by then, which changes bits" if ran_out else ""
+            return f"first difference at step {step} ({since}): {what}{why}"
+        since = f"step {step} is the same"
     return None
 
 
