@@ -43,10 +43,7 @@ class Evidence:
             Failure: A file is missing, or differs from what the run saved.
         """
         # Read the digests and the metrics.
-        digests = _one_per_step(
-            run.path / "digests.jsonl",
-            read_all_entries(run.path / "digests.jsonl", digest_problem),
-        )
+        digests = _first_digests(run.path / "digests.jsonl")
         if not (run.path / "metrics.jsonl").exists():
             raise StorageFailure(
                 f"{run.path}/metrics.jsonl is missing, so no validation can be compared: restore it"
@@ -206,16 +203,17 @@ def _validation_difference(run: Evidence, again: Evidence, until: int | None) ->
     return None
 
 
-def _one_per_step(path: Path, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _first_digests(path: Path) -> list[dict[str, Any]]:
     """Return the first entry of each step.
 
     A step has more entries if a checkpoint was saved there or the run was resumed there.
 
     Raises:
         Failure: The second entry of a step has other digests.
+        WrongUse: The file cannot be read, or a line is damaged.
     """
     by_step: dict[int, dict[str, Any]] = {}
-    for number, entry in enumerate(entries, 1):
+    for number, entry in enumerate(read_all_entries(path, digest_problem), 1):
         before = by_step.setdefault(entry["step"], entry)
         for name in (*DIGESTS, "tensors"):
             if entry[name] != before[name]:

@@ -2,16 +2,18 @@
 
 import contextlib
 import math
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trainer.system.background import in_background
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _FIRST_S, _NEXT_S = 10.0, 1.0  # the first answer takes longer: NVML is imported and initialized
 
 
-class Reading(NamedTuple):
+class GpuReading(NamedTuple):
     """The values of a GPU. A value that is not readable is NaN."""
 
     nvml_index: float = math.nan
@@ -27,49 +29,38 @@ class GpuReader:
     """
 
     def __init__(self, uuids: Sequence[str]) -> None:
-        self._uuids, self._limit_s = uuids, _FIRST_S
-        self._questions: SimpleQueue[Future[list[Reading]] | None] = SimpleQueue()
-        self._answer: Future[list[Reading]] | None = None
-        self._thread = threading.Thread(target=self._read_all, name="gpu-reader", daemon=True)
-        if uuids:
-            self._thread.start()
+        self._uuids = uuids
+        self._answer: Future[list[GpuReading]] | None = None  # of the last call
+        self._is_open = False
 
-    def read(self) -> list[Reading]:
+    def read(self) -> list[GpuReading]:
         """Return the newest values of each GPU."""
-        nothing = [Reading() for _ in self._uuids]
-        if not self._uuids or self._is_hanging():
-            return nothing
-        self._answer = Future()
-        self._questions.put(self._answer)
-        try:
-            return self._answer.result(self._limit_s)
-        except TimeoutError:
-            return nothing
-        finally:
-            self._limit_s = _NEXT_S
+        if self._uuids and (self._answer is None or self._answer.done()):
+            limit_s = _FIRST_S if self._answer is None else _NEXT_S
+            self._answer = in_background(self._read_all, "gpu-reader")
+            with contextlib.suppress(TimeoutError):
+                return self._answer.result(limit_s)
+        return [GpuReading() for _ in self._uuids]
 
     def close(self) -> None:
-        """End the thread. If a call hangs, do not wait: the thread ends when it returns."""
-        self._questions.put(None)
-        if self._thread.is_alive() and not self._is_hanging():
-            self._thread.join(_NEXT_S)
+        """Release the driver, unless a call hangs."""
+        if self._answer is not None and self._answer.done():
+            import pynvml
 
-    def _is_hanging(self) -> bool:
-        return self._answer is not None and not self._answer.done()
+            with contextlib.suppress(TimeoutError, pynvml.NVMLError):
+                in_background(pynvml.nvmlShutdown, "gpu-reader").result(_NEXT_S)
 
-    def _read_all(self) -> None:
+    def _read_all(self) -> list[GpuReading]:
         import pynvml
 
-        # Without a driver, each call raises NVMLError.
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-        while (answer := self._questions.get()) is not None:
-            answer.set_result([_reading(uuid) for uuid in self._uuids])
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+        if not self._is_open:
+            with contextlib.suppress(pynvml.NVMLError):  # each call below will raise it
+                pynvml.nvmlInit()
+            self._is_open = True
+        return [_reading(uuid) for uuid in self._uuids]
 
 
-def _reading(uuid: str) -> Reading:
+def _reading(uuid: str) -> GpuReading:
     import pynvml
 
     def value(read: Callable[[Any], float]) -> float:
@@ -84,7 +75,7 @@ def _reading(uuid: str) -> Reading:
             handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
         return int(pynvml.nvmlDeviceGetIndex(handle))
 
-    return Reading(
+    return GpuReading(
         value(index),
         value(lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
         value(lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20),

@@ -5,7 +5,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from trainer.parallel.world import World
 from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.run.mirror_storage import RECORDS, Storage, checkpoint_names, reason
 from trainer.run.run_log import RunLog
+from trainer.system.background import in_background
 from trainer.system.signals import StopRequest
 
 # The start of a training waits this long for the first answer of the storage.
@@ -219,7 +219,9 @@ class Mirror:
 
     def _restore_after(self, own: int, may_restore: bool) -> None:
         """Restore the newest checkpoint after step `own`, or after -1. See `restore`."""
-        place, stored = self._storage.place, self._first_answer()
+        place = self._storage.place
+        # A server that accepts connections and does not answer would delay the start for minutes.
+        stored = in_background(self._storage.steps, "mirror").result(_ANSWER_S)
         complete = sorted((step for step, whole in stored.items() if whole), reverse=True)
         if own >= 0:
             with contextlib.suppress(OSError, ValueError):  # a damaged sidecar is set aside later
@@ -242,25 +244,6 @@ class Mirror:
                 f"no copy in {place} is intact together with the best checkpoint that it needs: "
                 "restore the damaged files, or choose another --run name"
             )
-
-    def _first_answer(self) -> dict[int, bool]:
-        """Return the steps in the storage.
-
-        A server that accepts connections and does not answer would delay the start for minutes.
-
-        Raises:
-            TimeoutError: The storage did not answer in time.
-        """
-        answer: Future[dict[int, bool]] = Future()
-
-        def ask() -> None:
-            try:
-                answer.set_result(self._storage.steps())
-            except Exception as error:  # noqa: BLE001 - raised by the wait
-                answer.set_exception(error)
-
-        threading.Thread(target=ask, name="mirror", daemon=True).start()
-        return answer.result(_ANSWER_S)
 
     def _restore_copy(self, step: int) -> bool:
         """Restore the checkpoint of `step` and the best one, and return whether both are intact."""

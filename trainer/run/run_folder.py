@@ -115,22 +115,16 @@ class RunFolder:
         # All hardware events are kept, because a resumed run does not repeat them.
         last = {"validation": evaluated_step, "health": math.inf}
         for name in (METRICS, DIGESTS):
-            entries = read_entries(self.path / name)
-            if step and not entries and self._should_have_entries(name):
+            path = self.path / name
+            entries = read_entries(path)
+            may_be_empty = name == METRICS and path.exists() and path.stat().st_size == 0
+            if step and not entries and not may_be_empty:
                 lost.append(name)
             kept = [entry for entry in entries if entry["step"] <= last.get(entry["kind"], step)]
             if step == 0 and name == DIGESTS:
                 kept = []  # the digests of the start are written again
             self.write_text(name, "".join(json.dumps(entry) + "\n" for entry in kept))
         return lost
-
-    def _should_have_entries(self, name: str) -> bool:
-        """Return whether an empty record `name` has lost entries.
-
-        An existing metrics.jsonl may be empty.
-        """
-        path = self.path / name
-        return name == DIGESTS or not path.exists() or path.stat().st_size > 0
 
     def append(self, name: str, entry: Mapping[str, Any]) -> None:
         """Append an entry to the record `name`.

@@ -1,16 +1,19 @@
 """Write a run to TensorBoard, which is a view of metrics.jsonl."""
 
 import contextlib
+import functools
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainbox.contract.config import FREE_AT_RESUME, Config
 from trainer.run.compare import shown_value
+from trainer.system.background import in_background
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from torch import Tensor
 
     from trainer.run.event_file import EventFile
@@ -50,9 +53,8 @@ class TensorBoardLog:
         """
         if self._file is not None:
             self._drawn_step = step
-            thread = ThreadPoolExecutor(1, "pictures")
-            self._drawing = thread.submit(self._draw, self._file, step, draw)
-            thread.shutdown(wait=False)  # it ends after the drawing
+            work = functools.partial(self._draw, self._file, step, draw)
+            self._drawing = in_background(work, "pictures")
 
     def _draw(
         self, file: "EventFile", step: int, draw: "Callable[[], Mapping[str, Tensor]]"

@@ -69,7 +69,7 @@ def test_pictures_are_drawn_and_written_in_another_thread(tmp_path: Path) -> Non
     assert pixels[7].tolist() == picture_3HW.permute(1, 2, 0).tolist()
     assert set(pixels) == {7, 9}
     assert not pixels[9].any()
-    assert threads and threads[0].startswith("pictures")
+    assert threads == ["pictures"]
     assert reports == []
 
 
