@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class Mirror:
         self._damaged: set[int] = set()  # copies that a restore has refused, to be replaced
         self._newest: int | None = None
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None  # while copies are wanted
+        self._copies: Future[None] | None = None  # while copies are wanted
         self._wanted = self._behind = self._abandoned = False
         self._failures: list[str] = []  # the cause of each
         self._moved_at_s = 0.0
@@ -86,10 +87,9 @@ class Mirror:
         """
         with self._lock:
             self._wanted = not self._abandoned
-            if self._wanted and self._thread is None:
+            if self._wanted and self._copies is None:
                 self._moved()
-                self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
-                self._thread.start()
+                self._copies = in_background(self._work, "mirror")
 
     def finish(self, within_s: float | None = None) -> None:
         """Wait for the copies, and log what the storage has.
@@ -110,13 +110,13 @@ class Mirror:
 
     def _wait(self) -> bool:
         """Wait for the thread, and return whether it has ended in time."""
-        while (thread := self._thread) is not None:
+        while (copies := self._copies) is not None:
             if self._end_s is None and self._stop:
                 self._end_s = time.monotonic() + STOP_S
             until_s = self._moved_at_s + _STALLED_S if self._end_s is None else self._end_s
             if (left_s := until_s - time.monotonic()) <= 0:
                 return False
-            thread.join(min(left_s, 1.0))
+            wait([copies], min(left_s, 1.0))
         return True
 
     def abandon(self) -> None:
@@ -135,7 +135,7 @@ class Mirror:
         while True:
             with self._lock:
                 if not self._wanted:
-                    self._thread = None
+                    self._copies = None
                     return
                 self._wanted = False
             try:

@@ -96,14 +96,13 @@ class TensorBoardLog:
         """
         # The table has few columns, so settings with their default value are left out.
         usual, hidden = vars(Config()), FREE_AT_RESUME | {"fields", "best_by"}
-        shown = {"task", "optimizer", "seed"} | {
-            name
-            for name, value in vars(config).items()
-            if value != usual[name] and name not in hidden
-        }
         # TensorBoard hides trials without a swept setting, even if its value is the default.
-        shown |= set(swept)
-        settings = {name: value for name, value in vars(config).items() if name in shown}
+        always = {"task", "optimizer", "seed", *swept}
+        settings = {
+            name: value
+            for name, value in vars(config).items()
+            if name in always or (value != usual[name] and name not in hidden)
+        }
         settings |= {
             f"task.{name}": shown_value(name, value) for name, value in config.fields.items()
         }
