@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy
 import torch
@@ -121,7 +121,7 @@ def from_figure(figure: "Figure") -> Tensor:
     return torch.from_numpy(numpy.asarray(canvas.buffer_rgba())[:, :, :3].copy()).permute(2, 0, 1)
 
 
-def write_png(path: Path, picture_CHW: Tensor) -> None:
+def write_png(file: Path | IO[bytes], picture_CHW: Tensor) -> None:
     """Write a picture (1, 3 or 4, H, W) as PNG: uint8, or floats from 0 to 1.
 
     Raises:
@@ -130,7 +130,8 @@ def write_png(path: Path, picture_CHW: Tensor) -> None:
     if picture_CHW.is_floating_point():
         picture_CHW = (picture_CHW.clamp(0, 1) * 255).round()
     values_HWC = picture_CHW.to(torch.uint8).permute(1, 2, 0).cpu().numpy()
-    Image.fromarray(values_HWC.squeeze(2) if values_HWC.shape[2] == 1 else values_HWC).save(path)
+    values = values_HWC.squeeze(2) if values_HWC.shape[2] == 1 else values_HWC
+    Image.fromarray(values).save(file, "PNG")
 
 
 def _font(size: int, names: Sequence[str]) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:

@@ -141,7 +141,6 @@ def _load() -> None:
         "torch._dynamo",
         "torch.utils._sympy.reference",
         "torch.utils.serialization",
-        "torch.utils.tensorboard",
         "trainer.cli.commands",
         "trainer.cli.verbs",
         "trainer.parallel.fsdp",

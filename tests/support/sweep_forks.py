@@ -17,7 +17,6 @@ _MODULES = (
     "matplotlib.backends.backend_agg",
     "tensorboard.plugins.hparams.plugin_data_pb2",
     "tensorboard.summary.writer.event_file_writer",
-    "torch.utils.tensorboard.summary",
     "trainer.loop.fit",
 )
 

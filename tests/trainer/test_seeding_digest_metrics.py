@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainbox import metrics
 from trainbox.contract.seeding import derive_seed
-from trainer.run.digest import same_bits, value_digest
+from trainer.run.digest import value_digest
 
 
 # Frozen: another value would give every old run another result on resume.
@@ -114,9 +114,6 @@ def test_the_digest_takes_any_type_and_layout() -> None:
     assert last_1.stride() == (4,)
     for part in (last_1, empty, wide[1, 1]):
         assert value_digest(part) == value_digest(part.clone())
-        assert same_bits(part, part.clone()) and same_bits(part.clone(), part)
-    assert not same_bits(last_1, torch.zeros(1))
-    assert not same_bits(wide, wide.reshape(4, 3))
     parameter = torch.nn.Parameter(wide)
     assert value_digest({"x": parameter}) == value_digest({"x": wide})
     for dtype in (torch.bfloat16, torch.float16, torch.bool, torch.int64, torch.complex64):

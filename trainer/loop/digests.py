@@ -16,6 +16,7 @@ from trainer.run.digest import (
     tensor_digest,
     tensor_digests,
 )
+from trainer.run.run_folder import DIGESTS
 
 
 class DigestLog:
@@ -84,7 +85,7 @@ class DigestLog:
 
     def _write(self, entry: dict[str, Any]) -> None:
         self._last = entry
-        self._job.run.folder.append_digests(entry)
+        self._job.run.folder.append(DIGESTS, entry)
 
     def _entry(
         self, kind: str, step: int, model: Mapping[str, str], optimizer: Mapping[str, str]

@@ -55,33 +55,22 @@ def figure(rows: Sequence[Mapping[str, Any]], unit: str) -> "Figure":
     picture = Figure(figsize=(0.8 + 4.6 * len(scalings), 4.2), layout="constrained")
     panels = picture.subplots(1, len(scalings), sharey=True, squeeze=False)[0]
     for axes, scaling in zip(panels, scalings, strict=True):
-        for label, points in _series(
-            [row for row in rows if row["line"]["scaling"] == scaling]
-        ).items():
-            x = [point[0] for point in points]
-            speeds = [point[1] for point in points]
+        ours = [row for row in rows if row["line"]["scaling"] == scaling]
+        for label, points in _series(ours).items():
+            x, speeds = zip(*points, strict=True)
             y = [speed["median"] for speed in speeds]
-            bars = [
-                [m - s["least"] for m, s in zip(y, speeds, strict=True)],
-                [s["most"] - m for m, s in zip(y, speeds, strict=True)],
-            ]
-            drawn = axes.errorbar(x, y, bars, marker="o", capsize=3, label=label)
+            below = [speed["median"] - speed["least"] for speed in speeds]
+            above = [speed["most"] - speed["median"] for speed in speeds]
+            drawn = axes.errorbar(x, y, [below, above], marker="o", capsize=3, label=label)
             if scaling:
-                axes.plot(
-                    x,
-                    [y[0] * count / x[0] for count in x],
-                    ":",
-                    color=drawn[0].get_color(),
-                    linewidth=1,
-                )
+                linear = [y[0] * count / x[0] for count in x]
+                axes.plot(x, linear, ":", color=drawn[0].get_color(), linewidth=1)
         axes.set_title(_TITLES[scaling], fontsize="medium")
         axes.set_xlabel(("GPUs" if unit == "GPU" else "processes") if scaling else "batch")
-        ticks = sorted(
-            {row["line"]["case"]["count"] if scaling else row["batch_size"] or 0 for row in rows}
-        )
         if not scaling:
             axes.set_xscale("log", base=2)
-        axes.set_xticks([tick for tick in ticks if tick], [str(tick) for tick in ticks if tick])
+        ticks = sorted({tick for row in rows if (tick := _x(row))})
+        axes.set_xticks(ticks, list(map(str, ticks)))
         axes.minorticks_off()
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[1]:
@@ -97,9 +86,8 @@ def _series(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, Mapp
     The label names what is constant along the line. The point of one GPU is the first of each
     strategy's line.
     """
-    strategies = list(
-        dict.fromkeys(s for row in rows if (s := row["line"]["case"]["strategy"]) != "single")
-    ) or ["single"]
+    used = dict.fromkeys(row["line"]["case"]["strategy"] for row in rows)
+    strategies = [name for name in used if name != "single"] or ["single"]
     several = len({row["line"]["case"]["count"] for row in rows}) > 1
     found: dict[str, list[tuple[int, Mapping[str, float]]]] = {}
     for row in rows:
@@ -116,11 +104,14 @@ def _series(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, Mapp
         else:
             batch = f", batch {base['batch_size']}"
         workers = "" if case["workers"] is None else f", {case['workers']} workers"
-        for strategy in (
-            strategies if case["strategy"] == "single" and scaling else [case["strategy"]]
-        ):
-            x = case["count"] if scaling else row["batch_size"]
-            found.setdefault(f"{strategy}{batch}{workers}", []).append(
-                (x, row["samples_per_second"])
-            )
+        shared = case["strategy"] == "single" and scaling
+        for strategy in strategies if shared else [case["strategy"]]:
+            points = found.setdefault(f"{strategy}{batch}{workers}", [])
+            points.append((_x(row), row["samples_per_second"]))
     return found
+
+
+def _x(row: Mapping[str, Any]) -> int:
+    """Return the number of GPUs, or the size of the batch without a scaling."""
+    line = row["line"]
+    return int(line["case"]["count"] if line["scaling"] else row["batch_size"] or 0)

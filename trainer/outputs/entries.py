@@ -24,33 +24,34 @@ _NUMBERS = (
 class Entry:
     """A tensor, a column, a number or a text of a file.
 
-    `bits` are its bytes. `numbers` has the same values as numbers, or is None for text.
+    `kind` is the type in the file. `values` may have a wider type. `bits` has the same shape, and
+    compares them bit by bit.
     """
 
     kind: str
-    shape: tuple[int, ...]
-    bits: NDArray[np.uint8]
-    numbers: NDArray[Any] | None = None
+    values: NDArray[Any]
+    bits: NDArray[Any]
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether the values are numbers."""
+        return self.values.dtype.kind in "biufc"
 
 
 def entry_of_array(array: NDArray[Any]) -> Entry:
     """Return the entry of a NumPy array of any type without Python objects."""
-    if array.dtype.kind not in "biufc":
-        bits = np.frombuffer(array.tobytes(), np.uint8)
-        return Entry(str(array.dtype), array.shape, bits)
-    bits = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return Entry(str(array.dtype), array.shape, bits, array)
+    return Entry(str(array.dtype), array, array.view(f"V{array.itemsize}"))
 
 
 def entry_of_value(value: Any) -> Entry:
     """Return the entry of a number, of a list of numbers, or of any other value as text."""
     numbers = value if isinstance(value, list) else [value]
-    shape = (len(value),) if isinstance(value, list) else ()
     kinds = {type(number) for number in numbers}
     for types, dtype, largest in _NUMBERS:
         if kinds and kinds <= types and all(_fits(number, largest) for number in numbers):
             return entry_of_array(np.array(value, dtype))
-    return Entry("text", shape, np.frombuffer(repr(value).encode("utf-8", "replace"), np.uint8))
+    texts = np.array(list(map(repr, value)) if isinstance(value, list) else repr(value), np.str_)
+    return Entry("text", texts, texts)
 
 
 def _fits(number: float, largest: int) -> bool:
@@ -76,7 +77,7 @@ def digest(entries: Mapping[Key, Entry]) -> str:
     """Return the SHA-256, in hex, of the keys, types, shapes and bytes of all entries."""
     whole = hashlib.sha256()
     for key in sorted(entries, key=repr):
-        entry = entries[key]
-        whole.update(f"{key!r} {entry.kind} {entry.shape} {entry.bits.size}\n".encode())
-        whole.update(entry.bits.data)
+        kind, bits = entries[key].kind, entries[key].bits
+        whole.update(f"{key!r} {kind} {bits.shape} {bits.nbytes}\n".encode())
+        whole.update(bits.tobytes())
     return whole.hexdigest()

@@ -35,7 +35,7 @@ def read_entries(path: Path) -> dict[Key, Entry]:
         raise
     except Exception as error:  # the libraries raise many types for a damaged file
         raise WrongUse(f"{path.name} cannot be read: {_first_line(error)}") from error
-    if not any(entry.numbers is not None and entry.numbers.size for entry in entries.values()):
+    if not any(entry.is_numeric and entry.values.size for entry in entries.values()):
         raise WrongUse(f"{path.name} has no numbers: compare a file with results of the training")
     return entries
 
@@ -81,15 +81,15 @@ def _of_tensor(tensor: Any) -> Entry:
 
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise ValueError("a sparse or quantized tensor cannot be compared, save it as a dense one")
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    dense = tensor.detach().resolve_conj().resolve_neg()
     try:
-        numbers = flat.numpy()
-    except TypeError:  # NumPy has no bfloat16 and no float8; single precision has all their values
-        numbers = flat.to(torch.float32).numpy()
-    # A tensor of one element is contiguous with any stride, but torch views bytes only with 1.
-    flat_N = flat.reshape(-1)
-    bits = flat_N.as_strided(flat_N.shape, (1,)).view(torch.uint8).numpy()
-    return Entry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), bits, numbers)
+        return entry_of_array(dense.numpy())
+    except TypeError:
+        # NumPy has no bfloat16, no float8 and no complex32. Single precision has all their values,
+        # but not the bits of each NaN.
+        values = dense.to(torch.complex64 if dense.is_complex() else torch.float32).numpy()
+        bits = dense.view(getattr(torch, f"int{8 * dense.itemsize}")).numpy()
+        return Entry(str(dense.dtype).removeprefix("torch."), values, bits)
 
 
 def _of_npz(path: Path) -> dict[Key, Entry]:

@@ -24,15 +24,9 @@ from trainbox.contract.storage import storage_failure
 from trainbox.stored_checkpoints import StoredCheckpoints
 from trainer.run.digest import digest_of_digests, saved_digests, tensor_digests
 from trainer.run.jsonl import digest_problem, read_entries
+from trainer.run.run_folder import DIGESTS, MANIFEST, METRICS, SETTINGS, WEIGHTS
 
-_FILES_BESIDE = (
-    "model.safetensors",
-    "config.json",
-    "manifest.json",
-    "metrics.jsonl",
-    "digests.jsonl",
-    FIRST_CHECKPOINT,
-)
+_FILES_BESIDE = (SETTINGS, MANIFEST, METRICS, DIGESTS, WEIGHTS, FIRST_CHECKPOINT)
 _OPTIMIZER = "optimizer."  # the prefix of the optimizer's tensors in digests.jsonl
 _EXTRA_STATE = "_extra_state"  # a module's extra state, which a .safetensors file cannot hold
 
@@ -58,7 +52,7 @@ class CheckpointFiles(StoredCheckpoints):
         """
         instead = "start a new run with --run NAME"
         super().__init__(folder, folder.parent / FIRST_CHECKPOINT, report, instead, run_id)
-        self.best, self._mapped = folder.parent / "model.safetensors", mapped
+        self.best, self._mapped = folder.parent / WEIGHTS, mapped
 
     def remove_leftovers(self) -> None:
         """Clean up after a killed process.
@@ -174,7 +168,7 @@ class CheckpointFiles(StoredCheckpoints):
 
     def entries(self, step: int) -> list[dict[str, Any]]:
         """Return the valid entries of `step` in digests.jsonl, or none for a checkpoint alone."""
-        path = self.folder.parent / "digests.jsonl"
+        path = self.folder.parent / DIGESTS
         return [entry for entry in read_entries(path, digest_problem) if entry["step"] == step]
 
 

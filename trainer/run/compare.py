@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +32,19 @@ _CHANGE_BITS = {
     "machine.cpu_model",
     "machine.cpu_capability",
 }
-_CHANGE_BITS_PREFIXES = (
-    "data.",
-    "sources.",
-    "environment.ATEN_",
-    "environment.ONEDNN_",
-    "environment.DNNL_",
-    "environment.MKL_",
-    "environment.CUBLAS_",
-    "environment.CUBLASLT_",
-    "environment.CUDNN_",
-    "environment.NVIDIA_TF32",
-    "environment.TORCH_DISABLE_NATIVE_JIT",
+# Prefixes of the environment variables whose change may change the bits.
+VARIABLES_OF_BITS = (
+    "ATEN_",
+    "ONEDNN_",
+    "DNNL_",
+    "MKL_",
+    "CUBLAS_",
+    "CUBLASLT_",
+    "CUDNN_",
+    "NVIDIA_TF32",
+    "TORCH_DISABLE_NATIVE_JIT",
 )
+_CHANGE_BITS_PREFIXES = ("data.", "sources.", *(_ENVIRONMENT + name for name in VARIABLES_OF_BITS))
 # These entries belong to one start and do not affect the bits.
 _OF_THE_START = (
     "argv",
@@ -66,32 +65,6 @@ _OF_THE_START = (
 )
 
 
-@dataclass(frozen=True)
-class BitsDifference:
-    """The first step at which the digests of two runs differ."""
-
-    step: int
-    agreed_step: int | None  # the last common step with equal digests
-    tensors: tuple[str, ...]  # in the order of the model, then of the optimizer
-    parts: tuple[str, ...] = ()  # descriptions of the combined digests that differ
-    memory_ran_out: bool = False  # in one of the runs, allocations of GPU memory had failed
-
-    def __str__(self) -> str:
-        """Return a description for messages."""
-        since = (
-            "no earlier step was compared"
-            if self.agreed_step is None
-            else f"step {self.agreed_step} is the same"
-        )
-        what = (
-            f"first tensor {self.tensors[0]}, {len(self.tensors)} in all"
-            if self.tensors
-            else " and ".join(self.parts)
-        )
-        why = "; GPU memory had run out by then, which changes bits" if self.memory_ran_out else ""
-        return f"first difference at step {self.step} ({since}): {what}{why}"
-
-
 _PARTS = {
     "model": "the weights",
     "optimizer": "the optimizer's state",
@@ -99,38 +72,27 @@ _PARTS = {
 }
 
 
-def first_difference(
-    one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]
-) -> BitsDifference | None:
-    """Return the first difference of two runs' digests, or None if all common steps agree."""
+def first_difference(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> str | None:
+    """Describe the first common step at which two runs' digests differ, or return None.
+
+    The tensors are in the order of the model, then of the optimizer.
+    """
     of_one, of_other = ({entry["step"]: entry for entry in entries} for entries in (one, other))
-    agreed = None
+    since = "no earlier step was compared"
     for step in sorted(of_one.keys() & of_other.keys()):
         a, b = of_one[step], of_other[step]
-        tensors = tuple(
-            name
-            for name in {**a["tensors"], **b["tensors"]}
-            if a["tensors"].get(name) != b["tensors"].get(name)
-        )
-        parts = tuple(label for name, label in _PARTS.items() if a[name] != b[name])
+        tensors = list(_changes(a["tensors"], b["tensors"]))
+        parts = [label for name, label in _PARTS.items() if a[name] != b[name]]
         if tensors or parts:
+            what = (
+                f"first tensor {tensors[0]}, {len(tensors)} in all"
+                if tensors
+                else " and ".join(parts)
+            )
             ran_out = "failed_allocations" in {**a, **b}
-            return BitsDifference(step, agreed, tensors, parts, ran_out)
-        agreed = step
-    return None
-
-
-def first_validation_difference(
-    one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]
-) -> str | None:
-    """Describe the first common validation whose metrics differ, or return None."""
-    of_one, of_other = (
-        {entry["step"]: entry for entry in entries if entry.get("kind") == "validation"}
-        for entries in (one, other)
-    )
-    for step in sorted(of_one.keys() & of_other.keys()):
-        if difference := first_figure_difference(of_one[step], of_other[step]):
-            return f"the validation at step {step} differs in {difference}"
+            why = "; GPU memory had run out by then, which changes bits" if ran_out else ""
+            return f"first difference at step {step} ({since}): {what}{why}"
+        since = f"step {step} is the same"
     return None
 
 
@@ -167,11 +129,9 @@ def manifest_differences(
     loaded_by_one = {name for name in before.keys() ^ after.keys() if name.startswith("sources.")}
     of_the_run = ("plan.strategy", "plan.world_size") if plan_matters else ()
     return {
-        name: (before.get(name), after.get(name))
-        for name in {**before, **after}
-        if before.get(name) != after.get(name)
-        and name not in loaded_by_one
-        and (name in of_the_run or not name.startswith(_OF_THE_START))
+        name: change
+        for name, change in _changes(before, after).items()
+        if name not in loaded_by_one and (name in of_the_run or not name.startswith(_OF_THE_START))
     }
 
 
@@ -209,11 +169,7 @@ def edited_settings(
     settings = manifest.get("settings", {})
     before = _flat(settings, "settings.")
     now = _flat(shown_settings({name: config.get(name) for name in settings}), "settings.")
-    return {
-        name: (before.get(name), now.get(name))
-        for name in {**before, **now}
-        if before.get(name) != now.get(name)
-    }
+    return _changes(before, now)
 
 
 def changes_bits(name: str) -> bool:
@@ -234,6 +190,14 @@ def listed_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return "; ".join(
         f"{name}: {_short(old)} -> {_short(new)}" for name, (old, new) in changed.items()
     )
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {
+        name: (before.get(name), after.get(name))
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    }
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

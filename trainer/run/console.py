@@ -1,12 +1,13 @@
 """The output of a running training: lines, the progress bar, the rank's log and heartbeat."""
 
 import contextlib
+import functools
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +36,11 @@ class Console:
             StorageFailure: The log cannot be written.
         """
         self._prints = prints
-        self._bar: tqdm[Any] | None = None
+        # A bar is shown only on a terminal. Without one, all calls of a bar do nothing.
+        self._new_bar: Callable[..., tqdm[Any]] = functools.partial(
+            tqdm, dynamic_ncols=True, disable=not (prints and sys.stderr.isatty())
+        )
+        self._bar = self._new_bar(disable=True)
         self._timer: threading.Timer | None = None
         self._batch_size, self._last_line_at = 0, 0.0
         heartbeat = os.environ.get("TRAINBOX_HEARTBEAT")
@@ -61,62 +66,46 @@ class Console:
     def start_bar(self, step: int, schedule: Schedule) -> None:
         """Show a progress bar from `step` on, if standard error is a terminal."""
         self._batch_size = schedule.batch_size
-        if self._shows_bars():
-            self._bar = tqdm(
-                initial=step * schedule.batch_size,
-                total=schedule.total_steps * schedule.batch_size,
-                unit=" samples",
-                unit_scale=True,
-                dynamic_ncols=True,
-                bar_format=_BAR,
-            )
+        self._bar = self._new_bar(
+            initial=step * schedule.batch_size,
+            total=schedule.total_steps * schedule.batch_size,
+            unit=" samples",
+            unit_scale=True,
+            bar_format=_BAR,
+        )
 
     def start_rehearsal_bar(self, parts: int) -> None:
         """Show a bar of the `parts` of a rehearsal, if it takes more than 2 seconds."""
         self._batch_size = 1
-        if self._shows_bars():
-            self._bar = tqdm(
-                desc="rehearsal  ",
-                total=parts,
-                dynamic_ncols=True,
-                bar_format=_REHEARSAL_BAR,
-                delay=_SHORT_S,
-                leave=False,
-            )
-            # The first part alone may take longer.
-            self._timer = threading.Timer(_SHORT_S, self._bar.refresh)
-            self._timer.daemon = True
-            self._timer.start()
+        self._bar = self._new_bar(
+            desc="rehearsal  ", total=parts, bar_format=_REHEARSAL_BAR, delay=_SHORT_S, leave=False
+        )
+        # The first part alone may take longer.
+        self._timer = threading.Timer(_SHORT_S, self._bar.refresh)
+        self._timer.daemon = True
+        self._timer.start()
 
     def validation_bar(self, batches: Iterable[T], count: int) -> Iterable[T]:
         """Return the `count` batches, with a second progress bar while they are read.
 
         The bar appears if standard error is a terminal and the batches take more than 2 seconds.
         """
-        if not self._shows_bars():
-            return batches
-        bar: Iterable[T] = tqdm(
+        return self._new_bar(
             batches,
             "validation  ",
             total=count,
-            dynamic_ncols=True,
             bar_format=_VALIDATION_BAR,
             delay=_SHORT_S,
             leave=False,
         )
-        return bar
-
-    def _shows_bars(self) -> bool:
-        return self._prints and sys.stderr.isatty()
 
     def count_step(self) -> None:
         """Move the bar by one step, or by one part of a rehearsal."""
-        if self._bar is not None:
-            self._bar.update(self._batch_size)
+        self._bar.update(self._batch_size)
 
     def report_progress(self, line: str, speed: str) -> None:
         """Show `line` on the bar. Without a bar, print `line` and `speed` every 10 seconds."""
-        if self._bar is not None:
+        if not self._bar.disable:
             self._bar.set_description_str(line + "  ", refresh=False)
         elif time.monotonic() - self._last_line_at > _LINE_EVERY_S:
             self._last_line_at = time.monotonic()
@@ -132,9 +121,7 @@ class Console:
         """Close the bar. `report` still works."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        self._bar.close()
 
     def close(self) -> None:
         """Close the bar and the log."""

@@ -12,7 +12,7 @@ from typing import Any
 from trainbox.contract.errors import ExitCode, Failure, StorageFailure, WrongUse
 from trainer.run.compare import (
     first_difference,
-    first_validation_difference,
+    first_figure_difference,
     listed_changes,
     manifest_differences,
 )
@@ -43,10 +43,7 @@ class Evidence:
             Failure: A file is missing, or differs from what the run saved.
         """
         # Read the digests and the metrics.
-        digests = _one_per_step(
-            run.path / "digests.jsonl",
-            read_all_entries(run.path / "digests.jsonl", digest_problem),
-        )
+        digests = _first_digests(run.path / "digests.jsonl")
         if not (run.path / "metrics.jsonl").exists():
             raise StorageFailure(
                 f"{run.path}/metrics.jsonl is missing, so no validation can be compared: restore it"
@@ -106,7 +103,7 @@ def contradictions() -> Iterator[None]:
         yield
     except (StorageFailure, Edited) as error:
         what = "SETTINGS" if isinstance(error, Edited) else "FILES"
-        raise Failure(f"DIFFERENT {what}: {error}", exit_code=ExitCode.DIFFERENT) from error
+        raise _different(what, str(error)) from error
 
 
 def compare_runs(one: Path, other: Path) -> str:
@@ -116,11 +113,7 @@ def compare_runs(one: Path, other: Path) -> str:
         WrongUse: A folder is not a run, or both are the same folder.
         Failure: The digests differ, or a run's files contradict each other.
     """
-    for run in (one, other):
-        for name in ("digests.jsonl", "manifest.json"):
-            if not (run / name).is_file():
-                raise WrongUse(f"verify {run}: {name} is missing: give the folders of two runs")
-    if one.samefile(other):
+    if one.resolve() == other.resolve():
         raise WrongUse(
             f"verify {one} {other}: both are the same folder: give the folders of two runs"
         )
@@ -142,10 +135,9 @@ def verdict(run: Evidence, again: Evidence, until: int | None = None) -> str:
     """
     one, other = run.name, again.name
     if run.manifest.get("classes") != again.manifest.get("classes"):
-        raise Failure(
-            f"DIFFERENT CLASSES: {one} against {other}: the classes in their manifests differ: "
-            "restore manifest.json",
-            exit_code=ExitCode.DIFFERENT,
+        raise _different(
+            "CLASSES",
+            f"{one} against {other}: the classes in their manifests differ: restore manifest.json",
         )
     manifests = listed_changes(manifest_differences(run.manifest, again.manifest))
     entries = (
@@ -162,32 +154,27 @@ def verdict(run: Evidence, again: Evidence, until: int | None = None) -> str:
             f"{one} and {other} have no digest of a trained step in common (the first digest of "
             f"{one} is of step {trained}): train with --digest-steps N for more digests"
         )
-    if difference := first_difference(run.digests, again.digests):
-        raise Failure(
-            f"DIFFERENT BITS: {one} against {other}: {difference}{entries}",
-            exit_code=ExitCode.DIFFERENT,
-        )
+    if bits := first_difference(run.digests, again.digests):
+        raise _different("BITS", f"{one} against {other}: {bits}{entries}")
     if validation := _validation_difference(run, again, until):
-        raise Failure(
-            f"DIFFERENT BITS: {one} against {other}: the weights are the same, and "
-            f"{validation}{entries}",
-            exit_code=ExitCode.DIFFERENT,
+        raise _different(
+            "BITS",
+            f"{one} against {other}: the weights are the same, and {validation}{entries}",
         )
     if until is None:
         for each in (run, again):
             each.refuse_incomplete()
         if run.end != again.end:
-            raise Failure(
-                f"DIFFERENT ENDS: {one} ends at step {run.end} and {other} at step "
-                f"{again.end}: the same bits up to step {common[-1]}, the last step that both "
-                f"have{entries}",
-                exit_code=ExitCode.DIFFERENT,
+            raise _different(
+                "ENDS",
+                f"{one} ends at step {run.end} and {other} at step {again.end}: the same bits up "
+                f"to step {common[-1]}, the last step that both have{entries}",
             )
         if run.best_step != again.best_step:
-            raise Failure(
-                f"DIFFERENT BEST WEIGHTS: the model.safetensors of {one} is of step "
-                f"{run.best_step}, that of {other} of step {again.best_step}{entries}",
-                exit_code=ExitCode.DIFFERENT,
+            raise _different(
+                "BEST WEIGHTS",
+                f"the model.safetensors of {one} is of step {run.best_step}, that of {other} of "
+                f"step {again.best_step}{entries}",
             )
     last = next(entry["model"] for entry in reversed(run.digests) if entry["step"] == common[-1])
     return (
@@ -196,36 +183,44 @@ def verdict(run: Evidence, again: Evidence, until: int | None = None) -> str:
     )
 
 
+def _different(what: str, text: str) -> Failure:
+    return Failure(f"DIFFERENT {what}: {text}", exit_code=ExitCode.DIFFERENT)
+
+
 def _validation_difference(run: Evidence, again: Evidence, until: int | None) -> str | None:
     """Describe the first validation that is missing in one run or differs, or return None.
 
     A run may have stopped at a step before the validation of that step.
     """
-    ends = min(until or run.end, run.end, again.end)
-    for step in sorted(run.validations.keys() ^ again.validations.keys()):
-        if step < ends or (until is None and step == run.end == again.end):
-            incomplete = run if step in again.validations else again
+    ends, one, other = min(until or run.end, run.end, again.end), run.validations, again.validations
+    for step in sorted({*one, *other}):
+        if step in one and step in other:
+            if difference := first_figure_difference(one[step], other[step]):
+                return f"the validation at step {step} differs in {difference}"
+        elif step < ends or (until is None and step == run.end == again.end):
+            incomplete = again if step in one else run
             return f"the metrics.jsonl of {incomplete.name} has no validation at step {step}"
-    return first_validation_difference(run.metrics, again.metrics)
+    return None
 
 
-def _one_per_step(path: Path, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _first_digests(path: Path) -> list[dict[str, Any]]:
     """Return the first entry of each step.
 
     A step has more entries if a checkpoint was saved there or the run was resumed there.
 
     Raises:
         Failure: The second entry of a step has other digests.
+        WrongUse: The file cannot be read, or a line is damaged.
     """
     by_step: dict[int, dict[str, Any]] = {}
-    for number, entry in enumerate(entries, 1):
+    for number, entry in enumerate(read_all_entries(path, digest_problem), 1):
         before = by_step.setdefault(entry["step"], entry)
         for name in (*DIGESTS, "tensors"):
             if entry[name] != before[name]:
-                raise Failure(
-                    f"DIFFERENT BITS: line {number} of {path}: the second entry of step "
-                    f"{entry['step']} has a different digest of {name} than the first: "
-                    "restore the file, or train the run again",
-                    exit_code=ExitCode.DIFFERENT,
+                raise _different(
+                    "BITS",
+                    f"line {number} of {path}: the second entry of step {entry['step']} has a "
+                    f"different digest of {name} than the first: restore the file, or train the "
+                    "run again",
                 )
     return list(by_step.values())

@@ -8,47 +8,53 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainbox.contract.entries import EntryReader
+from trainbox.contract.errors import StorageFailure
+from trainbox.contract.files import append_line
 from trainbox.contract.internal import Internal
+from trainer.run.jsonl import read_entries
 
-EVENT = ("time_unix_s", "gpu", "uuid", "check", "result", "read", "do")
+_EVENT = ("time_unix_s", "gpu", "uuid", "check", "result", "read", "do")
 
 
-class HardwareEvents:
-    """The events in the file at `path`, each returned once.
+def new_events(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events since the last call that are not among `entries` of metrics.jsonl.
 
-    Without a file, `new` returns an empty list.
+    An incomplete last line is read by a later call. Damaged lines are skipped. Without a file, the
+    result is empty.
     """
-
-    def __init__(self, path: Path | None) -> None:
-        self._reader = EntryReader(path) if path else None
-
-    def new(self) -> list[dict[str, Any]]:
-        """Return the events since the last call, with the keys of EVENT.
-
-        An incomplete last line is read by a later call. Damaged lines are skipped.
-        """
-        if self._reader is None:
-            return []
-        return [event for entry in self._reader.read() if (event := _event(entry)) is not None]
+    path = os.environ.get(Internal.HEALTH_EVENTS)
+    return _not_in(entries, _reader(path)) if path else []
 
 
-def hardware_events() -> HardwareEvents:
-    """Return the events of the file that the environment names.
-
-    Each call for the same file returns the same object. A worker of a sweep trains many times, and
-    its next run must not record the events of the previous run again.
-    """
-    return _events_in(os.environ.get(Internal.HEALTH_EVENTS, ""))
+@functools.cache  # a worker of a sweep trains many times, and reads each event once
+def _reader(path: str) -> EntryReader:
+    return EntryReader(Path(path))
 
 
-@functools.cache
-def _events_in(path: str) -> HardwareEvents:
-    return HardwareEvents(Path(path) if path else None)
+def _not_in(entries: Iterable[Mapping[str, Any]], reader: EntryReader) -> list[dict[str, Any]]:
+    known = [_event(entry) for entry in entries if entry.get("kind") == "health"]
+    return [
+        _event(line)
+        for line in reader.read()
+        if line.keys() >= set(_EVENT)
+        and isinstance(line["time_unix_s"], int | float)
+        and isinstance(line["check"], str)
+        and _event(line) not in known
+    ]
+
+
+def _event(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: entry.get(name) for name in _EVENT}
+
+
+def event_text(event: Mapping[str, Any]) -> str:
+    """Return what is known of an event, besides its time, as TensorBoard shows it."""
+    return ", ".join(f"{name} {event[name]}" for name in _EVENT[1:] if event.get(name) is not None)
 
 
 def note_run(metrics: Path) -> None:
@@ -63,37 +69,19 @@ def record_left_over(events: Path) -> None:
 
     They are recorded at the last step of the training.
     """
-    try:
+    # Without metrics.jsonl, the training had not started to record, or its folder was removed. The
+    # entrypoint has already printed the events.
+    with contextlib.suppress(OSError, StorageFailure):
         metrics = Path(os.fsdecode(Path(f"{events}.run").read_bytes()))
-        lines = metrics.read_bytes().split(b"\n")
-        with metrics.open("ab") as file:
-            entries = [json.loads(line) for line in lines[:-1] if line]
-            known = [
-                {name: entry.get(name) for name in EVENT}
-                for entry in entries
-                if entry.get("kind") == "health"
-            ]
-            last = max(
-                entries, key=lambda entry: int(entry["step"]), default={"step": 0, "epoch": 0}
-            )
-            position = {"kind": "health", "step": last["step"], "epoch": last["epoch"]}
-            left = [event for event in HardwareEvents(events).new() if event not in known]
-            # End a line that the kill left incomplete. Readers skip it.
-            if left and lines[-1]:
-                file.write(b"\n")
-            file.write(b"".join(json.dumps(position | event).encode() + b"\n" for event in left))
-    except (OSError, ValueError, KeyError, TypeError):
-        # The training had not started to record, or its folder was removed. The entrypoint has
-        # already printed the events.
-        return
-
-
-def _event(event: Mapping[str, Any]) -> dict[str, Any] | None:
-    if not event.keys() >= set(EVENT):
-        return None
-    if not isinstance(event["time_unix_s"], int | float) or not isinstance(event["check"], str):
-        return None
-    return {name: event[name] for name in EVENT}
+        last_byte = metrics.read_bytes()[-1:]
+        entries = read_entries(metrics)
+        last = max(entries, key=lambda entry: int(entry["step"]), default={"step": 0, "epoch": 0})
+        position = {"kind": "health", "step": last["step"], "epoch": last.get("epoch")}
+        left = _not_in(entries, EntryReader(events))
+        if left and last_byte not in (b"", b"\n"):
+            append_line(metrics, "")  # end the line that the kill left incomplete; readers skip it
+        for event in left:
+            append_line(metrics, json.dumps(position | event))
 
 
 if __name__ == "__main__":

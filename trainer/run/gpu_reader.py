@@ -1,15 +1,25 @@
 """Read this process's GPUs from the NVIDIA driver, without ever blocking the training."""
 
 import contextlib
-import threading
+import math
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-Reading = dict[str, float]  # by the names of `READINGS`; without the values that are not readable
+from trainer.system.background import in_background
 
-READINGS = ("index", "utilization_percent", "memory_used_mib", "energy_j")
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
 _FIRST_S, _NEXT_S = 10.0, 1.0  # the first answer takes longer: NVML is imported and initialized
+
+
+class GpuReading(NamedTuple):
+    """The values of a GPU. A value that is not readable is NaN."""
+
+    nvml_index: float = math.nan
+    utilization_percent: float = math.nan
+    memory_used_mib: float = math.nan
+    energy_j: float = math.nan
 
 
 class GpuReader:
@@ -19,71 +29,55 @@ class GpuReader:
     """
 
     def __init__(self, uuids: Sequence[str]) -> None:
-        self._uuids = tuple(uuids)
-        self._questions: SimpleQueue[bool] = SimpleQueue()
-        self._answers: SimpleQueue[list[Reading]] = SimpleQueue()
-        self._waiting, self._limit_s = False, _FIRST_S
-        self._thread = threading.Thread(target=self._answer, name="gpu-reader", daemon=True)
-        if self._uuids:
-            self._thread.start()
+        self._uuids = uuids
+        self._answer: Future[list[GpuReading]] | None = None  # of the last call
+        self._is_open = False
 
-    def read(self) -> list[Reading]:
+    def read(self) -> list[GpuReading]:
         """Return the newest values of each GPU."""
-        nothing: list[Reading] = [{} for _ in self._uuids]
-        if not self._uuids:
-            return nothing
-        try:
-            if self._waiting:
-                self._answers.get_nowait()  # too old
-            self._questions.put(True)
-            self._waiting = True
-            found = self._answers.get(timeout=self._limit_s)
-        except Empty:
-            return nothing
-        finally:
-            self._limit_s = _NEXT_S
-        self._waiting = False
-        return found
+        if self._uuids and (self._answer is None or self._answer.done()):
+            limit_s = _FIRST_S if self._answer is None else _NEXT_S
+            self._answer = in_background(self._read_all, "gpu-reader")
+            with contextlib.suppress(TimeoutError):
+                return self._answer.result(limit_s)
+        return [GpuReading() for _ in self._uuids]
 
     def close(self) -> None:
-        """End the thread. If a call hangs, do not wait long: the thread ends when it returns."""
-        self._questions.put(False)
-        if self._uuids and not self._waiting:
-            self._thread.join(_NEXT_S)
+        """Release the driver, unless a call hangs."""
+        if self._answer is not None and self._answer.done():
+            import pynvml
 
-    def _answer(self) -> None:
+            with contextlib.suppress(TimeoutError, pynvml.NVMLError):
+                in_background(pynvml.nvmlShutdown, "gpu-reader").result(_NEXT_S)
+
+    def _read_all(self) -> list[GpuReading]:
         import pynvml
 
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError:
-            while self._questions.get():
-                self._answers.put([{} for _ in self._uuids])
-            return
-        while self._questions.get():
-            self._answers.put([_reading(uuid) for uuid in self._uuids])
-        pynvml.nvmlShutdown()
+        if not self._is_open:
+            with contextlib.suppress(pynvml.NVMLError):  # each call below will raise it
+                pynvml.nvmlInit()
+            self._is_open = True
+        return [_reading(uuid) for uuid in self._uuids]
 
 
-def _reading(uuid: str) -> Reading:
+def _reading(uuid: str) -> GpuReading:
     import pynvml
+
+    def value(read: Callable[[Any], float]) -> float:
+        """Return NaN if the GPU or its driver does not have the value, or refuses it."""
+        try:
+            return float(read(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
+        except pynvml.NVMLError:
+            return math.nan
 
     def index(handle: Any) -> int:
         with contextlib.suppress(pynvml.NVMLError):  # raised for a whole GPU
             handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
         return int(pynvml.nvmlDeviceGetIndex(handle))
 
-    values: tuple[Callable[[Any], float], ...] = (
-        index,
-        lambda handle: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-        lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20,
-        lambda handle: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
+    return GpuReading(
+        value(index),
+        value(lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+        value(lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle).used / 2**20),
+        value(lambda handle: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000),
     )
-    found: Reading = {}
-    for name, value in zip(READINGS, values, strict=True):
-        # A GPU or its driver may not have the value, or refuse it.
-        try:
-            found[name] = value(pynvml.nvmlDeviceGetHandleByUUID(uuid))
-        except pynvml.NVMLError:
-            continue
-    return found

@@ -1,10 +1,10 @@
 """Describe everything that can affect the bits of a run: settings, sources, data and machine."""
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import importlib.metadata
-import json
 import os
 import platform
 import subprocess
@@ -17,12 +17,14 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.files import read_object
 from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.secret_rule import shown_variable
 from trainer.data.examples import Collate, length, read_examples
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
 from trainer.run.compare import (
+    VARIABLES_OF_BITS,
     cannot_resume,
     listed_changes,
     manifest_differences,
@@ -37,17 +39,10 @@ from trainer.system.sources import loaded_sources
 _PACKAGES = ("trainbox", "torch", "torchvision", "numpy", "tensorboard", "safetensors")
 # Prefixes of the environment variables that affect computing libraries.
 _ENVIRONMENT = (
-    "ATEN_",
-    "ONEDNN_",
-    "DNNL_",
-    "MKL_",
+    *VARIABLES_OF_BITS,
     "OMP_",
     "KMP_",
-    "CUBLAS_",
-    "CUBLASLT_",
     "CUDA_MPS_",
-    "CUDNN_",
-    "NVIDIA_TF32",
     "NCCL_",
     "TORCH_",
     "TORCHINDUCTOR_",
@@ -199,26 +194,19 @@ def revision() -> str:
 
 @functools.cache  # a sweep's worker needs it for each trial
 def _build() -> dict[str, Any]:
-    """Return the revision and the digests of the lock files."""
+    """Return the revision and the digests of the lock files, from the image or from git."""
     # `make build REQUIREMENTS=my.txt` copies my.lock to this path in the environment.
-    return _source() | {"extra_lock_sha256": _sha256(Path(sys.prefix) / "extra.lock")}
-
-
-def _source() -> dict[str, Any]:
-    """Return the revision and the digest of requirements.lock, from the image or from git."""
+    extra = {"extra_lock_sha256": _sha256(Path(sys.prefix) / "extra.lock")}
     if baked := os.environ.get("TRAINBOX_BUILD_INFO"):
-        try:
-            info = json.loads(Path(baked).read_text(encoding="utf-8"))
-            assert isinstance(info, dict)
-            return info
-        except (OSError, ValueError):
-            pass
+        with contextlib.suppress(OSError, ValueError):
+            return read_object(Path(baked)) | extra
     root = Path(__file__).parents[2]
     diff = _git(root, "diff", "HEAD")
     return {
         "revision": _git(root, "rev-parse", "HEAD"),
         "dirty_diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
         "lock_sha256": _sha256(root / "requirements.lock"),
+        **extra,
     }
 
 

@@ -5,7 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from trainer.parallel.world import World
 from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.run.mirror_storage import RECORDS, Storage, checkpoint_names, reason
 from trainer.run.run_log import RunLog
+from trainer.system.background import in_background
 from trainer.system.signals import StopRequest
 
 # The start of a training waits this long for the first answer of the storage.
@@ -73,7 +74,7 @@ class Mirror:
         self._damaged: set[int] = set()  # copies that a restore has refused, to be replaced
         self._newest: int | None = None
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None  # while copies are wanted
+        self._copies: Future[None] | None = None  # while copies are wanted
         self._wanted = self._behind = self._abandoned = False
         self._failures: list[str] = []  # the cause of each
         self._moved_at_s = 0.0
@@ -86,10 +87,9 @@ class Mirror:
         """
         with self._lock:
             self._wanted = not self._abandoned
-            if self._wanted and self._thread is None:
+            if self._wanted and self._copies is None:
                 self._moved()
-                self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
-                self._thread.start()
+                self._copies = in_background(self._work, "mirror")
 
     def finish(self, within_s: float | None = None) -> None:
         """Wait for the copies, and log what the storage has.
@@ -110,13 +110,13 @@ class Mirror:
 
     def _wait(self) -> bool:
         """Wait for the thread, and return whether it has ended in time."""
-        while (thread := self._thread) is not None:
+        while (copies := self._copies) is not None:
             if self._end_s is None and self._stop:
                 self._end_s = time.monotonic() + STOP_S
             until_s = self._moved_at_s + _STALLED_S if self._end_s is None else self._end_s
             if (left_s := until_s - time.monotonic()) <= 0:
                 return False
-            thread.join(min(left_s, 1.0))
+            wait([copies], min(left_s, 1.0))
         return True
 
     def abandon(self) -> None:
@@ -135,7 +135,7 @@ class Mirror:
         while True:
             with self._lock:
                 if not self._wanted:
-                    self._thread = None
+                    self._copies = None
                     return
                 self._wanted = False
             try:
@@ -219,7 +219,9 @@ class Mirror:
 
     def _restore_after(self, own: int, may_restore: bool) -> None:
         """Restore the newest checkpoint after step `own`, or after -1. See `restore`."""
-        place, stored = self._storage.place, self._first_answer()
+        place = self._storage.place
+        # A server that accepts connections and does not answer would delay the start for minutes.
+        stored = in_background(self._storage.steps, "mirror").result(_ANSWER_S)
         complete = sorted((step for step, whole in stored.items() if whole), reverse=True)
         if own >= 0:
             with contextlib.suppress(OSError, ValueError):  # a damaged sidecar is set aside later
@@ -242,25 +244,6 @@ class Mirror:
                 f"no copy in {place} is intact together with the best checkpoint that it needs: "
                 "restore the damaged files, or choose another --run name"
             )
-
-    def _first_answer(self) -> dict[int, bool]:
-        """Return the steps in the storage.
-
-        A server that accepts connections and does not answer would delay the start for minutes.
-
-        Raises:
-            TimeoutError: The storage did not answer in time.
-        """
-        answer: Future[dict[int, bool]] = Future()
-
-        def ask() -> None:
-            try:
-                answer.set_result(self._storage.steps())
-            except Exception as error:  # noqa: BLE001 - raised by the wait
-                answer.set_exception(error)
-
-        threading.Thread(target=ask, name="mirror", daemon=True).start()
-        return answer.result(_ANSWER_S)
 
     def _restore_copy(self, step: int) -> bool:
         """Restore the checkpoint of `step` and the best one, and return whether both are intact."""

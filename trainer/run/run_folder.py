@@ -5,16 +5,17 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import append_regular, read_object, read_text, replacing
+from trainbox.contract.files import append_line, append_regular, read_object, read_text, replacing
 from trainbox.contract.sidecar import FIRST_CHECKPOINT
 from trainbox.contract.storage import storage_failure
 from trainer.run.jsonl import read_entries
 
-MANIFEST, METRICS, DIGESTS = "manifest.json", "metrics.jsonl", "digests.jsonl"
-_WEIGHTS, _LOCK, _SETTINGS = "model.safetensors", "lock", "config.json"
+SETTINGS, MANIFEST = "config.json", "manifest.json"
+METRICS, DIGESTS = "metrics.jsonl", "digests.jsonl"
+WEIGHTS, _LOCK = "model.safetensors", "lock"
 
 
 def finite_or_null(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,7 +40,6 @@ class RunFolder:
         self.path, self.writes = path, writes
         if writes:
             _refuse_files_of_others(path)
-        self._metrics: TextIO | None = None
         try:
             for folder in ("checkpoints", "logs"):
                 (path / folder).mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ class RunFolder:
         Raises:
             WrongUse: The file exists and cannot be read.
         """
-        path = self.path / _SETTINGS
+        path = self.path / SETTINGS
         try:
             return read_text(path)
         except FileNotFoundError:
@@ -115,8 +115,10 @@ class RunFolder:
         # All hardware events are kept, because a resumed run does not repeat them.
         last = {"validation": evaluated_step, "health": math.inf}
         for name in (METRICS, DIGESTS):
-            entries = read_entries(self.path / name)
-            if step and not entries and self._should_have_entries(name):
+            path = self.path / name
+            entries = read_entries(path)
+            may_be_empty = name == METRICS and path.exists() and path.stat().st_size == 0
+            if step and not entries and not may_be_empty:
                 lost.append(name)
             kept = [entry for entry in entries if entry["step"] <= last.get(entry["kind"], step)]
             if step == 0 and name == DIGESTS:
@@ -124,71 +126,23 @@ class RunFolder:
             self.write_text(name, "".join(json.dumps(entry) + "\n" for entry in kept))
         return lost
 
-    def _should_have_entries(self, name: str) -> bool:
-        """Return whether an empty record `name` has lost entries.
-
-        An existing metrics.jsonl may be empty.
-        """
-        path = self.path / name
-        return name == DIGESTS or not path.exists() or path.stat().st_size > 0
-
-    def open_metrics(self) -> list[dict[str, Any]]:
-        """Open metrics.jsonl for `append_entry`, and return the entries that it already has."""
-        self._metrics = append_regular(self.path / METRICS)
-        return read_entries(self.path / METRICS)
-
-    @property
-    def metrics_are_open(self) -> bool:
-        """Whether `append_entry` can be called."""
-        return self._metrics is not None
-
-    def append_entry(self, entry: Mapping[str, Any]) -> None:
-        """Append an entry to metrics.jsonl.
-
-        Raises:
-            StorageFailure: The file cannot be written.
-        """
-        assert self._metrics is not None
-        try:
-            self._metrics.write(json.dumps(finite_or_null(entry)) + "\n")
-        except OSError as error:
-            raise storage_failure(self.path / METRICS, error) from error
-
-    def close_metrics(self) -> None:
-        """Close metrics.jsonl.
-
-        Raises:
-            StorageFailure: an entry that could not be written is still in the file's buffer.
-        """
-        if self._metrics is not None:
-            metrics, self._metrics = self._metrics, None
-            try:
-                metrics.close()
-            except OSError as error:
-                raise storage_failure(self.path / METRICS, error) from error
-
-    def append_digests(self, entry: Mapping[str, Any]) -> None:
-        """Append an entry to digests.jsonl.
+    def append(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Append an entry to the record `name`.
 
         Raises:
             StorageFailure: The file cannot be written.
         """
         if not self.writes:
             return
-        path = self.path / DIGESTS
         try:
-            with append_regular(path) as file:
-                file.write(json.dumps(entry) + "\n")
+            append_line(self.path / name, json.dumps(finite_or_null(entry)))
         except OSError as error:
-            raise storage_failure(path, error) from error
+            raise storage_failure(self.path / name, error) from error
 
     def close(self) -> None:
         """Release the lock, so that another process can train in this folder."""
-        try:
-            self.close_metrics()
-        finally:
-            if self._lock is not None:
-                self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
 
 def _refuse_files_of_others(path: Path) -> None:
@@ -197,10 +151,10 @@ def _refuse_files_of_others(path: Path) -> None:
     Each run has a lock. If a copy of a run lacks its lock, the settings or the manifest show that
     it is a run.
     """
-    of_a_run = (_LOCK, _SETTINGS, MANIFEST, FIRST_CHECKPOINT)
+    of_a_run = (_LOCK, SETTINGS, MANIFEST, FIRST_CHECKPOINT)
     if any((path / name).exists() for name in of_a_run):
         return
-    if found := [name for name in (METRICS, DIGESTS, _WEIGHTS) if (path / name).is_file()]:
+    if found := [name for name in (METRICS, DIGESTS, WEIGHTS) if (path / name).is_file()]:
         raise WrongUse(
             f"{path} is not a run, and its {', '.join(found)} would be replaced: choose another "
             "--run name, or move the files away"

@@ -14,7 +14,7 @@ import torch
 from trainbox.contract.energy import Energy, earlier_joules, shown_kwh
 from trainbox.contract.errors import Preempted, StorageFailure
 from trainer.parallel.strategy import Strategy
-from trainer.run.gpu_reader import READINGS, GpuReader
+from trainer.run.gpu_reader import GpuReader
 from trainer.run.run_folder import MANIFEST, RunFolder
 
 _WRITTEN_EVERY_S = 60.0
@@ -22,15 +22,15 @@ _WRITTEN_EVERY_S = 60.0
 
 @dataclass(frozen=True)
 class RunGpu:
-    """A GPU of the run. `index` is NVML's, or None if the driver does not answer."""
+    """A GPU of the run. `nvml_index` is NaN if the driver does not answer."""
 
     host: str
-    index: int | None
+    nvml_index: float
     name: str
     uuid: str
 
     def __str__(self) -> str:
-        index = "" if self.index is None else f"{self.index} "
+        index = "" if math.isnan(self.nvml_index) else f"{self.nvml_index:.0f} "
         return f"{index}{self.name} {self.uuid[:12]} on {self.host}"
 
 
@@ -49,7 +49,7 @@ class RunGpus:
         self.all: list[RunGpu] = []
         if own:
             rows = [
-                [platform.node(), reading.get("index"), name, uuid]
+                [platform.node(), reading.nvml_index, name, uuid]
                 for reading, (uuid, name) in zip(self._reader.read(), own, strict=True)
             ]
             each = strategy.world.from_each(rows)
@@ -144,12 +144,9 @@ class RunGpus:
 
     def _read(self) -> tuple[list[float | None], ...]:
         """Return the utilisation in percent, the memory in MiB and the energy in J of each GPU."""
-        names = READINGS[1:]
-        own = [[found.get(name, math.nan) for name in names] for found in self._reader.read()]
-        world = self._strategy.world
-        row = torch.tensor(own, dtype=torch.float64).flatten()[None]
-        rows = world.gather_rows(row, [1] * world.world_size).reshape(-1, len(names))
-        columns = rows.T.tolist()
+        own, world = torch.tensor(self._reader.read(), dtype=torch.float64), self._strategy.world
+        rows = world.gather_rows(own.flatten()[None], [1] * world.world_size)
+        columns = rows.reshape(-1, own.shape[1]).T.tolist()[1:]  # without the index
         counters_j = dict(zip((gpu.uuid for gpu in self.all), columns[-1], strict=True))
         self._energy.read(counters_j)
         return tuple([None if math.isnan(x) else x for x in column] for column in columns)

@@ -4,14 +4,19 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainbox.contract.errors import StorageFailure
 from trainer.data.schedule import Schedule
 from trainer.run.console import Console
-from trainer.run.gpu_events import EVENT, hardware_events, note_run
+from trainer.run.gpu_events import event_text, new_events, note_run
+from trainer.run.jsonl import read_entries
+from trainer.run.numbers import numbers
 from trainer.run.run_folder import METRICS, RunFolder
 from trainer.run.tensorboard import TensorBoardLog
+
+if TYPE_CHECKING:
+    from trainer.run.event_file import EventFile
 
 _EVENTS_EVERY_S = 5.0
 
@@ -34,8 +39,8 @@ class RunLog:
             self.folder.close()
             raise
         self.report = self.console.report
-        self.board = TensorBoardLog(path, self.writes, self.report)
-        self._events, self._known_events = hardware_events(), list[dict[str, Any]]()
+        self.board = TensorBoardLog(path, self.report)
+        self._is_recording, self._entries_before = False, list[dict[str, Any]]()
         self._step, self._steps_per_epoch, self._events_at = 0, 1, 0.0
 
     def begin(self, step: int, evaluated_step: int, schedule: Schedule) -> None:
@@ -47,13 +52,13 @@ class RunLog:
                 f"{self.path / name} is missing or damaged: its entries up to step {step} are "
                 "lost, so verify will fail"
             )
-        entries = self.folder.open_metrics()
+        self._is_recording, self._entries_before = True, read_entries(self.path / METRICS)
         note_run(self.path / METRICS)
-        self.board.from_step = step + 1
+        self.board.begin(step + 1)
         self._step, self._steps_per_epoch = step, schedule.steps_per_epoch
-        self._known_events = [entry for entry in entries if entry.get("kind") == "health"]
         # TensorBoard drops everything after `step`, so later events are written again.
-        self._show_events([entry for entry in self._known_events if entry["step"] > step])
+        later = (entry for entry in self._entries_before if entry["step"] > step)
+        self._show_events([entry for entry in later if entry["kind"] == "health"])
         self.console.start_bar(step, schedule)
 
     def advance(self) -> None:
@@ -85,8 +90,8 @@ class RunLog:
             return
         now_unix_s = round(time.time(), 3)
         entry = {"kind": kind, "step": step, "epoch": epoch, "time_unix_s": now_unix_s, **values}
-        self.folder.append_entry(entry)
-        self.board.scalars(kind, values, step)
+        self.folder.append(METRICS, entry)
+        self.board.write(lambda file: file.scalars(numbers(entry), step))
         if speed is None:
             self.report(line)
         else:
@@ -94,15 +99,13 @@ class RunLog:
 
     def _record_events(self) -> None:
         """Write new hardware events, which the entrypoint has already printed."""
-        if not self.folder.metrics_are_open:
+        if not self._is_recording:
             return
-        known = [{name: entry.get(name) for name in EVENT} for entry in self._known_events]
-        events = [event for event in self._events.new() if event not in known]
+        events = new_events(self._entries_before)
         epoch = (max(1, self._step) - 1) // self._steps_per_epoch + 1
         for event in events:
-            self.folder.append_entry(
-                {"kind": "health", "step": self._step, "epoch": epoch, **event}
-            )
+            entry = {"kind": "health", "step": self._step, "epoch": epoch, **event}
+            self.folder.append(METRICS, entry)
         self._show_events(events)
 
     def _show_events(self, events: Sequence[Mapping[str, Any]]) -> None:
@@ -110,22 +113,22 @@ class RunLog:
         by_check: dict[Any, list[Mapping[str, Any]]] = {}
         for event in events:
             by_check.setdefault(event.get("check"), []).append(event)
-        for check, found in by_check.items():
-            texts = (
-                ", ".join(f"{n} {event[n]}" for n in EVENT[1:] if event.get(n) is not None)
-                for event in found
-            )
-            time_unix_s = found[-1].get("time_unix_s")
-            self.board.text(f"health/{check}", "\n\n".join(texts), self._step, time_unix_s)
+
+        def show(file: "EventFile") -> None:
+            for check, found in by_check.items():
+                text = "\n\n".join(map(event_text, found))
+                file.text(f"health/{check}", text, self._step, found[-1].get("time_unix_s"))
+
+        self.board.write(show)
 
     def end_progress(self) -> None:
-        """Close the bar, TensorBoard's files and metrics.jsonl. `report` still works."""
+        """Close the bar and TensorBoard's files. `report` still works."""
         # A failure to record events must not hide the result or the error of the training.
         with contextlib.suppress(StorageFailure):
             self._record_events()
         self.console.end_bar()
         self.board.close()
-        self.folder.close_metrics()
+        self._is_recording = False
 
     def close(self) -> None:
         """Close all files and release the folder for other processes."""

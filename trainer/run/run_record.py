@@ -237,28 +237,30 @@ def _object_in(path: Path) -> dict[str, Any]:
         raise WrongUse(f"{path} is damaged ({error}): restore it") from error
 
 
+_ENTRIES = {
+    "data": dict,
+    "sources": dict,
+    "settings": dict,
+    "classes": list | None,
+    "resumes": list,
+    "run_id": str,
+}
+
+
 def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the entries that are read, or None."""
-    for name, default, kind, problem in (
-        ("data", {}, dict, "data is not an object"),
-        ("sources", {}, dict, "sources is not an object"),
-        ("settings", None, dict, "it has no settings"),
-        ("classes", "missing", list | None, "it has no classes"),  # null without classes
-        ("resumes", [], list, "resumes is not a list of objects"),
-        ("run_id", None, str, "it has no run_id"),
-    ):
-        if not isinstance(manifest.get(name, default), kind):
-            return problem
-    resumes = manifest.get("resumes", [])
-    if not all(isinstance(start, dict) for start in resumes):
-        return "resumes is not a list of objects"
-    for plan in (manifest.get("plan"), *(start.get("plan") for start in resumes)):
+    """Return which of the entries that are read is wrong, or None."""
+    entries = {"data": {}, "sources": {}, "resumes": [], **manifest}
+    for name, kind in _ENTRIES.items():
+        if name not in entries or not isinstance(entries[name], kind):
+            return f"{name} is missing or malformed"
+    resumes = entries["resumes"]
+    if not all(isinstance(start, dict) and type(start.get("step")) is int for start in resumes):
+        return "resumes is malformed"
+    for plan in (start.get("plan") for start in (manifest, *resumes)):
         if not (
             isinstance(plan, dict)
             and isinstance(plan.get("strategy"), str)
             and type(plan.get("world_size")) is int
         ):
-            return "a plan has no strategy or world_size"
-    if not all(type(start.get("step")) is int for start in resumes):
-        return "a resume has no step"
+            return "plan is missing or malformed"
     return None

@@ -8,11 +8,15 @@ far it has copied the file, so that the next start of a killed run copies the re
 import contextlib
 import select
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trainbox.contract.entries import EntryReader
 from trainbox.contract.processes import die_with_parent
-from trainer.run.tensorboard import EntryLog
+from trainer.run.event_file import EventFile
+from trainer.run.gpu_events import event_text
+from trainer.run.numbers import numbers
 
 _LOOK_EVERY_S = 5.0
 _COPIED = ".copied"  # the number of bytes of metrics.jsonl that TensorBoard's files have
@@ -28,17 +32,18 @@ class Follower:
         except (OSError, ValueError):
             copied = 0
         self._reader = EntryReader(metrics, copied)
-        self._log: EntryLog | None = None
+        self._file: EventFile | None = None
 
     def look(self) -> None:
         """Copy the new entries."""
         for entry in self._reader.read():
-            self._log = self._log or EntryLog(self._folder)
-            # TensorBoard cannot store a step above 64 bits, or a name that is not Unicode.
-            with contextlib.suppress(ValueError, OverflowError):
-                self._log.write(entry)
-        if self._log is not None:
-            self._log.flush()
+            self._file = self._file or EventFile(self._folder)
+            # TensorBoard cannot store a step above 64 bits, a name that is not Unicode, or a time
+            # that is not a number.
+            with contextlib.suppress(ValueError, OverflowError, TypeError):
+                _write(entry, self._file)
+        if self._file is not None:
+            self._file.flush()
             with contextlib.suppress(OSError):
                 position = str(self._reader.position)
                 (self._folder / _COPIED).write_text(position, encoding="utf-8")
@@ -46,8 +51,19 @@ class Follower:
     def close(self) -> None:
         """Copy what is left and close TensorBoard's file."""
         self.look()
-        if self._log is not None:
-            self._log.close()
+        if self._file is not None:
+            self._file.close()
+
+
+def _write(entry: Mapping[str, Any], file: EventFile) -> None:
+    """Write the numbers of an entry as scalars, and an event of the hardware as a text."""
+    step, time_unix_s = entry.get("step"), entry.get("time_unix_s")
+    if not isinstance(step, int):
+        return
+    if entry.get("kind") == "health":
+        file.text(f"health/{entry.get('check')}", event_text(entry), step, time_unix_s)
+    else:
+        file.scalars(numbers(entry), step, time_unix_s)
 
 
 def main() -> None:

@@ -179,12 +179,13 @@ def _show_all(study: Study, folder: Path, storage: str | None) -> None:
 
     Nothing here imports torch. matplotlib draws the picture in about a second of CPU time.
     """
-    from trainer.run.tensorboard import write_picture
+    from trainer.run.event_file import EventFile
 
     print_above_bar(show(folder, storage, None, False, None))
     results.write_csv(folder, study.records())
     show(folder, storage, None, False, folder / "sweep.png")
-    write_picture(folder, "sweep", folder / "sweep.png")
+    with contextlib.closing(EventFile(folder / "tensorboard")) as file:
+        file.picture("sweep", (folder / "sweep.png").read_bytes())
     # Trials of a script have no TensorBoard files.
     is_task = not isinstance(study.sweep.config, Script)
     view = f"; to view all trials: {tensorboard(folder)}" if is_task else ""

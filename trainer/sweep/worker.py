@@ -28,7 +28,7 @@ from trainbox.contract.processes import die_with_parent
 from trainbox.contract.python_path import restore_environment
 from trainbox.contract.storage import storage_failure
 from trainbox.contract.streams import open_streams, outlive_readers
-from trainer.run.gpu_events import hardware_events
+from trainer.run.gpu_events import new_events
 from trainer.sweep.slots import send_or_exit
 from trainer.system.signals import StopRequest
 
@@ -107,7 +107,7 @@ def _trained(
     from trainbox.contract.config import Config
     from trainer.session.train import train_task
 
-    hardware_events().new()  # drop the events of earlier trials
+    new_events([])  # drop the events of earlier trials
     _log_to(Path(order["log"]))
     # Undo what an earlier trial may have set.
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))

@@ -24,7 +24,6 @@ _TAGS = re.compile(
     r"|device\.(?:type|names)|machine\.cpu_model|plan\.(?:strategy|world_size)|script|init\..+"
 )
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*", re.ASCII)
-_RESERVED = {"kind", "step", "time_unix_s"}
 _OTHER_CHARACTERS = re.compile(r"[^\w./ :-]", re.ASCII)
 _LONGEST_NAME, _LONGEST_VALUE = 250, 500
 _LARGEST_STEP, _LATEST_S = 2**53, 2**40
@@ -101,10 +100,10 @@ def row(entry: Mapping[str, Any]) -> EntryRow | None:
     Raises:
         WrongUse: Two metrics would have the same name in a tracker.
     """
-    kind, step, when = str(entry.get("kind", "train")), entry.get("step"), entry.get("time_unix_s")
-    if type(step) is not int or abs(step) > _LARGEST_STEP or kind == "health":
+    step, when = entry.get("step"), entry.get("time_unix_s")
+    if type(step) is not int or abs(step) > _LARGEST_STEP or entry.get("kind") == "health":
         return None
-    found = numbers(kind, {name: entry[name] for name in entry.keys() - _RESERVED})
+    found = numbers(entry)
     values = {_metric_name(name): _finite(found[name]) for name in sorted(found)}
     if len(values) < len(found):
         alike = Counter(map(_metric_name, found)).most_common(1)[0][0]

@@ -255,7 +255,11 @@ def test_a_changed_task_is_refused_unless_accepted(ranks: Ranks) -> None:
     [
         (shutil.rmtree, 2, "evaluate runs/r: the folder does not exist: "),
         (lambda run: (run / "manifest.json").unlink(), 2, "manifest.json is missing: "),
-        (lambda run: (run / "manifest.json").write_text("{}"), 2, "is damaged (it has no settings"),
+        (
+            lambda run: (run / "manifest.json").write_text("{}"),
+            2,
+            "is damaged (settings is missing or malformed",
+        ),
         (
             lambda run: _edit(run / "config.json", seed=7),
             2,

@@ -159,7 +159,9 @@ def test_a_resume_reports_that_the_digests_of_its_checkpoint_are_lost(
 @pytest.mark.parametrize("reader", _USERS)
 def test_a_manifest_without_classes_is_refused(here: Here, run: Path, reader: str) -> None:
     _without_classes(run)
-    assert "runs/r/manifest.json is damaged (it has no classes)" in _err(here, reader, 2)
+    assert "runs/r/manifest.json is damaged (classes is missing or malformed)" in _err(
+        here, reader, 2
+    )
 
 
 @pytest.mark.parametrize("reader", _READERS)

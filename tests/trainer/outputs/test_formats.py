@@ -26,7 +26,7 @@ def test_the_drill_knows_the_same_formats() -> None:
 
 def _kinds(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {
-        ".".join(map(str, key)): (entry.kind, entry.shape)
+        ".".join(map(str, key)): (entry.kind, entry.values.shape)
         for key, entry in read_entries(path).items()
     }
 
@@ -112,6 +112,22 @@ def test_a_column_with_one_row_is_read(tmp_path: Path) -> None:
         torch.save(tensor, tmp_path / name)
     column, copy = (digest(read_entries(tmp_path / name)) for name in ("column.pt", "copy.pt"))
     assert column == copy
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn])
+def test_types_that_numpy_lacks_are_compared_by_their_bits(
+    kind: torch.dtype, tmp_path: Path
+) -> None:
+    """Each pattern of bits is an entry, also each NaN."""
+    size = 256**kind.itemsize
+    raw = torch.arange(size).to(torch.uint8 if kind.itemsize == 1 else torch.uint16)
+    torch.save(dict(enumerate(raw.view(kind).split(size // 256))), tmp_path / "f.pt")
+    entries = read_entries(tmp_path / "f.pt")
+    assert {entry.kind for entry in entries.values()} == {str(kind).removeprefix("torch.")}
+    digests = {digest({("w",): entry}) for entry in entries.values()}
+    assert len(digests) == len(entries) == 256
+    (first, *_, last) = entries.values()
+    assert first_difference({("w",): first}, {("w",): last}) is not None
 
 
 def test_a_key_that_a_json_object_has_twice_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from trainbox.contract.internal import Internal
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.run import gpu_events as hardware
 from trainer.run import run_log
-from trainer.run.gpu_events import HardwareEvents, hardware_events
+from trainer.run.gpu_events import new_events, note_run, record_left_over
+from trainer.run.jsonl import read_entries
 from trainer.run.run_log import RunLog
 from trainer.sweep import worker
 from trainer.system.signals import StopRequest
@@ -93,18 +94,19 @@ def _shown(here: Here) -> list[tuple[int, float, str]]:
     return sorted((e.step, e.wall_time, e.tensor_proto.string_val[0].decode()) for e in found)
 
 
-def test_each_event_is_returned_once_and_a_half_written_one_when_complete(tmp_path: Path) -> None:
-    path = tmp_path / "events"
-    events = HardwareEvents(path)
-    assert events.new() == []  # without a file
-    _append(path, _line(1.0) + _line(2.0)[:30])
-    assert events.new() == [_event(1.0)]
-    assert events.new() == []
-    _append(path, _line(2.0)[30:] + _line(3.0, gpu=None))
-    assert events.new() == [_event(2.0), _event(3.0, gpu=None)]
-    path.unlink()
-    assert events.new() == []
-    assert HardwareEvents(None).new() == []
+def test_each_event_is_returned_once_and_a_half_written_one_when_complete(
+    events: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert new_events([]) == []  # without a file
+    _append(events, _line(1.0) + _line(2.0)[:30])
+    assert new_events([]) == [_event(1.0)]
+    assert new_events([]) == []
+    _append(events, _line(2.0)[30:] + _line(3.0, gpu=None))
+    assert new_events([]) == [_event(2.0), _event(3.0, gpu=None)]
+    events.unlink()
+    assert new_events([]) == []
+    monkeypatch.delenv(Internal.HEALTH_EVENTS)
+    assert new_events([]) == []
 
 
 @pytest.mark.parametrize(
@@ -121,10 +123,9 @@ def test_each_event_is_returned_once_and_a_half_written_one_when_complete(tmp_pa
         _line("soon"),
     ],
 )
-def test_a_damaged_line_is_skipped(tmp_path: Path, damaged: str) -> None:
-    path = tmp_path / "events"
-    path.write_bytes(b"\xff\xfe\n" + damaged.rstrip("\n").encode() + b"\n" + _line(2.0).encode())
-    assert HardwareEvents(path).new() == [_event(2.0)]
+def test_a_damaged_line_is_skipped(events: Path, damaged: str) -> None:
+    events.write_bytes(b"\xff\xfe\n" + damaged.rstrip("\n").encode() + b"\n" + _line(2.0).encode())
+    assert new_events([]) == [_event(2.0)]
 
 
 def test_events_of_a_training_are_in_its_metrics_and_in_tensorboard_and_not_printed(
@@ -188,7 +189,7 @@ def test_a_resume_keeps_each_event_exactly_once(
     for step in (6, 7, 8):
         for path in (here.path() / "checkpoints").glob(f"step-{step:08d}*"):
             path.unlink()
-    hardware._events_in.cache_clear()  # as in a new process, which reads the whole file
+    hardware._reader.cache_clear()  # as in a new process, which reads the whole file
     _append(events, _line(9.0))
     out = here.train(log_steps=1)
     assert "resume     from step 5, epoch 1\n" in out
@@ -219,7 +220,7 @@ def test_a_trial_of_a_sweep_does_not_get_earlier_events(
 ) -> None:
     def train_task(*_arguments: Any, **_more: Any) -> dict[str, float]:
         _append(events, _line(2.0))
-        seen.extend(hardware_events().new())
+        seen.extend(new_events([]))
         return {}
 
     seen: list[dict[str, Any]] = []
@@ -230,3 +231,21 @@ def test_a_trial_of_a_sweep_does_not_get_earlier_events(
     events.write_text(_line(1.0))
     worker._trained(order, "cpu", StopRequest(), lambda _step, _metrics: None)
     assert seen == [_event(2.0)]
+
+
+@pytest.mark.parametrize("torn", ["", '{"kind": "tra'])
+def test_events_that_a_killed_training_did_not_record(
+    tmp_path: Path, events: Path, torn: str
+) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    train = {"kind": "train", "step": 7, "epoch": 2}
+    known = {"kind": "health", "step": 7, "epoch": 2, **_event(1.0)}
+    metrics.write_text(f"{json.dumps(train)}\n{json.dumps(known)}\n{torn}")
+    events.write_text(_line(1.0) + _line(2.0) + _line(3.0))
+    note_run(metrics)
+    record_left_over(events)
+    left = [{"kind": "health", "step": 7, "epoch": 2, **_event(when)} for when in (2.0, 3.0)]
+    assert read_entries(metrics) == [train, known, *left]
+    metrics.unlink()
+    record_left_over(events)
+    assert not metrics.exists()

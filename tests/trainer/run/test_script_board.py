@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from trainer.run.event_file import EventFile
 from trainer.run.script_board import Follower
-from trainer.run.tensorboard import EntryLog
 
 
 def shown(run: Path) -> list[tuple[int, float]]:
@@ -32,7 +32,7 @@ def test_the_position_is_recorded_after_the_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     position, found = tmp_path / "tensorboard/.copied", list[bool]()
-    monkeypatch.setattr(EntryLog, "flush", lambda _log: found.append(position.exists()))
+    monkeypatch.setattr(EventFile, "flush", lambda _log: found.append(position.exists()))
     append(tmp_path, '{"step": 1, "loss": 1}\n')
     follower = Follower(tmp_path / "metrics.jsonl")
     follower.look()
@@ -49,12 +49,23 @@ def test_a_replaced_file_is_copied_from_its_begin(tmp_path: Path) -> None:
     assert shown(tmp_path) == [(1, 1), (2, 2), (3, 3)]
 
 
+def test_an_event_of_the_hardware_is_a_text(tmp_path: Path) -> None:
+    event = '"check": "xid", "gpu": 1, "uuid": null, "result": "WARN", "text": "GPU 1: Xid 13"'
+    append(tmp_path, f'{{"kind": "health", "step": 2, "time_unix_s": 5, {event}}}\n')
+    Follower(tmp_path / "metrics.jsonl").close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (shown,) = events.Tensors("health/xid")
+    assert (shown.step, shown.wall_time) == (2, 5)
+    assert shown.tensor_proto.string_val[0] == b"gpu 1, check xid, result WARN"
+
+
 def test_entries_that_tensorboard_cannot_store_are_left_out(tmp_path: Path) -> None:
     odd = [
         f'{{"step": {2**70}, "loss": 1}}',
         f'{{"step": 1, "loss": {10**400}}}',
         '{"step": 1, "\\ud800": 1}',
-        '{"step": 1, "kind": "health", "text": "\\ud800"}',
+        '{"step": 1, "kind": "health", "read": "\\ud800"}',
         "[" * 20_000,
         "not JSON",
     ]

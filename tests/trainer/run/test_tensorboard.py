@@ -3,26 +3,39 @@
 import io
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy
+import pytest
 import torch
 from PIL import Image
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.plugins.base_plugin import TBContext
+from tensorboard.plugins.hparams import list_session_groups
+from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS, ListSessionGroupsRequest
+from tensorboard.plugins.hparams.backend_context import Context
 
+from trainbox.contract.config import Config
+from trainer.run.numbers import numbers
 from trainer.run.tensorboard import TensorBoardLog
 
 
 def test_only_numbers_and_lists_of_each_gpu_become_scalars(tmp_path: Path) -> None:
     reports: list[str] = []
-    log = TensorBoardLog(tmp_path, writes=True, report=reports.append)
-    values = {
+    log = TensorBoardLog(tmp_path, reports.append)
+    log.begin(1)
+    entry = {
+        "kind": "validation",
+        "step": 7,
+        "time_unix_s": 5.0,
         "loss": 0.5,
         "gpu_memory_mib_each": [3.0, None, 4.0],
         "counts": [1, 2],
         "confusion": [[1, 2], [3, 4]],
     }
-    log.scalars("validation", values, 7)
+    log.write(lambda file: file.scalars(numbers(entry), 7))
     log.close()
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
@@ -36,7 +49,8 @@ def test_only_numbers_and_lists_of_each_gpu_become_scalars(tmp_path: Path) -> No
 
 def test_pictures_are_drawn_and_written_in_another_thread(tmp_path: Path) -> None:
     reports: list[str] = []
-    log = TensorBoardLog(tmp_path, writes=True, report=reports.append)
+    log = TensorBoardLog(tmp_path, reports.append)
+    log.begin(1)
     picture_3HW = torch.arange(3 * 5 * 7, dtype=torch.uint8).reshape(3, 5, 7)
     threads: list[str] = []
 
@@ -59,26 +73,77 @@ def test_pictures_are_drawn_and_written_in_another_thread(tmp_path: Path) -> Non
     assert reports == []
 
 
-def test_no_two_threads_write_at_once(tmp_path: Path) -> None:
-    log = TensorBoardLog(tmp_path, writes=True, report=[].append)
-    locked: dict[int, bool] = {}
-    writer = SimpleNamespace(
-        add_summary=lambda _summary, step: locked.update({step: log._lock.locked()})
-    )
-    log._board = SimpleNamespace(file_writer=writer, close=list)  # type: ignore[assignment]
-    log.pictures(7, lambda: {"one": torch.zeros(3, 4, 4, dtype=torch.uint8)})
-    log.scalars("train", {"loss": 1}, 8)
-    log.close()
-    assert locked == {7: True, 8: True}
-
-
 def test_a_picture_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
     reports: list[str] = []
-    log = TensorBoardLog(tmp_path, writes=True, report=reports.append)
+    log = TensorBoardLog(tmp_path, reports.append)
+    log.begin(1)
     log.pictures(7, lambda: {"one": torch.zeros(5, 4, 4, dtype=torch.uint8)})
-    log.scalars("train", {"loss": 1}, 8)
+    log.write(lambda file: file.scalars({"train/loss": 1}, 8))
     log.close()
     log.close()
     assert len(reports) == 1
     assert reports[0].startswith("the pictures of step 7 cannot be written (")
     assert reports[0].endswith("): training continues without them")
+
+
+def test_a_log_that_was_not_begun_writes_nothing(tmp_path: Path) -> None:
+    log = TensorBoardLog(tmp_path, [].append)
+    log.write(lambda file: file.scalars({"train/loss": 1}, 8))
+    log.pictures(8, lambda: pytest.fail("drawn"))
+    log.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").touch()
+    reports: list[str] = []
+    log = TensorBoardLog(tmp_path, reports.append)
+    log.begin(1)
+    log.write(lambda file: file.scalars({"train/loss": 1}, 8))
+    log.close()
+    assert len(reports) == 1
+    assert reports[0].startswith("TensorBoard's files cannot be written (")
+
+
+def test_a_resume_replaces_what_an_earlier_start_wrote_after_its_step(tmp_path: Path) -> None:
+    for first in (1, 3):
+        log = TensorBoardLog(tmp_path, [].append)
+        log.begin(first)
+        log.write(
+            lambda file, first=first: [  # type: ignore[misc]
+                file.scalars({"train/loss": first}, step) for step in range(first, 6)
+            ]
+        )
+        log.close()
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    shown = [(event.step, event.value) for event in board.Scalars("train/loss")]
+    assert shown == [(1, 1), (2, 1), (3, 3), (4, 3), (5, 3)]
+
+
+def test_the_hparams_tab_has_a_row_for_each_run(tmp_path: Path) -> None:
+    for number, width in enumerate((8, 16)):
+        fields = {"width": width, "layers": [1, 2]}
+        config = Config(task="tiny", seed=number, deterministic=False, fields=fields)
+        log = TensorBoardLog(tmp_path / f"trial-{number}", [].append)
+        log.begin(1)
+        log.hyperparameters(config, 4, {"accuracy": 0.5 + number}, ["width"])
+        log.close()
+    runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    provider = MultiplexerDataProvider(runs, str(tmp_path))
+    tab = Context(TBContext(logdir=str(tmp_path), data_provider=provider))
+    written = tab.hparams_metadata(RequestContext(), "")
+    experiment = tab.experiment_from_metadata(RequestContext(), "", False, written, [])
+    # TensorBoard shows what differs first.
+    columns = [info.name for info in experiment.hparam_infos]
+    assert columns == ["task.width", "deterministic", "optimizer", "seed", "task", "task.layers"]
+    query = ListSessionGroupsRequest(allowed_statuses=[STATUS_SUCCESS], slice_size=9)
+    found = list_session_groups.Handler(RequestContext(), tab, "", query).run().session_groups
+    assert [group.name for group in found] == ["trial-0/tensorboard", "trial-1/tensorboard"]
+    second = found[1]
+    assert second.hparams["task.width"].number_value == 16
+    assert second.hparams["task.layers"].string_value == "[1, 2]"
+    assert not second.hparams["deterministic"].bool_value
+    (metric,) = second.metric_values
+    assert (metric.name.tag, metric.value) == ("validation/best_accuracy", 1.5)
+    assert metric.training_step == 4
