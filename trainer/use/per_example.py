@@ -120,7 +120,7 @@ def prediction_columns(
     float32.
 
     Raises:
-        WrongUse: There are no values, because they are too many, or two columns have the same name.
+        WrongUse: The values were dropped because they are too many, or two columns share a name.
     """
     if not values:
         raise WrongUse(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.checks import torch_info
+from trainer.machine import torch_info
 from trainer.parallel.strategy import Replicated
 from trainer.parallel.world import World
 from trainer.run import manifest
