@@ -1,4 +1,4 @@
-"""Compare the digests and manifests of two runs, without torch."""
+"""Compare the digests and manifests of two runs."""
 
 import json
 import re
