@@ -4,6 +4,7 @@ import functools
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,17 @@ def _noted(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+@dataclass(frozen=True)
 class Watched(Tiny):
     """Notes its work that may take longer on one rank than on the others."""
 
-    def train_dataset(self, data_dir: Path) -> Any:
+    def __post_init__(self) -> None:  # of a rank, before it chooses a checkpoint
         RunCheckpoints.wait = _noted(RunCheckpoints.wait)  # type: ignore[method-assign]
         for name in ("problem", "load", "restore_best"):
             setattr(CheckpointFiles, name, _noted(getattr(CheckpointFiles, name)))
         evaluate.write_results = _noted(evaluate.write_results)
+
+    def train_dataset(self, data_dir: Path) -> Any:
         _note("train_dataset")
         return super().train_dataset(data_dir)
 
@@ -123,7 +127,7 @@ def test_long_work_of_one_rank_is_not_limited(ranks: Ranks) -> None:
     assert _waits(ranks) == of_start | {"problem", "load", "metrics", "figures", "write_results"}
     ended = ranks(2, "predict", "runs/r", "runs/r/config.json", "--device", "cpu")
     assert ended.codes == [0, 0], ended
-    assert _waits(ranks) == {"build_model", "writing"}
+    assert _waits(ranks) == {"build_model", "problem", "load", "writing"}
 
 
 def test_the_waits_for_unread_streams_are_shorter_than_an_exchange() -> None:

@@ -35,6 +35,27 @@ class StepCounter(nn.Module):
         return output
 
 
+class ActNorm(StepCounter):
+    """A model whose first forward sets a parameter from the data.
+
+    A buffer, or an `attribute`, has whether this was done.
+    """
+
+    def __init__(self, attribute: bool = False) -> None:
+        super().__init__()
+        self.factor_4 = nn.Parameter(torch.ones(4))
+        if attribute:
+            self.ready = False
+        else:
+            self.register_buffer("ready", torch.tensor(False))
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        if not self.ready:
+            self.factor_4.data.copy_(1 / inputs_B4.std(0))
+            self.ready = self.ready | True
+        return super().forward(inputs_B4 * self.factor_4)
+
+
 @dataclass(frozen=True)
 class Tiny(Task):
     """A linear regression of four inputs, with 50 training and 20 validation examples.
@@ -73,6 +94,14 @@ class Tiny(Task):
             count, generator=generator
         )
         return TensorDataset(inputs_N4, targets_N)
+
+
+@dataclass(frozen=True)
+class SetByData(Tiny):
+    """Sets a parameter from the first examples of each process."""
+
+    def build_model(self) -> nn.Module:
+        return ActNorm()
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainbox.contract.errors import Preempted, StorageFailure, WrongUse
-from trainer.checks.fingerprint import ENVIRONMENT, Part, local
+from trainer.checks.fingerprint import ENVIRONMENT, Part
 from trainer.checks.hidden_state import FAST, described, differing, hidden_state, on_any_rank
 from trainer.checks.validation_sample import validate_sample
 from trainer.data.batches import training_batches
-from trainer.loop.digests import optimizer_tensors
+from trainer.loop.digests import common_digests
 from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
 from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy
 from trainer.run.checkpoint import RunCheckpoints
-from trainer.run.digest import saved_digests, tensor_digest, tensor_digests, value_digest
+from trainer.run.digest import saved_digests, tensor_digest, value_digest
 from trainer.run.run_log import RunLog
 from trainer.system.signals import StopRequest
 
@@ -94,7 +94,7 @@ def rehearse(
         if problem is None and difference is not None:
             again = _resumed(new_job(), first)
             repeated = on_any_rank(world, _first_difference(resumed.digests, again.digests))
-            problem = _digest_problem(difference, repeated)
+            problem = _digest_problem(difference, repeated, changing)
         if problem is not None:
             raise WrongUse(f"{first.task}: {problem}")
         names = world.from_each(sorted(changing))
@@ -117,8 +117,7 @@ def _started(job: Job) -> _Outcome | None:
     console, deterministic = job.run.console, job.config.deterministic
     console.start_rehearsal_bar(_PARTS if deterministic else _PARTS_IF_FAST)
     before, steps = hidden_state(job) if deterministic else {}, _steps(job)
-    watched = _weights_watched(job) if deterministic else contextlib.nullcontext()
-    with job.strategy.lost_writes(job.loss_module) as lost, watched:
+    with job.strategy.lost_writes(job.loss_module) as lost:
         next(steps)
     console.count_step()
     if lost:
@@ -167,7 +166,8 @@ def _outcome(
     digests: dict[str, str] = {}
     with _noted(job, digests):
         next(steps, None)
-    digests |= job.digests({**job.state.model.state_dict(), **optimizer_tensors(job)})
+    for part in common_digests(job):
+        digests |= part
     groups = job.state.optimizer.state_dict()["param_groups"]
     digests |= {"the optimizer's settings": value_digest(groups)}
     if validates:
@@ -188,10 +188,11 @@ def _state_problem(first: _Outcome, resumed: _Outcome, changing: Set[str]) -> st
     return None
 
 
-def _digest_problem(difference: str, repeated: str | None) -> str:
+def _digest_problem(difference: str, repeated: str | None, changing: Set[str]) -> str:
     """Return why the digest `difference` differs after a resume.
 
-    `repeated` is the digest that differs when the same step is computed again, or None.
+    `repeated` is the digest that differs when the same step is computed again, or None. A step
+    changes the parts `changing` of the hidden state.
     """
     if repeated is not None:
         return (
@@ -199,9 +200,10 @@ def _digest_problem(difference: str, repeated: str | None) -> str:
             "from the global generators of torch, NumPy and Python and keep no state between "
             f"calls, or {FAST}"
         )
+    state = ", ".join(sorted(changing)) or "in a file"
     return (
-        f"{difference} differs after a resume, so some state is neither in a checkpoint nor in an "
-        f"attribute, such as in a file: make it a buffer, or {FAST}"
+        f"{difference} differs after a resume, so a step uses state that checkpoints leave out "
+        f"({state}): make it a buffer, or {FAST}"
     )
 
 
@@ -221,28 +223,6 @@ def _steps(job: Job) -> Iterator[None]:
     for _ in range(first, end):
         train_one_step(needs_norm=True)
         yield
-
-
-@contextlib.contextmanager
-def _weights_watched(job: Job) -> Iterator[None]:
-    """Raise WrongUse if a trained parameter changes before the optimizer's step."""
-
-    def digests() -> dict[str, str]:
-        named = job.state.model.named_parameters()
-        return tensor_digests({name: local(p) for name, p in named if p.requires_grad})
-
-    before = digests()
-
-    def check(*_: Any) -> None:
-        if name := _first_difference(before, digests()):
-            raise WrongUse(
-                f"{_of(job)}: a forward sets the trained parameter {name} from the first examples "
-                f"that it gets: set it in build_model(), or {FAST}"
-            )
-
-    handle = job.state.optimizer.register_step_pre_hook(check)
-    yield
-    handle.remove()
 
 
 @contextlib.contextmanager

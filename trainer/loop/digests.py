@@ -34,21 +34,12 @@ class DigestLog:
         Raises:
             WrongUse: The digests differ between ranks.
         """
-        job, state = self._job, self._job.state
+        job = self._job
         job.check_unchanged()
         self._count_failed_allocations()
-        model = job.digests(state.model.state_dict())
-        optimizer = job.digests(optimizer_tensors(job))
-        short = [digest[:16] for digest in (*model.values(), *optimizer.values())]
-        if (index := job.world.first_difference(short)) is not None:
-            raise WrongUse(
-                f"task {type(job.task).__name__}: the processes differ at step "
-                f"{state.progress.step}, first in {[*model, *optimizer][index]}: draw random "
-                "numbers only from the global generators of torch, NumPy and Python, and do the "
-                "same on each process"
-            )
+        model, optimizer = common_digests(job)
         job.checkpoints.wait_until_recorded()  # entries are in the order of the steps
-        self._write(self._entry(kind, state.progress.step, model, optimizer))
+        self._write(self._entry(kind, job.state.progress.step, model, optimizer))
 
     def _count_failed_allocations(self) -> None:
         """Count the failed allocations of all ranks, and log each increase."""
@@ -103,9 +94,25 @@ class DigestLog:
         return {"kind": kind, "step": step, **whole, **failed, "tensors": tensors}
 
 
-def optimizer_tensors(job: Job) -> dict[str, Tensor]:
-    """Return the tensors of the optimizer's state, in the order of the model's parameters."""
-    return _tensors(_names(job), job.state.optimizer.state_dict())
+def common_digests(job: Job) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the digests of the model's and of the optimizer's tensors; all ranks must call this.
+
+    The tensors of the optimizer are in the order of the model's parameters.
+
+    Raises:
+        WrongUse: A digest differs between ranks.
+    """
+    model = job.digests(job.state.model.state_dict())
+    optimizer = job.digests(_tensors(_names(job), job.state.optimizer.state_dict()))
+    short = [digest[:16] for digest in (*model.values(), *optimizer.values())]
+    if (index := job.world.first_difference(short)) is not None:
+        raise WrongUse(
+            f"task {type(job.task).__name__}: the processes differ at step "
+            f"{job.state.progress.step}, first in {[*model, *optimizer][index]}: draw random "
+            "numbers only from the global generators of torch, NumPy and Python, and do the "
+            "same on each process"
+        )
+    return model, optimizer
 
 
 def _names(job: Job) -> dict[int, str]:

@@ -45,6 +45,9 @@ _WRONG_USES = {
         "task or the model uses some elsewhere: call the block (each module of a ModuleList or "
         "Sequential is a block), or use --strategy ddp"
     ),
+    "could not create a primitive": (  # such as an LSTM in bf16 on a CPU without AVX-512
+        "this CPU cannot compute a layer of the model in this precision: use --precision fp32"
+    ),
     "Sharding propagation failed": (  # only the optimizer computes with shards of tensors
         "--strategy fsdp does not support this optimizer, whose step torch cannot compute on "
         "shares of tensors: use another optimizer such as AdamW, or use --strategy ddp"

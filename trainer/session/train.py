@@ -118,10 +118,7 @@ def train_task(
                     _train(job, stop, resume == "anyway", jobs.did_not_fit, validated, swept)
                 return job
 
-            try:
-                job = jobs.fitting(trained, resume)
-            finally:
-                checkpoints.finish()
+            job = jobs.fitting(trained, resume)
         world.leave()
         return _result(job)
 
@@ -190,6 +187,8 @@ class _Jobs:
                 return work()
             except OutOfMemory as error:
                 found = str(error)
+            finally:
+                self.checkpoints.finish()  # a save that has begun
             # After the `except` block, the error no longer keeps the memory of the job.
             world, accumulation = self.strategy.world, self.config.accumulation
             fixed = reason_to_keep_micro_batches(self.checkpoints, world, accumulation, resume)

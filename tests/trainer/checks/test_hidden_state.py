@@ -1,5 +1,6 @@
 """State that checkpoints leave out: the rehearsal refuses it, and each digest a later change."""
 
+import functools
 import hashlib
 import sys
 import tracemalloc
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.here import Here, StopAfter
-from tests.support.tiny import StepCounter, Tiny
+from tests.support.tiny import ActNorm, StepCounter, Tiny
 from trainbox.contract.errors import Preempted, WrongUse
 from trainer.checks.fingerprint import fingerprint
 from trainer.checks.hidden_state import HiddenState
@@ -99,43 +100,34 @@ def test_all_processes_fail_if_an_attribute_changes_on_one() -> None:
         HiddenState(job, ()).check()
 
 
-class _ActNorm(StepCounter):
-    """A model whose first forward sets a parameter from the data."""
-
-    buffer = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor_4 = nn.Parameter(torch.ones(4))
-        if self.buffer:
-            self.register_buffer("ready", torch.tensor(False))
-        else:
-            self.ready = False
-
-    def forward(self, inputs_B4: Tensor) -> Tensor:
-        if not self.ready:
-            self.factor_4.data.copy_(1 / inputs_B4.std(0))
-            self.ready = self.ready | True
-        return super().forward(inputs_B4 * self.factor_4)
+def _with_act_norm(monkeypatch: pytest.MonkeyPatch, attribute: bool = False) -> None:
+    model = functools.partial(ActNorm, attribute=attribute)
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: model())
 
 
-@pytest.mark.parametrize("buffer", [False, True])
-def test_weights_that_the_first_forward_sets_from_the_data_are_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch, buffer: bool
+def test_weights_that_the_first_forward_sets_from_the_data_resume(
+    here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_ActNorm, "buffer", buffer)
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: _ActNorm())
-    with pytest.raises(
-        WrongUse,
-        match="task Tiny: a forward sets the trained parameter factor_4 .*: set it in build_model",
-    ):
+    _with_act_norm(monkeypatch)
+    here.train("whole", max_steps=9)
+    with pytest.raises(Preempted):
+        here.train("stopped", max_steps=9, stop=StopAfter(4))
+    here.train("stopped", max_steps=9)
+    assert here.digest("stopped") == here.digest("whole")
+
+
+def test_an_attribute_that_has_whether_they_are_set_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _with_act_norm(monkeypatch, attribute=True)
+    with pytest.raises(WrongUse, match=r"differs after a resume, .* \(ready\): make it a buffer"):
         here.train(max_steps=3)
 
 
 def test_fast_sets_such_weights_in_the_first_step_and_not_in_the_rehearsal(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: _ActNorm())
+    _with_act_norm(monkeypatch, attribute=True)
     here.train("rehearsed", max_steps=3, deterministic=False)
     here.train("skipped", max_steps=3, deterministic=False, rehearses=False)
     assert here.digest("rehearsed") == here.digest("skipped")

@@ -33,6 +33,15 @@ def _outputs(model: nn.Module, *inputs: Any, **named: Any) -> list[Tensor]:
     return _tensors(answer)
 
 
+def _no_bf16_lstm() -> bool:
+    """Return whether this CPU has no LSTM in bf16, as those without AVX-512."""
+    try:
+        _outputs(nn.LSTM(3, 4), _SIGNAL_TBC)
+    except RuntimeError:
+        return True
+    return False
+
+
 def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, PackedSequence):
         return [value.data]
@@ -41,6 +50,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 _SIGNAL_TBC = torch.linspace(-1, 1, 5 * 2 * 3).reshape(5, 2, 3)
 _STATE = torch.ones(1, 2, 4)
+_LSTM = pytest.mark.skipif(_no_bf16_lstm(), reason="this CPU has no LSTM in bf16")
 
 
 @pytest.mark.parametrize(
@@ -48,8 +58,8 @@ _STATE = torch.ones(1, 2, 4)
     [
         (nn.RNN(3, 4), (_SIGNAL_TBC,), {}),
         (nn.GRU(3, 4, num_layers=2, bidirectional=True), (_SIGNAL_TBC.bfloat16(),), {}),
-        (nn.LSTM(3, 4), (_SIGNAL_TBC, (_STATE.bfloat16(), _STATE)), {}),
-        (nn.LSTM(3, 4), (_SIGNAL_TBC,), {"hx": None}),
+        pytest.param(nn.LSTM(3, 4), (_SIGNAL_TBC, (_STATE.bfloat16(), _STATE)), {}, marks=_LSTM),
+        pytest.param(nn.LSTM(3, 4), (_SIGNAL_TBC,), {"hx": None}, marks=_LSTM),
         (_Named(3, 4), (), {"signal_TBC": _SIGNAL_TBC.bfloat16()}),
     ],
     ids=["rnn", "gru", "lstm", "no state", "subclass"],

@@ -27,6 +27,14 @@ from trainer.session.failures import errors_as_failures
 _ENDS = [
     (
         RuntimeError(
+            "could not create a primitive descriptor for the LSTM forward propagation primitive."
+        ),
+        WrongUse,
+        2,
+        "cannot compute a layer of the model in this precision: use --precision fp32",
+    ),
+    (
+        RuntimeError(
             "stack expects each tensor to be equal size, but got [3] at entry 0 and [4] at entry 1"
         ),
         WrongUse,
