@@ -14,6 +14,22 @@ from tests.support.processes import Job
 from tests.support.ranks import Ranks
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_row_05_a_signal_before_the_first_step(trainbox: Trainbox, processes: int) -> None:
+    """The data would be read forever."""
+    gate = Gate(trainbox.folder, 0)
+    process = trainbox.start("train", *GATED, "--processes", str(processes))
+    gate.wait_for(process)
+    process.send_signal(signal.SIGTERM)
+    ended = finish(process)
+    assert ended.code == 75
+    assert "Traceback" not in ended.err
+    assert messages(ended)[-1].endswith(
+        "stopped by SIGTERM before the first step: start the same command again"
+    )
+    assert checkpoints(trainbox.folder) == []
+
+
 def test_row_06_a_signal_during_a_save(ranks: Ranks, digest_of: Callable[..., str]) -> None:
     """Send SIGTERM twice, as `docker compose run` does, while a checkpoint is written.
 

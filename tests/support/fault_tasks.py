@@ -66,8 +66,8 @@ class CountingNet(nn.Module):
 class Gated(Task):
     """A task whose ranks wait where a test wants to inject a fault.
 
-    Each rank waits in its step N while the FIFO `gate-RANK-N` is in the working folder. At the
-    FIFO `signal-RANK-N` it waits for a signal.
+    Each rank waits in its step N while the FIFO `gate-RANK-N` is in the working folder, in step 0
+    before it reads the data. At the FIFO `signal-RANK-N` it waits for a signal.
     """
 
     epochs: ClassVar[int] = 10
@@ -76,6 +76,7 @@ class Gated(Task):
     width: int = 64
 
     def train_dataset(self, data_dir: Path) -> Dataset[Any]:
+        _wait_at(Path(f"gate-{os.environ.get('RANK', '0')}-0"))
         Path("data was read").touch()
         return TensorDataset(*self._rows(_EXAMPLES, 1))
 

@@ -58,7 +58,7 @@ def train(
 ) -> None:
     """Train TASK: a built-in name, file.py:Class or module:Class."""
     requested = config_of({"task": task, **settings}, fields_of(task, pairs))
-    stop = StopRequest.install()
+    stop = StopRequest.install(ends_at_once=True)
     if profile is not None:
         # The library of torch's profiler reads this when it is loaded, and prints its phases else.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")

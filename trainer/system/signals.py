@@ -1,6 +1,7 @@
 """Handle the signals that request a stop.
 
-A signal sets a flag, which the loop reads between two steps.
+A signal sets a flag, which the loop reads between two steps. Before the first step of a training,
+nothing can be lost, so a signal ends the process.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ from typing import NoReturn
 
 from trainbox.contract.errors import Preempted
 from trainbox.contract.processes import die_with_parent
+from trainbox.contract.streams import message
 
 # Signals that request a checkpoint and a stop, with the names for messages. The supervisor forwards
 # SIGINT as SIGUSR2, because Python prints a traceback for a SIGINT that arrives before the handler
@@ -26,15 +28,21 @@ STOP_SIGNALS = {
 
 
 class StopRequest:
-    """Whether this process must save and stop, and the signal that requested it."""
+    """Whether this process must save and stop, and the signal that requested it.
+
+    Attributes:
+        ends_at_once: Whether a signal ends the process instead, as without a handler.
+    """
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
+        self.ends_at_once = False
 
     @classmethod
-    def install(cls) -> "StopRequest":
+    def install(cls, ends_at_once: bool = False) -> "StopRequest":
         """Install handlers of the stop signals. A rank of torchrun also exits with torchrun."""
         stop = cls()
+        stop.ends_at_once = ends_at_once
         handle_stop_signals(stop._note)
         if "LOCAL_RANK" in os.environ:
             die_with_parent()
@@ -42,6 +50,14 @@ class StopRequest:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.signal_name = STOP_SIGNALS[signal.Signals(number)]
+        if self.ends_at_once:
+            if os.environ.get("RANK", "0") == "0":
+                message(
+                    f"stopped by {self.signal_name} before the first step: start the same command "
+                    "again"
+                )
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     def __bool__(self) -> bool:
         return self.signal_name is not None
