@@ -9,9 +9,10 @@ from pathlib import Path
 from entrypoint.driver.readings import Readings
 from entrypoint.health.limits import SOURCES, Limits
 from entrypoint.health.verdict import Finding, Result
-from entrypoint.system.cgroup import file_text, levels
+from entrypoint.system.cgroup import file_text
 from entrypoint.system.cpus import usable_cpus
 from entrypoint.system.infiniband import InfiniBand, read_infiniband
+from entrypoint.system.memory import memory_of_cgroups
 from entrypoint.system.torch_build import torch_architectures, torch_cuda
 
 _MIB = 2**20
@@ -218,22 +219,6 @@ def _memory_free_mib() -> int | None:
         int(kib) // 1024
         for kib in re.findall(r"^MemAvailable: +(\d+) kB", file_text(Path("/proc/meminfo")), re.M)
     ]
-    for level, version_2 in levels("memory"):
-        most, used = (
-            ("memory.max", "memory.current")
-            if version_2
-            else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        )
-        limit, usage = file_text(level / most).strip(), file_text(level / used).strip()
-        if limit.isdigit() and usage.isdigit():
-            cache = sum(
-                map(
-                    int,
-                    re.findall(
-                        r"^(?:total_)?inactive_file (\d+)", file_text(level / "memory.stat"), re.M
-                    )[:1],
-                )
-            )
-            # The kernel frees the file cache when memory is needed.
-            available.append(max(0, int(limit) - int(usage) + cache) // _MIB)
+    free_mib = (cgroup.free_mib for cgroup in memory_of_cgroups())
+    available += [mib for mib in free_mib if mib is not None]
     return min(available, default=None)

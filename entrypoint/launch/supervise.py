@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple, Protocol
 
+from entrypoint.system.memory import CgroupMemory, memory_of_cgroups, used_up_since
 from trainbox.contract.errors import ExitCode, shell_code
 from trainbox.contract.processes import die_with_parent, kill_tree
 from trainbox.contract.streams import message
@@ -25,6 +26,8 @@ _ECHO_S = 1.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 # Exit codes that a broken GPU can also cause: a lost process, or one killed by a signal.
 _AMBIGUOUS_CODES = (ExitCode.NETWORK, *range(129, 160))
+# Exit codes of a job of which the kernel has killed a process because memory was used up.
+_OF_A_KILL = (ExitCode.UNEXPECTED, ExitCode.NETWORK, -signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Child:
         forwarded_as: the signals that the child gets instead of another one, each at one more
             signal to this process. The signal after the last of them kills the child.
         stop_codes: the exit codes that mean "stopped" if the child got a signal.
+        memory: what the user can lower if the host's memory is used up.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Child:
     again: str
     forwarded_as: Mapping[signal.Signals, tuple[signal.Signals, ...]]
     stop_codes: frozenset[int] = frozenset()
+    memory: str = "--batch-size or --workers"
 
 
 # Before the trainer has a handler, Python turns SIGINT into a traceback. The trainer therefore gets
@@ -53,7 +58,7 @@ _TO_TRAINER = {signal.SIGINT: (signal.SIGUSR2,)}
 TRAINING = Child(
     "the training",
     "saving a checkpoint, then stopping",
-    "the same command resumes from the newest checkpoint",
+    "the same command resumes from the newest checkpoint, if there is one",
     _TO_TRAINER,
 )
 # Its checkpoints do not remain, as in `verify` and `bench`.
@@ -71,6 +76,7 @@ SCRIPT_RUN = Child(
     dict.fromkeys(_STOP_SIGNALS, (signal.SIGTERM,))
     | {signal.SIGINT: (signal.SIGINT, signal.SIGTERM)},
     frozenset([ExitCode.SUCCESS, ExitCode.PREEMPTED, 128 + signal.SIGTERM]),
+    "the script's batch size or number of workers",
 )
 # A sweep over a user's script, which itself forwards the signal to the running trials.
 SCRIPT_SWEEP = Child(
@@ -115,7 +121,8 @@ def supervise(
     child, the code is 128 + N, as in a shell.
 
     A fatal fault that `watch` reports stops the child in the same way. The code is then 3
-    (hardware), unless the child finished.
+    (hardware), unless the child finished. If the kernel has killed a process of the child because
+    memory was used up, the code is 5.
 
     `on_start` is called when the child runs. It may start threads, which end before the next call
     of this function. A caller that starts several children one after the other passes the same
@@ -136,6 +143,7 @@ def supervise(
             signal.signal(number, note)
     if received:
         return Ending(ExitCode.PREEMPTED, signalled=True)
+    memory = memory_of_cgroups()
     child = subprocess.Popen(
         argv,
         env=dict(env),
@@ -151,7 +159,7 @@ def supervise(
     while True:
         try:
             code = child.wait(timeout=_POLL_S)
-            return Ending(_exit_code(code, sent, watch, broken, kind), bool(received))
+            return Ending(_exit_code(code, sent, watch, broken, kind, memory), bool(received))
         except subprocess.TimeoutExpired:
             pass
         broken = broken or (watch.fatal() if watch else None)
@@ -199,11 +207,19 @@ def _exit_code(
     watch: HardwareWatch | None,
     broken: str | None,
     kind: Child,
+    memory: list[CgroupMemory],
 ) -> int:
     """Return this process's exit code for the child's `code`. The child got the signals `sent`.
 
-    If a GPU failed, the code is 3 (hardware) instead of that of a crash or a stop.
+    If a GPU failed, the code is 3 (hardware) instead of that of a crash or a stop. `memory` is that
+    of the cgroups before the start.
     """
+    if code in _OF_A_KILL and (used_up := used_up_since(memory, memory_of_cgroups())):
+        message(
+            f"{used_up}, so the kernel has killed a process: raise the limit, or lower "
+            f"{kind.memory}"
+        )
+        return ExitCode.MEMORY
     by_signal = -code in {*_STOP_SIGNALS, *sent}
     has_finished = code == ExitCode.SUCCESS and signal.SIGINT in sent
     if sent and not has_finished and (by_signal or code in kind.stop_codes):

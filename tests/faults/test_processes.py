@@ -1,5 +1,6 @@
 """Processes that are killed or stop, ports in use, other jobs, and memory that is used up."""
 
+import contextlib
 import os
 import random
 import re
@@ -60,8 +61,8 @@ def _kill_a_rank_of_the_command(trainbox: Trainbox, rank: int, gate: Gate) -> No
     ended = finish(process)
     assert ended.code == 137, ended.err
     assert (
-        f"rank {rank} was killed by SIGKILL: the same command resumes from the newest checkpoint"
-        in ended.err
+        f"rank {rank} was killed by SIGKILL: the same command resumes from the newest checkpoint, "
+        "if there is one" in ended.err
     )
     job.wait_until_gone()
 
@@ -187,7 +188,8 @@ def test_row_10_a_rank_that_hangs(trainbox: Trainbox, ranks: Ranks, clean_on_two
     ended = finish(process)
     assert ended.code == 7
     assert messages(ended)[0] == (
-        "trainbox: rank 1 hung and was killed: the same command resumes from the newest checkpoint"
+        "trainbox: rank 1 hung and was killed: the same command resumes from the newest "
+        "checkpoint, if there is one"
     )
     assert "lost contact with another process: " in messages(ended)[1]
     assert len(messages(ended)) == 2
@@ -302,6 +304,35 @@ def test_row_47_the_command_reports_used_up_memory_once_and_leaves_no_process(
     assert "Traceback" not in ended.err
     job.wait_until_gone()
     assert 40 in _saved(trainbox.folder)
+
+
+@contextlib.contextmanager
+def _memory_cgroup(limit_mib: int) -> Iterator[Path]:
+    """Make a cgroup with a limit, or skip the test. Its processes have ended after the body."""
+    version_1 = Path("/sys/fs/cgroup/memory")
+    root, name = (
+        (version_1, "limit_in_bytes") if version_1.is_dir() else (Path("/sys/fs/cgroup"), "max")
+    )
+    folder = root / f"trainbox-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / f"memory.{name}").write_text(str(limit_mib * 2**20))
+    except OSError as error:
+        pytest.skip(f"no cgroup with a memory limit can be made: {error}")
+    yield folder
+    folder.rmdir()
+
+
+@needs_linux
+@needs_root
+def test_row_47_a_process_that_the_kernel_kills(trainbox: Trainbox) -> None:
+    (trainbox.folder / "eat.py").write_text("x = [b'x' * 2**24 for _ in range(64)]")
+    with _memory_cgroup(300) as cgroup:
+        inside = ("sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$@"', "sh")
+        ended = finish(trainbox.start("run", "--restarts", "3", "eat.py", inside=inside))
+    assert ended.code == 5, ended.err
+    assert "trainbox: the memory limit of 300 MiB is used up" in ended.err
+    assert "restart" not in ended.err
 
 
 @needs_linux

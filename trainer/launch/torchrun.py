@@ -272,7 +272,7 @@ def _again(arguments: argparse.Namespace) -> str:
     """Return what the same command does next, for messages."""
     if arguments.runs_program:
         return "the same command starts the script again in the same run folder"
-    return "the same command resumes from the newest checkpoint"
+    return "the same command resumes from the newest checkpoint, if there is one"
 
 
 def _meet(arguments: argparse.Namespace, secret: bytes | None) -> Meeting:

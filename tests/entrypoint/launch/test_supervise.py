@@ -93,7 +93,7 @@ IGNORES, IGNORES_AS_TWO = TALKS + GOES_ON, TALKS + "os.fork()" + GOES_ON
 ENDS_AFTER_A_LINE = TALKS + "print_line(os.getpid()); input(); raise SystemExit(7)"
 
 RECEIVED = "received: saving a checkpoint, then stopping (send it again to stop at once)"
-KILLED = "killed; the same command resumes from the newest checkpoint"
+KILLED = "killed; the same command resumes from the newest checkpoint, if there is one"
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -144,7 +144,7 @@ def test_a_child_killed_by_a_signal_gives_the_exit_code_of_a_shell(
     assert ended.code == 128 + number
     assert ended.err == (
         f"trainbox: the training was killed by {number.name}: the same command resumes "
-        "from the newest checkpoint\n"
+        "from the newest checkpoint, if there is one\n"
     )
 
 
