@@ -151,7 +151,7 @@ def test_a_child_killed_by_a_signal_gives_the_exit_code_of_a_shell(
 def test_the_message_for_a_killed_child_that_does_not_resume(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert _exit_code(-signal.SIGKILL, (), None, None, UNSAVED_TRAINING) == 137
+    assert _exit_code(-signal.SIGKILL, (), None, None, UNSAVED_TRAINING, []) == 137
     assert capsys.readouterr().err == (
         "trainbox: the training was killed by SIGKILL: the same command starts it again\n"
     )
@@ -442,7 +442,7 @@ def test_a_crash_on_broken_hardware_exits_with_the_hardware_code(
 
 def test_the_watch_logs_which_gpu_has_failed_if_cuda_reports_it() -> None:
     watch = Mock(final_check=Mock(return_value=None))
-    assert _exit_code(3, (), watch, None, TRAINING) == 3
+    assert _exit_code(3, (), watch, None, TRAINING, []) == 3
     watch.final_check.assert_called_once_with()
 
 
@@ -501,10 +501,10 @@ def test_a_missing_temporary_folder_is_a_storage_failure(
 def test_the_exit_code_of_a_script(
     code: int, after_sigterm: int, after_sigint: int, alone: int
 ) -> None:
-    assert _exit_code(code, [signal.SIGTERM], None, None, SCRIPT_RUN) == after_sigterm
-    assert _exit_code(code, [signal.SIGINT], None, None, SCRIPT_RUN) == after_sigint
-    assert _exit_code(code, (), None, None, SCRIPT_RUN) == alone
+    assert _exit_code(code, [signal.SIGTERM], None, None, SCRIPT_RUN, []) == after_sigterm
+    assert _exit_code(code, [signal.SIGINT], None, None, SCRIPT_RUN, []) == after_sigint
+    assert _exit_code(code, (), None, None, SCRIPT_RUN, []) == alone
 
 
 def test_a_script_that_saves_on_broken_hardware_exits_with_the_hardware_code() -> None:
-    assert _exit_code(0, [signal.SIGTERM], None, "GPU 1 has failed", SCRIPT_RUN) == 3
+    assert _exit_code(0, [signal.SIGTERM], None, "GPU 1 has failed", SCRIPT_RUN, []) == 3
