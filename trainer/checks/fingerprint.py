@@ -1,6 +1,5 @@
 """A fingerprint of the Python state that checkpoints leave out."""
 
-import collections
 import contextvars
 import ctypes
 import hashlib
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from trainer.run.digest import tensor_digest
@@ -28,7 +28,6 @@ GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState,
 _PLAIN = (type(None), bool, int, float, complex, str)
 # Objects of these modules have addresses and counters of their own, and no state of a user.
 _OPAQUE = ("torch._", "torch.cuda.", "torch.distributed.", "torch.utils.hooks", "trainer.")
-_NO_STATE = (types.ModuleType, type)
 _OF_MODULES = vars(nn.Module()).keys() | {"_flat_weights", "_flat_weight_refs"}
 _MOST_BYTES = 2**22  # of a larger tensor or array, every k-th slice is read
 _SHOWN = 60  # the most characters of a value in a message
@@ -54,12 +53,13 @@ _NOTHING = Part("", "", object)
 
 
 def fingerprint(
-    task: Any, model: nn.Module, optimizer: torch.optim.Optimizer, datasets: Mapping[str, Any]
+    task: Any, model: nn.Module, optimizer: Optimizer, datasets: Mapping[str, Any]
 ) -> dict[str, Part]:
     """Return the parts of the state outside checkpoints, by name.
 
     These are the attributes and hooks of the model's modules and tensors, of the task and of the
-    optimizer, the values in the user's classes and modules, the numbers and generators of
+    optimizer, the order of the modules and of the optimizer's parameters, the tensors that share
+    memory, the values in the user's classes and modules, the numbers, tensors and generators of
     `datasets`, and the environment. A part has all that can be reached from it except other parts.
     """
     owners = _of_users(task, optimizer, *model.modules(), *datasets.values())
@@ -68,7 +68,7 @@ def fingerprint(
     roots = owners | optimizers | {"a task": task}
     roots |= {f"module {path}": module for path, module in model.named_modules()}
     names = {id(root): name for name, root in roots.items()}
-    states = [model.state_dict(), *optimizer.state.values()]
+    states = [model.state_dict(), *(v for v in optimizer.state.values() if isinstance(v, dict))]
     saved = {_memory(v) for state in states for v in state.values() if isinstance(v, Tensor)}
     found = dict[str, Part]()
     with warnings.catch_warnings():
@@ -85,7 +85,7 @@ def fingerprint(
 def _parts(
     task: Any,
     model: nn.Module,
-    optimizers: Mapping[str, torch.optim.Optimizer],
+    optimizers: Mapping[str, Optimizer],
     datasets: Mapping[str, Any],
     owners: Mapping[str, Any],
 ) -> Iterator[tuple[str, Any, str, bool]]:
@@ -94,8 +94,11 @@ def _parts(
         has_extra = type(module).get_extra_state is not nn.Module.get_extra_state
         for name, value, is_tensor in _of_module(f"{path}." if path else "", module):
             yield name, value, "", has_extra and not is_tensor
+    for name, value in _relations(model, optimizers["optimizer"]).items():
+        yield name, value, "", False
     for path, each in optimizers.items():
-        has_own = type(each).state_dict is not torch.optim.Optimizer.state_dict
+        # A resume does not load the state of one of several optimizers by its own method.
+        has_own = len(optimizers) == 1 and type(each).state_dict is not Optimizer.state_dict
         for name, value in _of_torch(each).items():
             if name not in ("state", "param_groups", "defaults"):
                 yield f"{path}.{name}", value, "", has_own
@@ -104,16 +107,30 @@ def _parts(
     for name, value in _of_datasets(datasets, set()):
         yield name, value, "", False
     for owner, values in owners.items():
-        for name, value in list(vars(values).items()):
-            if not name.startswith("__"):  # of Python, or of torch's compiler
+        for name, value in list(_variables(values).items()):
+            if not _is_loaded(value):  # an import is no change
                 yield f"{owner}.{name}", value, owner, False
     # torch sets a variable of its own when it loads its compiler, as a profile does.
     variables = {name for name in os.environ if not name.startswith("TORCHINDUCTOR_")}
     yield ENVIRONMENT, [(name, os.environ[name]) for name in sorted(variables)], "", False
 
 
+def _relations(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Return what relates the parts of a model and its optimizer, which save them by name."""
+    state, named = model.state_dict(keep_vars=True), dict(model.named_parameters())
+    first = dict[int, str]()
+    shared = {name: first.setdefault(_memory(t), name) for name, t in state.items() if _has(t)}
+    names = {id(parameter): name for name, parameter in named.items()}
+    groups = [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
+    return {
+        "the order of the modules": [p for p, _ in model.named_modules(remove_duplicate=False)],
+        "the tensors that share memory": {a: b for a, b in shared.items() if a != b},
+        "the parameters of the optimizer": groups,
+    }
+
+
 def _of_datasets(datasets: Mapping[str, Any], seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield the numbers and generators of datasets, and of the datasets in them.
+    """Yield the numbers, tensors and generators of datasets, and of the datasets in them.
 
     `seen` has the ids of datasets that are left out.
     """
@@ -125,7 +142,7 @@ def _of_datasets(datasets: Mapping[str, Any], seen: set[int]) -> Iterator[tuple[
         yield from (
             (f"{owner}.{name}", value)
             for name, value in own.items()
-            if isinstance(value, (int, float, *GENERATORS))
+            if isinstance(value, (int, float, Tensor, numpy.ndarray, *GENERATORS))
         )
         inner = {f"{owner}.{n}": value for n, value in own.items() if isinstance(value, Dataset)}
         yield from _of_datasets(inner, seen)
@@ -206,31 +223,46 @@ class _Pickler(pickle.Pickler):
         kind = _kind_of(value)
         if id(value) in self._names:
             content: Any = self._names[id(value)]
-        elif _is_made(value):
-            content = dict(vars(value))
-        elif isinstance(value, _NO_STATE):
-            content = getattr(value, "__qualname__", value.__name__)
+        elif _is_loaded(value) or (isinstance(value, type) and not _is_users(value)):
+            content = value.__name__
+        elif isinstance(value, type | types.ModuleType):  # made in a function
+            content = _variables(value)
         elif isinstance(value, Tensor):
             content = _of_tensor(value, self._saved)
-        elif read := next((r for known, r in _READ.items() if isinstance(value, known)), None):
-            content = read(value)
-        elif is_users_module(type(value).__module__):
-            read = next((r for known, r in _BASES.items() if isinstance(value, known)), None)
-            content = _attributes(value), read(value) if read else ()
-        elif kind.startswith(_OPAQUE):
-            content = ()
+        elif isinstance(value, nn.Module | Optimizer):
+            content = _of_torch(value)
         else:
-            try:
-                return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-            except Exception:  # noqa: BLE001 - such as a lock
-                content = _attributes(value)
+            read = next((r for known, r in _READ.items() if isinstance(value, known)), None)
+            if read is None:
+                read = (lambda _: ()) if kind.startswith(_OPAQUE) else _reduction
+            content = read(value)
+            if _is_users(type(value)) or content is None:
+                content = content, _attributes(value), type(value)
         return _reduced, (kind,), content
 
 
-def _is_made(value: Any) -> bool:
-    """Return whether `value` is a class that a user's function or class contains."""
-    is_inner = isinstance(value, type) and "." in value.__qualname__
-    return is_inner and is_users_module(value.__module__)
+def _is_loaded(value: Any) -> bool:
+    return isinstance(value, types.ModuleType) and value.__name__ in sys.modules
+
+
+def _is_users(kind: type) -> bool:
+    return is_users_module(kind.__module__)
+
+
+def _variables(owner: Any) -> dict[str, Any]:
+    """Return the variables of a class or a module, without those of Python and torch's compiler."""
+    return {name: value for name, value in vars(owner).items() if not name.startswith("__")}
+
+
+def _reduction(value: Any) -> Any:
+    """Return what pickle would write of an object, or None if it would refuse the object."""
+    if isinstance(value, set | frozenset):  # of a user's class
+        return set(value)
+    try:
+        parts = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    except Exception:  # noqa: BLE001 - such as a lock
+        return None
+    return parts if isinstance(parts, str) else [*parts[:3], *(list(p or ()) for p in parts[3:5])]
 
 
 def _of_array(value: Any) -> Any:
@@ -239,9 +271,11 @@ def _of_array(value: Any) -> Any:
 
 
 def _of_function(value: types.FunctionType) -> Any:
-    """Return what a function of a user keeps between calls."""
-    own = (value.__defaults__, value.__kwdefaults__, value.__closure__, vars(value))
-    return value.__qualname__, own if is_users_module(value.__module__) else ()
+    """Return the code of a user's function, and what it keeps between calls."""
+    # A decorator gives its function the name of another module.
+    if not is_users_module(value.__globals__.get("__name__", "")):
+        return value.__qualname__
+    return value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__, vars(value)
 
 
 def _of_generator(value: Any) -> Any:
@@ -263,12 +297,13 @@ def _of_tensor(tensor: Tensor, saved: set[int]) -> Any:
     own = {n: v for n, v in vars(tensor).items() if not n.startswith("_dynamo")}  # of a compiler
     own |= {"requires_grad": tensor.requires_grad, "grad": tensor.grad if tensor.is_leaf else None}
     listed = [hook for numbered in hooks for hook in numbered.values()]
-    return tuple(tensor.shape), str(tensor.dtype), numbers, own, listed
+    strides = share.stride() if share.layout == torch.strided else ()
+    return tuple(tensor.shape), strides, str(tensor.dtype), numbers, own, listed
 
 
-def _of_torch(value: nn.Module | torch.optim.Optimizer) -> dict[str, Any]:
+def _of_torch(value: nn.Module | Optimizer) -> dict[str, Any]:
     """Return the attributes, and the hooks under new numbers, because each process counts them."""
-    own = dict(vars(value))
+    own = _attributes(value)
     named = [name for name, part in own.items() if "_hooks" in name and isinstance(part, dict)]
     hooks = [hook for name in named for hook in own.pop(name).values()]
     return own | {f"hook {number}": hook for number, hook in enumerate(hooks)}
@@ -276,12 +311,13 @@ def _of_torch(value: nn.Module | torch.optim.Optimizer) -> dict[str, Any]:
 
 # What to write of objects that pickle refuses, or of which it writes an address or a number.
 _READ: dict[Any, Callable[[Any], Any]] = {
-    nn.Module | torch.optim.Optimizer: _of_torch,
     numpy.ndarray: _of_array,
     torch.Generator: lambda value: value.get_state().tolist(),
     itertools.count: repr,
-    ctypes.Array | memoryview: bytes,
+    ctypes.Array | ctypes.Structure | memoryview: bytes,
     contextvars.ContextVar: lambda value: [value.get(None)],
+    types.MappingProxyType: dict,
+    types.CodeType: lambda value: (value.co_code, value.co_consts, value.co_names),
     types.FunctionType: _of_function,
     types.CellType: lambda value: () if value == types.CellType() else [value.cell_contents],
     types.MethodType: lambda value: (value.__func__, value.__self__),
@@ -290,15 +326,6 @@ _READ: dict[Any, Callable[[Any], Any]] = {
     weakref.ref: lambda value: value(),
     staticmethod | classmethod: lambda value: [value.__func__],
     property: lambda value: (value.fget, value.fset, value.fdel),
-}
-
-
-# What to write of objects whose class, a user's, has such a base.
-_BASES: dict[Any, Callable[[Any], Any]] = {
-    dict: lambda value: list(value.items()),
-    list | tuple | set | frozenset | collections.deque | bytes | bytearray | str: list,
-    int | float | complex: lambda value: value + 0,
-    random.Random: lambda value: value.getstate(),
 }
 
 
@@ -323,6 +350,11 @@ def _memory(tensor: Tensor) -> int:
     share = local(tensor)
     has_memory = share.layout == torch.strided and not share.is_meta
     return share.untyped_storage().data_ptr() if has_memory else -1
+
+
+def _has(value: Any) -> bool:
+    """Return whether a value of a state dict is a tensor with memory."""
+    return isinstance(value, Tensor) and _memory(value) > 0
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from trainer.loop.state import Job
 from trainer.parallel.world import World
 
 FAST = "use --fast, which does not guarantee the same bits"  # the end of several messages
+UNUSED = "use --no-rehearsal if the training does not use it"
 
 
 def hidden_state(job: Job) -> dict[str, Part]:
@@ -40,10 +41,16 @@ def described(name: str, before: Mapping[str, Part], after: Mapping[str, Part]) 
         name, remedy = f"{name}, a random generator", "draw from torch's global generator"
     elif issubclass(kind, LRScheduler):
         remedy = "remove the scheduler, and write schedule()"
+    elif name.endswith(".attributes"):
+        name += ", such as requires_grad"
+        remedy = "set it in build_model(), or with --freeze"
+    elif name.startswith("the "):
+        remedy = "build the model and the optimizer whole in build_model() and build_optimizer()"
     else:
         remedy = "make it a buffer" + (", or set it in build_model()" if new.owner else "")
+        remedy += f", or {UNUSED}"
     values = f" from {old.shown} to {new.shown}" if old.shown and new.shown else ""
-    return f"{name}{values}, which checkpoints leave out: {remedy}, or {FAST}"
+    return f"{name}{values}, which checkpoints leave out: {remedy}"
 
 
 def on_any_rank(world: World, own: str | None = None) -> str | None:

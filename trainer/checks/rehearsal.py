@@ -77,9 +77,7 @@ def rehearse(
         if any(world.from_each(bool(stop))):
             world.leave()
             raise Preempted(f"stopped by {stop.cause} before step 1: start the same command again")
-        job = build(checkpoints)
-        job.state.model.train()
-        return job
+        return build(checkpoints)
 
     def entry(what: str, **found: Any) -> dict[str, Any]:
         return {"result": f"{what} in {time.monotonic() - begin_s:.1f} s", **found}

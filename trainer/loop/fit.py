@@ -54,7 +54,6 @@ def fit(
     # Record the digests of the start, and start the clock.
     digests.record("resume" if first_step else "start")
     state.watch.start(first_step)
-    state.model.train()
     while True:
         # After every `--eval-every` epochs and the last step, validate. A validation saves a
         # checkpoint if it is the best or the last, and may end the training early. If a stop is

@@ -139,11 +139,13 @@ class TrainState:
         parameters = [
             parameter for group in self.optimizer.param_groups for parameter in group["params"]
         ]
+        # An optimizer may have state of its own beside that of parameters, under texts.
         saved = {
             i: {n: strategy.share(v, parameters[i]) for n, v in values.items()}
             for i, values in state["state"].items()
+            if isinstance(i, int)
         }
-        self.optimizer.load_state_dict({**state, "state": saved})
+        self.optimizer.load_state_dict({**state, "state": state["state"] | saved})
         # Torch converts a state to the type of its parameter, such as float64 to float32: undo it.
         for index, values in saved.items():
             converted = self.optimizer.state[parameters[index]]

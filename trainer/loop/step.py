@@ -56,6 +56,9 @@ class EagerStep:
         config, schedule, state = job.config, job.schedule, job.state
         progress = state.progress
 
+        # Each step begins in training mode: a checkpoint does not have the modes of modules.
+        state.model.train()
+
         # Set the learning rate of this step: the peak of each group times the task's factor.
         factor = checked_factor(
             job.task, job.task.schedule(progress.step, schedule.total_steps, self._warmup_steps)

@@ -52,9 +52,14 @@ def value_digest(value: Any) -> str:
     if isinstance(value, Tensor):
         return tensor_digest(value)
     if isinstance(value, dict):
-        return digest_of_digests({str(name): value_digest(part) for name, part in value.items()})
+        return digest_of_digests({_key(name): value_digest(part) for name, part in value.items()})
     if isinstance(value, tuple | list):
         return digest_of_digests({f"{i:08d}": value_digest(part) for i, part in enumerate(value)})
     # NumPy arrays and PIL pictures have tobytes.
     data = value.tobytes() if hasattr(value, "tobytes") else repr(value).encode()
     return hashlib.sha256(data).hexdigest()
+
+
+def _key(name: Any) -> str:
+    """Return the text of a key, which differs for the number 0 and the text "0"."""
+    return repr(name) if isinstance(name, str) and name.isdecimal() else str(name)

@@ -115,7 +115,7 @@ def train_task(
                 if until_step is not None:
                     job.end_step = min(job.end_step, until_step)
                 with _observed(job, measure_s, profile_steps):
-                    _train(job, stop, resume == "anyway", jobs.did_not_fit, validated, swept)
+                    _train(job, stop, resume == "anyway", jobs.did_not_fit, validated, swept, rehearses)
                 return job
 
             job = jobs.fitting(trained, resume)
@@ -244,10 +244,12 @@ def _train(
     did_not_fit: Sequence[str],
     validated: Callable[[int, Mapping[str, float]], None] | None,
     swept: Sequence[str],
+    rehearses: bool,
 ) -> None:
     """Check the data and the task, record this start, train, and log the results.
 
     `did_not_fit` has a message for each earlier attempt, whose micro-batches did not fit in memory.
+    A run that `rehearses` compares its hidden state with that of the start.
 
     Raises:
         OutOfMemory: The first steps do not fit in memory.
@@ -274,7 +276,7 @@ def _train(
     else:
         run.begin(first_step, progress.evaluated_step, job.schedule)
         with job.gpus.measured():
-            changing = changing_state(job)
+            changing = changing_state(job) if rehearses else None
             if changing is not None:
                 job.check_hidden_state = HiddenState(job, changing).check
             stop.ends_at_once = False

@@ -107,6 +107,53 @@ def _counter() -> Callable[..., None]:
     return counted
 
 
+def _wrapping() -> Callable[..., Any]:
+    """Return a function with a state, which a decorator gives the name of one of torch."""
+    state = {"count": 0}
+
+    @functools.wraps(nn.functional.relu)
+    def wrapped(*_: object) -> dict[str, int]:
+        return state
+
+    return wrapped
+
+
+class _Structure(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_int)]
+
+
+class _Array(array.array):  # type: ignore[type-arg]
+    pass
+
+
+class _File(io.BytesIO):
+    pass
+
+
+class _Partial(functools.partial[None]):
+    pass
+
+
+class _Error(Exception):
+    pass
+
+
+class _Matrix(numpy.ndarray):  # type: ignore[type-arg]
+    pass
+
+
+class _Torchs(torch.Generator):
+    pass
+
+
+class _SlottedLayer(nn.Linear):
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+        self.count = 0
+
+
 def _delegating() -> Iterator[int]:
     yield from range(100)
 
@@ -138,7 +185,7 @@ class _Stateful(StepCounter):
     def appended(to: list[int] = []) -> None:  # noqa: B006
         to.append(1)
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # noqa: PLR0915 - one line for each kind
         super().__init__()
         numbers = list(range(50))
         self.number, self.flag, self.text = 1.0, False, ""
@@ -172,6 +219,15 @@ class _Stateful(StepCounter):
         self.closure, self.partial = _counter(), functools.partial(list.append, [])
         self.method, self.functions = _Note().__call__, [lambda: None]
         self.draw, self.draw_numpy = random.Random(0).random, numpy.random.default_rng(0).normal  # noqa: S311
+        self.wrapped, self.switch = _wrapping(), [lambda: 1, lambda: 2]
+        self.read_only = types.MappingProxyType({"a": [0]})
+        self.module = types.ModuleType("made")
+        self.structure, self.own_array = _Structure(), _Array("i", [0])
+        self.own_file, self.own_partial = _File(), _Partial(list.append, [])
+        self.error, self.matrix = _Error([]), numpy.zeros(1).view(_Matrix)
+        self.own_torchs, self.of_made = _Torchs(), _made()()
+        self.slotted_layer = _SlottedLayer()
+        self.twins = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
         self.modules_of_list = [nn.Linear(1, 1)]
         self.__dict__["average"] = nn.Linear(4, 1)
         self.frozen, self.activation = nn.Linear(1, 1).requires_grad_(False), nn.ReLU()
@@ -209,6 +265,27 @@ def _grow_global() -> None:
 
 def _replace(model: Any) -> None:
     model.activation = nn.Tanh() if isinstance(model.activation, nn.ReLU) else nn.ReLU()
+
+
+def _exchange(model: Any) -> None:
+    model.twins[0].weight, model.twins[1].weight = model.twins[1].weight, model.twins[0].weight
+
+
+def _reorder(model: Any) -> None:
+    first = next(iter(model._modules))
+    model._modules[first] = model._modules.pop(first)
+
+
+def _tie(model: Any) -> None:
+    one, other = model.twins[0].bias, model.twins[1].bias
+    shares = one.data_ptr() == other.data_ptr()
+    other.data = other.data.clone() if shares else one.data
+
+
+def _move(parameter: nn.Parameter) -> None:
+    """Store a matrix of one row under other strides."""
+    row, column = parameter.stride()
+    parameter.data = parameter.data.as_strided(parameter.shape, (row + 1, column))
 
 
 def _in_environment() -> None:
@@ -288,12 +365,30 @@ _FAMILIES: dict[str, Callable[[Tiny, Any], Any]] = {
     "functions": lambda _, model: _grow(model.functions[0]),
     f"{_HERE}._plain": lambda _, _model: _grow(_plain),
     f"{_HERE}._appending": lambda _, _model: _appending(),
+    "wrapped": lambda _, model: model.wrapped().update(count=model.wrapped()["count"] + 1),
+    "switch": lambda _, model: model.switch.reverse(),
+    # Subclasses of a user, and objects of classes in functions
+    "structure": lambda _, model: _grow(model.structure),
+    "own_array": lambda _, model: model.own_array.append(1),
+    "own_file": lambda _, model: model.own_file.write(b"."),
+    "own_partial": lambda _, model: model.own_partial(1),
+    "error": lambda _, model: model.error.args[0].append(1),
+    "matrix": lambda _, model: _grow(model.matrix),
+    "own_torchs, a random generator": lambda _, model: _grow(model.own_torchs),
+    "of_made": lambda _, model: _grow(type(model.of_made)),
     # Modules of Python, threads, and the process
+    "read_only": lambda _, model: model.read_only["a"].append(1),
+    "module": lambda _, model: _grow(model.module),
     f"{_HERE}._COUNT": lambda _, _model: _grow_global(),
     f"{_HERE}._LOCAL": lambda _, _model: _grow(_LOCAL),
     f"{_HERE}._CONTEXT": lambda _, _model: _CONTEXT.set(_CONTEXT.get() + 1),
     "the environment": lambda _, _model: _in_environment(),
     # Modules of torch, tensors and hooks
+    "slotted_layer.count": lambda _, model: _grow(model.slotted_layer),
+    "the parameters of the optimizer": lambda _, model: _exchange(model),
+    "the order of the modules": lambda _, model: _reorder(model),
+    "the tensors that share memory": lambda _, model: _tie(model),
+    "linear.weight.attributes@layout": lambda _, model: _move(model.linear.weight),
     "modules_of_list": lambda _, model: _add_one(model.modules_of_list[0]),
     "average": lambda _, model: _add_one(model.average),
     "activation.__class__": lambda _, model: _replace(model),
@@ -343,7 +438,7 @@ def test_state_that_each_forward_changes_is_refused_before_step_1(
         here.train(max_steps=12)
     name = family.partition("@")[0]
     assert str(refused.value).startswith(f"task Tiny: a resume would change {name}")
-    assert str(refused.value).endswith("or use --fast, which does not guarantee the same bits")
+    assert ", which checkpoints leave out: " in str(refused.value)
     assert here.steps() == []
     assert not (here.path() / "rehearsal").exists()
 
@@ -368,7 +463,9 @@ def test_state_that_changes_later_fails_the_run_at_the_next_digest(
     here: Here, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     _changing(monkeypatch, lambda forwards: [family] if forwards == 4 else [])
-    with pytest.raises(WrongUse, match=f"^task Tiny: by step 6 it has changed {family}.* --fast, "):
+    with pytest.raises(
+        WrongUse, match=f"^task Tiny: by step 6 it has changed {family}.*, which check"
+    ):
         here.train(max_steps=12)
     assert here.steps() == []
 
@@ -383,8 +480,25 @@ def test_weights_that_are_unfrozen_late_fail_the_run(
         return plain(task, model, batch)
 
     monkeypatch.setattr(Tiny, "losses", losses)
-    with pytest.raises(WrongUse, match="by step 6 it has changed frozen.bias.attributes, which"):
+    with pytest.raises(
+        WrongUse, match="by step 6 it has changed frozen.bias.attributes, such as requires"
+    ):
         here.train(max_steps=12)
+
+
+def test_the_mode_of_a_module_ends_with_the_step(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Tiny.losses
+
+    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        if model.training:
+            assert model.activation.training
+            model.activation.eval()
+        return plain(task, model, batch)
+
+    monkeypatch.setattr(Tiny, "losses", losses)
+    here.train(max_steps=12)
 
 
 def test_no_checkpoint_is_saved_after_state_has_changed(
