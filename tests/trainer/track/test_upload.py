@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -212,14 +213,14 @@ def test_follow_tries_again_after_a_lost_connection(make_run: MakeRun, recorder:
     assert _steps(recorder) == [1, 2, 2, 3]
 
 
-@pytest.mark.parametrize("capacity", [0, 1])
+@pytest.mark.parametrize(("capacity", "acts"), [(0, []), (1, [lambda run: _append(run, 2)])])
 def test_the_first_and_the_last_look_of_follow_must_reach_the_tracker(
-    make_run: MakeRun, recorder: Recorder, capacity: int
+    make_run: MakeRun, recorder: Recorder, capacity: int, acts: list[Callable[[Path], None]]
 ) -> None:
     run = make_run("one", [train_entry(1, loss=1)])
     recorder.capacity = capacity
     with pytest.raises(NetworkFailure):
-        _followed(recorder, [run], lambda: _append(run, 2))
+        _followed(recorder, [run], *(partial(act, run) for act in acts))
 
 
 def test_a_file_that_cannot_be_read_is_not_nothing_new(
