@@ -131,8 +131,8 @@ def tasks(**values: Any) -> None:
 def track(**values: Any) -> None:
     """Send the metrics, settings and digests of runs to MLflow or Weights & Biases.
 
-    RUN is the folder of a run, or of a sweep with all its trials. Each value is sent once: the same
-    command sends only what is new. The package mlflow or wandb must be installed.
+    RUN is the folder of a run, or of a sweep with all its trials. Other folders are skipped. The
+    same command sends only what is new. The package mlflow or wandb must be installed.
 
     \b
     Examples:

@@ -79,8 +79,11 @@ def arguments_without_secrets(arguments: Iterable[str], to_copy: bool = False) -
     option = ""  # the argument before, if it is an option
     for argument in arguments:
         is_option = bool(_OPTION.fullmatch(argument))
+        name, equals, _ = argument.partition("=")
         if _SECRET_NAME.search(option) and not is_option:
             shown.append(_CUT)
+        elif equals and _OPTION.fullmatch(name) and _SECRET_NAME.search(name):
+            shown.append(f"{name}={_CUT}")  # the value may have spaces
         else:
             shown.append(_without_marked(argument) if to_copy else without_secrets(argument))
         option = argument if is_option else ""

@@ -122,7 +122,7 @@ def manifest_differences(
     A source file that only one manifest lists is not a difference, because a start may end before
     it loads that file. Of a variable whose value may not be shown, only whether it is set counts.
     """
-    before, after = _flat(old), _flat(new)
+    before, after = flat(old), flat(new)
     plan_matters = any(
         bits_depend_on_processes(entries.get("plan.strategy")) for entries in (before, after)
     )
@@ -167,8 +167,8 @@ def edited_settings(
     changed secret in a task's field is not an edit.
     """
     settings = manifest.get("settings", {})
-    before = _flat(settings, "settings.")
-    now = _flat(shown_settings({name: config.get(name) for name in settings}), "settings.")
+    before = flat(settings, "settings.")
+    now = flat(shown_settings({name: config.get(name) for name in settings}), "settings.")
     return _changes(before, now)
 
 
@@ -200,13 +200,14 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, t
     }
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a nested object by their dotted names."""
+    found: dict[str, Any] = {}
     for name, value in tree.items():
-        flat |= (
-            _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        found |= (
+            flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
         )
-    return flat
+    return found
 
 
 def _short(value: Any) -> str:

@@ -54,7 +54,7 @@ class RunRecord:
         Raises:
             WrongUse: A file is missing, damaged or edited, or the run is one of a script.
         """
-        values, manifest = _object_in(path / "config.json"), _object_in(path / "manifest.json")
+        values, manifest = object_in(path / "config.json"), object_in(path / "manifest.json")
         if problem := manifest_problem(manifest):
             raise WrongUse(f"{path}/manifest.json is damaged ({problem}): restore it")
         if edited := edited_settings(manifest, values):
@@ -226,7 +226,12 @@ class RunRecord:
         return None
 
 
-def _object_in(path: Path) -> dict[str, Any]:
+def object_in(path: Path) -> dict[str, Any]:
+    """Return the object in config.json or manifest.json of a run.
+
+    Raises:
+        WrongUse: The file is missing or damaged.
+    """
     try:
         return parse_object(read_text(path))
     except OSError as error:

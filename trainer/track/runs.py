@@ -1,21 +1,22 @@
 """Read what a tracker shows of a run: its name, settings, tags and rows of metrics."""
 
-import math
+import itertools
 import re
+import sys
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.errors import StorageFailure, WrongUse
-from trainbox.contract.files import read_object
-from trainbox.contract.secret_rule import NOT_SHOWN, is_secret, without_secrets
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.secret_rule import arguments_without_secrets, without_secrets
+from trainer.run.compare import flat, shown_value
 from trainer.run.numbers import numbers
+from trainer.run.run_folder import MANIFEST, SETTINGS
+from trainer.run.run_record import RunRecord, object_in
 
-METRICS, MANIFEST, _CONFIG = "metrics.jsonl", "manifest.json", "config.json"
 _TRIAL = re.compile(r"trial-\d+")
 _DIGEST = re.compile(r"(?:sha256:)?[0-9a-f]{7,64}(?:-dirty)?")
 # Entries of the manifest that become tags. `.` joins the names of nested objects.
@@ -23,7 +24,7 @@ _TAGS = re.compile(
     r"revision|build\..+|image_digest|python|packages\.(?:torch|trainbox)|cuda|cudnn|data\..+"
     r"|device\.(?:type|names)|machine\.cpu_model|plan\.(?:strategy|world_size)|script|init\..+"
 )
-_OPTION = re.compile(r"--?[A-Za-z][\w.-]*", re.ASCII)
+_OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.ASCII | re.DOTALL)
 _OTHER_CHARACTERS = re.compile(r"[^\w./ :-]", re.ASCII)
 _LONGEST_NAME, _LONGEST_VALUE = 250, 500
 _LARGEST_STEP, _LATEST_S = 2**53, 2**40
@@ -31,12 +32,11 @@ _LARGEST_STEP, _LATEST_S = 2**53, 2**40
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, without its metrics. `sweep` is the name of its sweep, or empty."""
+    """A run folder, without its metrics. A trial has the tag `sweep`."""
 
     folder: Path
     id: str
     name: str
-    sweep: str
     params: dict[str, str | float]
     tags: dict[str, str]
 
@@ -50,46 +50,36 @@ class EntryRow:
     values: dict[str, float]
 
 
-def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """Return the run folders among `folders`, and the trials of those that are sweeps.
-
-    A trial that has not started is left out.
-
-    Raises:
-        WrongUse: A folder is neither a run nor a sweep.
-    """
-    found: dict[Path, None] = {}
-    for folder in folders:
-        if (folder / MANIFEST).is_file():
-            found[folder] = None
-            continue
-        trials = sorted(path for path in folder.glob("trial-*") if _TRIAL.fullmatch(path.name))
-        if not trials and not (folder / "study.journal").is_file():
-            raise WrongUse(
-                f"{folder} is not a run or a sweep: name a folder with {MANIFEST}, such as "
-                "runs/digits-7d2c1a90"
-            )
-        found |= dict.fromkeys(path for path in trials if (path / MANIFEST).is_file())
-    return list(found)
+def runs_in(folder: Path) -> list[Path] | None:
+    """Return the folder of a run, or the trials of a sweep that have started, or None."""
+    if (folder / MANIFEST).is_file():
+        return [folder]
+    trials = sorted(path for path in folder.glob("trial-*") if _TRIAL.fullmatch(path.name))
+    if not trials and not (folder / "study.journal").is_file():
+        return None
+    return [path for path in trials if (path / MANIFEST).is_file()]
 
 
 def read_run(folder: Path) -> Run:
     """Read config.json and manifest.json of a run.
 
     Raises:
-        StorageFailure: A file is missing or damaged.
+        WrongUse: A file is missing, damaged or edited.
     """
-    config, manifest = (_read(folder / name) for name in (_CONFIG, MANIFEST))
-    is_script = config.get("kind") == "script"
+    config, manifest = (object_in(folder / name) for name in (SETTINGS, MANIFEST))
+    if config.get("kind") == manifest.get("kind") == "script":
+        params = _of_script(config)
+    else:
+        record = RunRecord.open(folder)
+        params, manifest = params_of(record.values), dict(record.manifest)
     run_id = manifest.get("run_id")
     if not isinstance(run_id, str) or not re.fullmatch(r"[\w-]{1,64}", run_id, re.ASCII):
-        raise StorageFailure(f"{folder / MANIFEST} has no valid run_id: restore the file")
+        raise WrongUse(f"{folder}/{MANIFEST} is damaged (run_id is malformed): restore it")
     path = folder.absolute()
     sweep = path.parent.name if _TRIAL.fullmatch(path.name) else ""
     name = f"{sweep}/{path.name}" if sweep else path.name
-    params = _of_script(config) if is_script else params_of(config)
     tags = tags_of(manifest) | ({"sweep": sweep} if sweep else {})
-    return Run(folder, run_id, name, sweep, params, tags)
+    return Run(folder, run_id, name, params, tags)
 
 
 def row(entry: Mapping[str, Any]) -> EntryRow | None:
@@ -103,23 +93,19 @@ def row(entry: Mapping[str, Any]) -> EntryRow | None:
     step, when = entry.get("step"), entry.get("time_unix_s")
     if type(step) is not int or abs(step) > _LARGEST_STEP or entry.get("kind") == "health":
         return None
-    found = numbers(entry)
-    values = {_metric_name(name): _finite(found[name]) for name in sorted(found)}
-    if len(values) < len(found):
-        alike = Counter(map(_metric_name, found)).most_common(1)[0][0]
-        both = " and ".join(name for name in sorted(found) if _metric_name(name) == alike)
-        raise WrongUse(f"a tracker would show {both} as {alike}: rename one of these metrics")
-    kept = {name: value for name, value in values.items() if value is not None}
+    values: dict[str, float] = {}
+    names: dict[str, str] = {}
+    for name, number in sorted(numbers(entry).items()):
+        shown = _metric_name(name)
+        if (other := names.setdefault(shown, name)) != name:
+            raise WrongUse(
+                f"a tracker would show {other} and {name} as {shown}: rename one of these metrics"
+            )
+        if abs(number) <= sys.float_info.max:  # false for NaN, and for a larger integer
+            values[shown] = float(number)
     if not isinstance(when, int | float) or not 0 <= when < _LATEST_S:
         when = time.time()
-    return EntryRow(step, float(when), kept) if kept else None
-
-
-def _finite(number: float) -> float | None:
-    try:
-        return float(number) if math.isfinite(number) else None
-    except OverflowError:  # a larger integer than any float
-        return None
+    return EntryRow(step, float(when), values) if values else None
 
 
 def _metric_name(name: str) -> str:
@@ -130,47 +116,37 @@ def _metric_name(name: str) -> str:
 
 def params_of(config: Mapping[str, Any]) -> dict[str, str | float]:
     """Return the settings of a task; its fields are named `task.NAME` as in TensorBoard."""
-    fields = config.get("fields")
-    flat = {name: value for name, value in config.items() if name != "fields" and value is not None}
-    for name, value in (fields if isinstance(fields, dict) else {}).items():
-        flat[f"task.{name}"] = value
-    return {name: _shown(name, value) for name, value in flat.items()}
+    settings = {name: value for name, value in config.items() if value is not None}
+    fields = {f"task.{name}": value for name, value in settings.pop("fields", {}).items()}
+    return {name: _shown(name, value) for name, value in (settings | fields).items()}
+
+
+def _shown(name: str, value: Any) -> str | float:
+    """Return a setting as a tracker may show it. A number is not a secret."""
+    if isinstance(value, int | float):
+        return value
+    text: str = shown_value(name, str(value))
+    return text[:_LONGEST_VALUE]
 
 
 def _of_script(config: Mapping[str, Any]) -> dict[str, str | float]:
     """Return the script's options `--name value` and `--name=value`, and all its arguments."""
     arguments = [text for text in config.get("arguments", []) if isinstance(text, str)]
+    shown = arguments_without_secrets(arguments)
     params: dict[str, str | float] = {}
-    shown: list[str] = []
-    option = ""  # the name of an option whose value may follow
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if not _OPTION.fullmatch(name):
-            text = str(_shown(option, argument))
-            if option:
-                params[option[:_LONGEST_NAME]] = text
-            shown.append(text)
-            option = ""
-            continue
-        option = "" if equals else name.lstrip("-")
-        key = name.lstrip("-")[:_LONGEST_NAME]
-        params[key] = _shown(name, value) if equals else "true"
-        shown.append(f"{name}={_shown(name, value)}" if equals else name)
+    for argument, following in itertools.pairwise([*shown, "--"]):
+        if option := _OPTION.fullmatch(argument):
+            name, value = option.groups()
+            has_value = not _OPTION.fullmatch(following) and following != "--"
+            value = value or (following if has_value else "true")
+            params[name[:_LONGEST_NAME]] = value[:_LONGEST_VALUE]
     return {**params, "arguments": " ".join(shown)[:_LONGEST_VALUE]}
-
-
-def _shown(name: str, value: Any) -> str | float:
-    """Return a value as a tracker may show it. A number of a task's setting is not a secret."""
-    if isinstance(value, int | float):
-        return value
-    text = str(value)
-    return NOT_SHOWN if is_secret(name, text) else without_secrets(text)[:_LONGEST_VALUE]
 
 
 def tags_of(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Return the entries of a manifest that may be shown, without secrets."""
     tags = {}
-    for name, value in _flat(manifest):
+    for name, value in flat(manifest).items():
         if _TAGS.fullmatch(name) and value is not None and not isinstance(value, bool):
             text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
             tags[name] = text if _DIGEST.fullmatch(text) else without_secrets(text)[:_LONGEST_VALUE]
@@ -178,19 +154,3 @@ def tags_of(manifest: Mapping[str, Any]) -> dict[str, str]:
         listing = "".join(f"{name} {sources[name]}\n" for name in sorted(sources))
         tags["sources_sha256"] = sha256(listing.encode(errors="replace")).hexdigest()
     return {_metric_name(name): text for name, text in tags.items()}
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return read_object(path)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise StorageFailure(f"{path} cannot be read ({reason}): restore it") from error

@@ -1,15 +1,12 @@
 """Send runs to a tracker once, or follow them."""
 
-import os
-import resource
-import select
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainbox.contract.errors import WrongUse
 from trainer.system.signals import handle_stop_signals
-from trainer.track import upload
-from trainer.track.upload import Tracker
+from trainer.track.upload import Tracker, send_runs
 
 _LOOK_EVERY_S = 5.0
 
@@ -25,16 +22,11 @@ def send(
 
     If they are followed, wait for new entries until a signal.
     """
-    if not follow:
-        show(upload.send_once(folders, _tracker(to, project)))
-        return
-    wait = _until_a_signal()
-    # Each run that is followed keeps its folder open, and a sweep can have thousands.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    wait = _until_a_signal() if follow else None
     tracker = _tracker(to, project)
-    show(f"following: new entries are sent to {tracker.place}; Ctrl-C ends this command")
-    upload.follow(folders, tracker, wait, show)
+    if follow:
+        show(f"following: new entries are sent to {tracker.place}; Ctrl-C ends this command")
+    send_runs(folders, tracker, show, wait)
 
 
 def _tracker(to: str, project: str | None) -> Tracker:
@@ -70,14 +62,18 @@ def _until_a_signal() -> Callable[[], bool]:
 
     A second signal raises KeyboardInterrupt.
     """
-    read, write = os.pipe()
     received: list[int] = []
 
     def note(number: int, _frame: object) -> None:
         if received:
             raise KeyboardInterrupt
         received.append(number)
-        os.write(write, b".")
+
+    def wait() -> bool:
+        until = time.monotonic() + _LOOK_EVERY_S
+        while not received and time.monotonic() < until:
+            time.sleep(0.1)
+        return bool(received)
 
     handle_stop_signals(note)
-    return lambda: bool(select.select([read], [], [], _LOOK_EVERY_S)[0])
+    return wait

@@ -1,39 +1,40 @@
-"""Send the rows of runs to a tracker, each value once.
+"""Send the rows of runs to a tracker, in order.
 
-A value is identified by its run, its name and its step. The tracker itself is asked which values it
-has, so a send that was killed continues where it stopped.
+With each run, the tracker stores a marker of the rows that it has. A resume removes the last rows
+of a run and records others. So the marker has the digests of some first parts of the run, and the
+rows after the longest part that is still the same are sent.
 """
 
-import fcntl
 import hashlib
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from trainbox.contract.entries import EntryReader
-from trainbox.contract.errors import Failure, NetworkFailure, StorageFailure, WrongUse
-from trainbox.contract.files import open_regular
-from trainer.track.runs import MANIFEST, METRICS, EntryRow, Run, find_runs, read_run, row
+from trainbox.contract.errors import NetworkFailure, WrongUse
+from trainer.run.jsonl import read_entries
+from trainer.run.run_folder import MANIFEST, METRICS
+from trainer.track.runs import EntryRow, Run, read_run, row, runs_in
+
+# A marker has the digests of the run without this many of its last rows. So for each row that a
+# resume removes, at most three rows before it are sent again.
+_LAST_ROWS = (0, *(4**power for power in range(9)))
 
 
 class TrackedRun(Protocol):
     """One run in a tracker.
 
     Attributes:
-        sent: the digest of all rows that the last complete send ended with, or None.
+        sent: The marker of the rows that the tracker has, or an empty text.
     """
 
-    sent: str | None
+    sent: str
 
-    def stored(self) -> set[tuple[str, int]]:
-        """Return the names and steps of all values that the tracker has."""
+    def send(self, rows: Sequence[EntryRow], sent: str) -> None:
+        """Add rows, and then store the marker `sent`."""
 
-    def send(self, rows: Sequence[EntryRow]) -> None:
-        """Add rows whose values are not stored."""
-
-    def close(self, sent: str) -> None:
-        """Wait until all rows are stored, and then store the digest of all rows."""
+    def close(self) -> None:
+        """End the sends, of which there was one, and wait until everything is stored."""
 
 
 class Tracker(Protocol):
@@ -41,182 +42,125 @@ class Tracker(Protocol):
 
     place: str
 
-    def open(self, run: Run) -> TrackedRun:
-        """Return the run in the tracker, which is created at the first send."""
+    def open(self, run: Run, now: str) -> TrackedRun:
+        """Return the run in the tracker, which is created at the first send.
+
+        `now` is the marker of all rows of the run.
+        """
 
 
 class Upload:
-    """Sends one run. A lock keeps a second process from sending the same run meanwhile."""
+    """Sends one run."""
 
     def __init__(self, folder: Path, tracker: Tracker) -> None:
         self._folder, self._tracker = folder, tracker
-        self._run: Run | None = None
-        self._target: TrackedRun | None = None
-        self._lock: int | None = None
-        self._stored: set[tuple[str, int]] | None = None
-        self._begin()
+        self._target: TrackedRun | None = None  # after the first send
+        self._id, self._version = "", (0, 0, 0)
 
-    def _begin(self) -> None:
-        """Read the file from its start."""
-        self._inode = _inode(self._folder / METRICS)
-        self._reader = EntryReader(self._folder / METRICS)
-        self._digest = hashlib.sha256()
-
-    def look(self) -> int:
+    def look(self, is_last: bool) -> int:
         """Send the rows that are new, and return their number.
 
         Raises:
             Failure: The run cannot be read, or the tracker does not take the rows.
         """
-        # A resume replaces the file by one without the steps that are trained again.
-        if self._inode != _inode(self._folder / METRICS):
-            self._begin_again()
-        rows = [found for entry in self._reader.read() if (found := row(entry))]
-        if not rows:
+        count = 0
+        if (version := _version(self._folder / METRICS)) != self._version:
+            count = self._send()
+            self._version = version
+        if is_last:
+            self._close()
+        return count
+
+    def _send(self) -> int:
+        entries = read_entries(self._folder / METRICS, lambda *_: None)
+        found = [(entry, shown) for entry in entries if (shown := row(entry))]
+        if not found:
             return 0
-        for found in rows:
-            self._digest.update(f"{found.step} {list(found.values)}\n".encode())
-        try:
-            return self._send(rows)
-        except BaseException:
-            # The next look begins again, and asks the tracker what it has.
-            self._begin()
-            self._release()
-            raise
+        digests = _digests(entry for entry, _ in found)
+        now = " ".join(digests[-1 - last] for last in _LAST_ROWS if last < len(digests))
+        run = read_run(self._folder)
+        if self._id != run.id:
+            self._close()  # another run is in the folder
+            self._id = run.id
+        target = self._target or self._tracker.open(run, now)
+        sent = set(target.sent.split())
+        known = max((n for n, digest in enumerate(digests, 1) if digest in sent), default=0)
+        if rows := [shown for _, shown in found[known:]]:
+            target.send(rows, now)
+            self._target = target
+        return len(rows)
 
-    def _send(self, rows: Sequence[EntryRow]) -> int:
-        if self._target is None:
-            self._run = self._run or read_run(self._folder)
-            self._lock = _locked(self._folder)
-            self._target = self._tracker.open(self._run)
-            if self._target.sent == self._digest.hexdigest():
-                return 0
-        if self._stored is None:
-            self._stored = self._target.stored()
-        new = list(_without(self._stored, rows))
-        if new:
-            self._target.send(new)
-        return len(new)
-
-    def look_at_all(self) -> int:
-        """Send the rows that are new, also in a file that was rewritten since the last look."""
-        self._begin_again()
-        return self.look()
-
-    def _begin_again(self) -> None:
-        """Read the file from its start. If the folder has another run, finish the old one."""
-        old = self._run
-        has_manifest = (self._folder / MANIFEST).is_file()
-        if old is not None and has_manifest and read_run(self._folder).id != old.id:
-            self.close()
-            self._run = None
-        self._begin()
-
-    def close(self) -> None:
-        """Wait until what was sent is stored."""
-        try:
-            if self._target is not None:
-                self._target.close(self._digest.hexdigest())
-        finally:
-            self._release()
-
-    def _release(self) -> None:
-        self._stored = self._target = None
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+    def _close(self) -> None:
+        if self._target is not None:
+            self._target.close()
+            self._target = None
 
 
-def _without(stored: set[tuple[str, int]], rows: Sequence[EntryRow]) -> Iterator[EntryRow]:
-    """Yield the rows with the values that are not in `stored`, and add these to it."""
-    for found in rows:
-        values = {n: v for n, v in found.values.items() if (n, found.step) not in stored}
-        stored.update((name, found.step) for name in values)
-        if values:
-            yield EntryRow(found.step, found.time_unix_s, values)
+def _version(path: Path) -> tuple[int, int, int]:
+    """Return numbers that differ after each change of the file; zeros if it cannot be read."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0, 0
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def send_once(folders: Sequence[Path], tracker: Tracker) -> str:
-    """Send all runs, and return a line with the numbers of runs and entries that were new."""
-    runs = find_runs(folders)
-    counts = []
-    for folder in runs:
-        upload = Upload(folder, tracker)
-        counts.append(upload.look())
-        upload.close()
-    return summary(counts) or f"nothing new: {tracker.place} has {_runs(len(runs))}"
+def _digests(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the number and the digest of the first entry, of the first two, and so on."""
+    digest, found = hashlib.sha256(), list[str]()
+    for count, entry in enumerate(entries, 1):
+        digest.update(json.dumps(entry).encode())
+        found.append(f"{count}:{digest.hexdigest()[:16]}")
+    return found
 
 
-def follow(
+def send_runs(
     folders: Sequence[Path],
     tracker: Tracker,
-    wait: Callable[[], bool],
-    report: Callable[[str], None],
+    show: Callable[[str], None],
+    wait: Callable[[], bool] | None = None,
 ) -> None:
-    """Send what is new until `wait`, which is called between two looks, returns True.
+    """Send the runs in `folders`, and show how many entries were new.
 
-    A lost connection and a removed folder are reported once, and the next look tries again. The
-    first look must succeed.
-    """
-    uploads: dict[Path, Upload] = {}
-    missing: set[Path] = set()
-    connected: bool | None = None
-    is_last = False
-    while True:
-        try:
-            for run in _found(folders, missing, report if connected is not None else None):
-                uploads.setdefault(run, Upload(run, tracker))
-            counts = [u.look_at_all() if is_last else u.look() for u in uploads.values()]
-            if text := summary(counts):
-                report(text)
-            connected = True
-        except NetworkFailure as error:
-            if connected is None or is_last:
-                raise
-            if connected:
-                report(f"{error}; trying again")
-            connected = False
-        if is_last:
-            break
-        is_last = wait()
-    _close_all(uploads.values())
-
-
-def _close_all(uploads: Iterable[Upload]) -> None:
-    """Close each upload, and then raise the first failure. A lost connection ends it at once."""
-    first: Failure | None = None
-    for upload in uploads:
-        try:
-            upload.close()
-        except NetworkFailure:
-            raise
-        except Failure as error:
-            first = first or error
-    if first is not None:
-        raise first
-
-
-def _found(
-    folders: Sequence[Path], missing: set[Path], report: Callable[[str], None] | None
-) -> Iterator[Path]:
-    """Yield the runs of each folder, and report once if a folder is no longer a run.
+    With `wait`, look for new entries until `wait`, which is called between two looks, returns True.
+    Then only the first and the last look must reach the tracker.
 
     Raises:
-        WrongUse: A folder is neither a run nor a sweep, and `report` is None.
+        WrongUse: No folder is a run or a sweep.
     """
-    for folder in folders:
+    uploads: dict[Path, Upload] = {}
+    skipped: set[Path] = set()
+    is_first, is_last, is_lost = True, wait is None, False
+    while True:
+        for folder in folders:
+            found = runs_in(folder)
+            if found is None and folder not in skipped:
+                show(f"skipped: {folder} is not a run or a sweep")
+                skipped.add(folder)
+            for run in found or []:
+                uploads.setdefault(run, Upload(run, tracker))
+        if is_first and skipped.issuperset(folders):
+            raise WrongUse(
+                f"no folder is a run or a sweep: name one with {MANIFEST}, such as "
+                "runs/digits-7d2c1a90"
+            )
         try:
-            yield from find_runs([folder])
-            missing.discard(folder)
-        except WrongUse:
-            if report is None:
+            counts = [upload.look(is_last) for upload in uploads.values()]
+            if any(counts) or wait is None:
+                show(_summary(counts) or f"nothing new: {tracker.place} has {_runs(len(counts))}")
+            is_lost = False
+        except NetworkFailure as error:
+            if is_first or is_last:
                 raise
-            if folder not in missing:
-                report(f"{folder} is no longer a run or a sweep: its new entries are not sent")
-            missing.add(folder)
+            if not is_lost:
+                show(f"{error}; trying again")
+            is_lost = True
+        if is_last:
+            return
+        is_first, is_last = False, wait is None or wait()
 
 
-def summary(counts: Sequence[int]) -> str:
+def _summary(counts: Sequence[int]) -> str:
     """Return `12 runs, 3,480 entries`, or an empty text if nothing was new."""
     total, entries = sum(count > 0 for count in counts), sum(counts)
     return f"{_runs(total)}, {entries:,} {'entry' if entries == 1 else 'entries'}" if total else ""
@@ -224,42 +168,3 @@ def summary(counts: Sequence[int]) -> str:
 
 def _runs(count: int) -> str:
     return "1 run" if count == 1 else f"{count:,} runs"
-
-
-def _inode(path: Path) -> int | None:
-    """Return the file's inode, or None if it does not exist.
-
-    Raises:
-        StorageFailure: The file cannot be read.
-    """
-    try:
-        with open_regular(path) as file:
-            return os.fstat(file.fileno()).st_ino
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StorageFailure(
-            f"{path} cannot be read ({error.strerror}): check its rights"
-        ) from error
-
-
-def _locked(folder: Path) -> int | None:
-    """Lock the run against other processes that send it. Some file systems cannot.
-
-    The folder itself is locked, because a resume replaces its files.
-    """
-    try:
-        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise StorageFailure(
-            f"{folder} cannot be read ({error.strerror}): check its rights, and `ulimit -n`"
-        ) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise WrongUse(f"another process tracks {folder}: wait until it ends") from None
-    except OSError:
-        os.close(lock)
-        return None
-    return lock

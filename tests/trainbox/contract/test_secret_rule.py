@@ -13,6 +13,7 @@ HEX = "3fa94c0b7715d2e8a6610fb49c8d27e05b13aa9f"
         (["--api-key", "abc", "--lr", "1"], ["--api-key", "(not shown)", "--lr", "1"]),
         (["-token", "-3"], ["-token", "(not shown)"]),
         (["--api-key=abc", "d"], ["--api-key=(not shown)", "d"]),
+        (["--password=a b"], ["--password=(not shown)"]),
         (["--no-auth", "--lr", "1"], ["--no-auth", "--lr", "1"]),
         (["--token", "a", "b"], ["--token", "(not shown)", "b"]),
         (["token", "abc"], ["token", "abc"]),

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,7 +23,11 @@ _USERS = {
     "init": ("train", _TASK, "--device", "cpu", "--run", "new", "--init", "runs/r"),
 }
 _AGAIN = ("--max-steps", "12", "--best-by", "max:loss", "--workers", "0")
-_READERS = {**_USERS, "train": ("train", _TASK, "--device", "cpu", "--run", "r", *_AGAIN)}
+_READERS = {
+    **_USERS,
+    "train": ("train", _TASK, "--device", "cpu", "--run", "r", *_AGAIN),
+    "track": ("track", "runs/r", "--to", "mlflow"),
+}
 
 
 def _sidecar(path: Path, **changes: Any) -> None:
@@ -96,11 +101,39 @@ def _without_entry(step: int) -> Callable[[Path], None]:
     return forge
 
 
-def _without_classes(run: Path) -> None:
-    path = run / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["classes"]
-    path.write_text(json.dumps(manifest))
+def _record(name: str, **changes: Any) -> Callable[[Path], None]:
+    return lambda run: _sidecar(run / name, **changes)
+
+
+# What is wrong with config.json or manifest.json, and the message of each reader.
+_RECORDS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "classes": (
+        lambda run: _without(run / "manifest.json", "classes"),
+        "runs/r/manifest.json is damaged (classes is missing or malformed)",
+    ),
+    "plan": (
+        _record("manifest.json", plan={"strategy": "ddp"}),
+        "runs/r/manifest.json is damaged (plan is missing or malformed)",
+    ),
+    "config.json": (
+        lambda run: (run / "config.json").write_text("{"),
+        "runs/r/config.json is damaged (",
+    ),
+    "keep": (
+        _record("config.json", keep=-1),
+        "runs/r/config.json is damaged (keep is -1, not a number from 0)",
+    ),
+    "seed": (
+        _record("config.json", seed=5),
+        "runs/r/config.json was edited after the run was started (settings.seed: 0 -> 5)",
+    ),
+}
+
+
+def _without(path: Path, name: str) -> None:
+    record = json.loads(path.read_text())
+    del record[name]
+    path.write_text(json.dumps(record))
 
 
 _BEST, _LAST = 6, 12  # the loss falls
@@ -122,6 +155,15 @@ def run(here: Here, whole: Path) -> Path:
     return here.path()
 
 
+@pytest.fixture(autouse=True)
+def tracker(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Replace the tracker, whose package may be missing."""
+    tracker = Mock(place="a tracker")
+    tracker.open.return_value.sent = ""
+    monkeypatch.setattr("trainer.track.send._tracker", lambda to, project: tracker)
+    return tracker
+
+
 def _err(here: Here, reader: str, code: int) -> str:
     """Return the line of a reader that ends with `code`."""
     found, _, err = here.command(*_READERS[reader])
@@ -130,7 +172,7 @@ def _err(here: Here, reader: str, code: int) -> str:
     return line
 
 
-@pytest.mark.parametrize("reader", _READERS)
+@pytest.mark.parametrize("reader", [*_USERS, "train"])
 @pytest.mark.parametrize("forged", _FORGED)
 def test_a_forged_run_is_refused(here: Here, run: Path, forged: str, reader: str) -> None:
     _FORGED[forged](run)
@@ -156,12 +198,15 @@ def test_a_resume_reports_that_the_digests_of_its_checkpoint_are_lost(
     assert f"the checkpoint of step {_LAST} was not compared with digests.jsonl" in out
 
 
-@pytest.mark.parametrize("reader", _USERS)
-def test_a_manifest_without_classes_is_refused(here: Here, run: Path, reader: str) -> None:
-    _without_classes(run)
-    assert "runs/r/manifest.json is damaged (classes is missing or malformed)" in _err(
-        here, reader, 2
-    )
+@pytest.mark.parametrize("reader", [*_USERS, "track"])
+@pytest.mark.parametrize("forged", _RECORDS)
+def test_forged_settings_or_a_forged_manifest_are_refused(
+    here: Here, run: Path, forged: str, reader: str
+) -> None:
+    forge, message = _RECORDS[forged]
+    forge(run)
+    is_edited = forged == "seed"  # the manifest contradicts the settings
+    assert message in _err(here, reader, 8 if is_edited and reader == "verify" else 2)
 
 
 @pytest.mark.parametrize("reader", _READERS)

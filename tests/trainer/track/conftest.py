@@ -1,4 +1,4 @@
-"""Run folders to send to a tracker."""
+"""Run folders to send to a tracker, which each reader of a run accepts."""
 
 import json
 from collections.abc import Callable
@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from trainer.run.compare import shown_settings
+from trainer.track.upload import Tracker, send_runs
 
 MakeRun = Callable[..., Path]
 _TASK = {
@@ -15,6 +18,7 @@ _TASK = {
     "max_steps": None,
     "fields": {"width": 8},
 }
+_PLAN = {"strategy": "single", "world_size": 1}
 
 
 @pytest.fixture
@@ -27,12 +31,24 @@ def make_run(tmp_path: Path) -> MakeRun:
         folder = tmp_path / name
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(config))
-        whole = {"run_id": name.replace("/", "-"), **manifest}
+        of_kind = (
+            {"kind": "script"}
+            if config.get("kind") == "script"
+            else {"settings": shown_settings(config), "classes": None, "sources": {}, "plan": _PLAN}
+        )
+        whole = {"run_id": name.replace("/", "-"), **of_kind, **manifest}
         (folder / "manifest.json").write_text(json.dumps(whole))
         (folder / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in entries))
         return folder
 
     return make
+
+
+def sent(tracker: Tracker, *folders: Path) -> list[str]:
+    """Return what one send of the runs shows."""
+    lines: list[str] = []
+    send_runs(folders, tracker, lines.append)
+    return lines
 
 
 def train_entry(step: int, **values: Any) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.trainer.track.conftest import MakeRun, train_entry
-from trainbox.contract.errors import Failure, StorageFailure, WrongUse
+from trainbox.contract.errors import WrongUse
 from trainbox.contract.secret_rule import NOT_SHOWN
-from trainer.track.runs import EntryRow, find_runs, read_run, row
+from trainer.track.runs import EntryRow, read_run, row, runs_in
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_task_has_its_settings_and_fields_as_parameters(make_run: MakeRun) -> 
         build={"lock_sha256": None},
     )
     run = read_run(folder)
-    assert (run.id, run.name, run.sweep) == ("one", "one", "")
+    assert (run.id, run.name) == ("one", "one")
     assert run.params == {
         "task": "digits",
         "seed": 3,
@@ -79,6 +79,8 @@ def test_a_task_has_its_settings_and_fields_as_parameters(make_run: MakeRun) -> 
         "data.train": digest,
         "packages.torch": "2.15.0",
         "machine.cpu_model": "Xeon",
+        "plan.strategy": "single",
+        "plan.world_size": "1",
         "sources_sha256": hashlib.sha256(f"a.py {digest}\n".encode()).hexdigest(),
     }
 
@@ -87,13 +89,13 @@ def test_a_script_has_its_options_as_parameters_without_secrets(make_run: MakeRu
     words = ["in.txt", "--lr", "0.1", "--fast", "--api-key", "abc", "--token=d e", "-n", "-3"]
     config = {"kind": "script", "script": "train.py", "arguments": words}
     run = read_run(make_run("sweep-1/trial-00002", [], config, script="train.py"))
-    assert (run.name, run.sweep) == ("sweep-1/trial-00002", "sweep-1")
-    hidden = f"in.txt --lr 0.1 --fast --api-key {NOT_SHOWN} --token={NOT_SHOWN} -n -3"
+    assert run.name == "sweep-1/trial-00002"
+    hidden = "in.txt --lr 0.1 --fast --api-key (not shown) --token=(not shown) -n -3"
     assert run.params == {
         "lr": "0.1",
         "fast": "true",
-        "api-key": NOT_SHOWN,
-        "token": NOT_SHOWN,
+        "api-key": "(not shown)",
+        "token": "(not shown)",
         "n": "-3",
         "arguments": hidden,
     }
@@ -105,42 +107,41 @@ def test_a_long_option_has_a_name_that_mlflow_accepts(make_run: MakeRun) -> None
     words = [f"--{long}-token", "abc", f"--y{long}=1"]
     run = read_run(make_run("one", [], {"kind": "script", "arguments": words}))
     assert run.params.pop("arguments")
-    assert run.params == {"x" * 250: NOT_SHOWN, "y" + "x" * 249: "1"}
+    assert run.params == {"x" * 250: "(not shown)", "y" + "x" * 249: "1"}
 
 
 def test_a_sweep_is_its_trials_that_have_started(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(f"s/trial-0000{number}", []) for number in (1, 0)]
     (tmp_path / "s/trial-00002").mkdir()
     make_run("s/trial-00001.aside-1", [])
-    alone = make_run("alone", [])
-    assert find_runs([alone, tmp_path / "s", runs[0]]) == [alone, runs[1], runs[0]]
+    assert runs_in(tmp_path / "s") == [runs[1], runs[0]]
+    assert runs_in(runs[0]) == [runs[0]]
+    (tmp_path / "planned").mkdir()
+    assert runs_in(tmp_path / "planned") is None
+    (tmp_path / "planned/study.journal").touch()
+    assert runs_in(tmp_path / "planned") == []
 
 
-def _not_a_run(folder: Path) -> None:
-    (folder / "manifest.json").unlink()
-    find_runs([folder])
-
-
-def _damaged(folder: Path) -> None:
-    (folder / "config.json").write_text("{")
-    read_run(folder)
-
-
-def _without_id(folder: Path) -> None:
-    (folder / "manifest.json").write_text('{"run_id": "a b"}')
-    read_run(folder)
+_SCRIPT = {"kind": "script", "arguments": []}
 
 
 @pytest.mark.parametrize(
-    ("act", "kind", "message"),
+    ("config", "manifest", "message"),
     [
-        (_not_a_run, WrongUse, "one is not a run or a sweep: name a folder with manifest.json"),
-        (_damaged, StorageFailure, "one/config.json cannot be read"),
-        (_without_id, StorageFailure, "one/manifest.json has no valid run_id: restore the file"),
+        (None, {"run_id": "a b"}, r"manifest.json is damaged \(run_id is malformed\): restore it"),
+        (
+            _SCRIPT,
+            {"run_id": None},
+            r"manifest.json is damaged \(run_id is malformed\): restore it",
+        ),
+        # Only config.json states that this is a run of a script.
+        (_SCRIPT, {"kind": None}, r"manifest.json is damaged \(settings is missing"),
+        (None, {"kind": "script", "classes": 1}, r"manifest.json is damaged \(classes is missing"),
     ],
 )
-def test_a_folder_that_is_not_a_whole_run_is_refused(
-    make_run: MakeRun, act: Any, kind: type[Failure], message: str
+def test_a_damaged_run_is_refused(
+    make_run: MakeRun, config: Any, manifest: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(kind, match=message):
-        act(make_run("one", []))
+    run = make_run("one", [], **({"config": config} if config else {}), **manifest)
+    with pytest.raises(WrongUse, match=message):
+        read_run(run)

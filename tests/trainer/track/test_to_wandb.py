@@ -2,21 +2,24 @@
 installed.
 """
 
+import errno
 import importlib.util
 import json
 import shutil
 import sys
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tests.support.commands import Trainbox
-from tests.trainer.track.conftest import MakeRun, train_entry
+from tests.trainer.track.conftest import MakeRun, sent, train_entry
 from trainbox.contract.errors import NetworkFailure, StorageFailure, WrongUse
-from trainer.track.upload import Tracker, Upload, send_once
+from trainer.track.upload import Tracker, send_runs
 
 
 class Error(Exception):
@@ -40,7 +43,7 @@ class Server:
 
     def __init__(self) -> None:
         self.mode = "online"
-        self.disk_is_full = False
+        self.folder: Path | None = None  # another folder than the requested one
         self.runs: dict[str, Any] = {}
         self.inits: list[dict[str, Any]] = []
         self.error: Exception | None = None
@@ -62,16 +65,11 @@ class StoredRun:
     """A run on the server."""
 
     def __init__(self) -> None:
-        self.config: dict[str, Any] = {}
         self.rows: list[dict[str, Any]] = []
 
-    def scan_history(self, use_cache: bool) -> Iterator[dict[str, Any]]:
+    def scan_history(self, keys: list[str], use_cache: bool) -> Iterator[dict[str, Any]]:
         assert not use_cache
-        names = {name for row in self.rows for name in row}
-        return ({name: row.get(name) for name in names} for row in self.rows)
-
-    def update(self) -> None:
-        """Store the changed configuration."""
+        return (row for row in self.rows if row.keys() >= set(keys))
 
 
 class OpenRun:
@@ -79,18 +77,18 @@ class OpenRun:
 
     def __init__(self, server: Server, options: dict[str, Any]) -> None:
         self._server, self._rows = server, list[dict[str, Any]]()
-        self._id, self._is_online = options["id"], "resume" in options
-        part = Path(options["dir"]) / f"wandb/offline-run-2026_{len(server.inits)}-{self._id}"
+        self._id, self._is_online = options["id"], options["resume"] == "allow"
+        part = (
+            server.folder or Path(options["dir"])
+        ) / f"wandb/offline-run-2026_{len(server.inits)}-{self._id}"
         (part / "files").mkdir(parents=True)
         self.dir = str(part / "files")
-        self.config: dict[str, Any] = {}
 
     def define_metric(self, name: str, **options: Any) -> None:
-        assert (name, options) in (("step", {"hidden": True}), ("*", {"step_metric": "step"}))
+        assert options == ({"step_metric": "step"} if name == "*" else {"hidden": True})
 
-    def log(self, values: dict[str, Any], step: int | None) -> None:
-        assert (step is None) == self._is_online
-        self._rows.append(values if step is None else {"_step": step, **values})
+    def log(self, values: dict[str, Any]) -> None:
+        self._rows.append(values)
 
     def finish(self) -> None:
         if self._is_online:
@@ -98,11 +96,6 @@ class OpenRun:
             stored.rows += self._rows
         elif Path(self.dir).is_dir():
             Path(self.dir, "rows.json").write_text(json.dumps(self._rows))
-            if not self._server.disk_is_full:
-                # A block of 32 KiB ends in the last record, and 7 bytes begin the next one.
-                text = json.dumps(self.config).encode().rjust(2**15 + 10, b"-")
-                file = Path(self.dir).parent / f"run-{self._id}.wandb"
-                file.write_bytes(text[: 2**15] + b"\0" * 7 + text[2**15 :])
 
 
 @pytest.fixture
@@ -136,7 +129,7 @@ def _row(step: int, **values: float) -> dict[str, float]:
 
 def test_a_run_is_stored_on_the_server(make_run: MakeRun, server: Server) -> None:
     run = make_run("s/trial-00001", [train_entry(5, loss=0.5)], revision="abc1234")
-    assert send_once([run], _tracker()) == "1 run, 1 entry"
+    assert sent(_tracker(), run) == ["1 run, 1 entry"]
     (options,) = server.inits
     assert {name: options[name] for name in ("project", "id", "name", "group", "config")} == {
         "project": "lab",
@@ -148,91 +141,111 @@ def test_a_run_is_stored_on_the_server(make_run: MakeRun, server: Server) -> Non
             "seed": 3,
             "optimizer": "adamw",
             "task.width": 8,
-            "manifest": {"revision": "abc1234", "sweep": "s"},
+            "manifest": {
+                "revision": "abc1234",
+                "plan.strategy": "single",
+                "plan.world_size": "1",
+                "sources_sha256": sha256(b"").hexdigest(),
+                "sweep": "s",
+            },
         },
     }
     assert not Path(options["dir"]).exists()
     stored = server.runs["lab/s-trial-00001"]
-    assert stored.rows == [_row(5, loss=0.5)]
-    assert send_once([run], _tracker()) == "nothing new: wandb, project lab has 1 run"
-    # The process was killed before it had marked the run.
-    stored.config.clear()
+    *rows, marker = stored.rows
+    assert rows == [_row(5, loss=0.5)]
+    assert marker["trainbox_sent"].startswith("1:")
+    assert sent(_tracker(), run) == ["nothing new: wandb, project lab has 1 run"]
+    _append(run, train_entry(6, rate=2))
+    assert sent(_tracker(), run) == ["1 run, 1 entry"]
+    assert stored.rows[2:-1] == [_row(6, rate=2.0)]
+    # The server has not got the marker of rows that it may have.
+    stored.rows.pop()
+    assert sent(_tracker(), run) == ["1 run, 1 entry"]
+
+
+def _append(run: Path, entry: dict[str, Any]) -> None:
     with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(train_entry(6, rate=2)) + "\n")
-    assert send_once([run], _tracker()) == "1 run, 1 entry"
-    assert stored.rows == [_row(5, loss=0.5), _row(6, rate=2.0)]
-    assert len(stored.config["trainbox_sent"]) == 64
+        file.write(json.dumps(entry) + "\n")
 
 
 def _parts(run: Path) -> list[list[dict[str, float]]]:
+    """Return the rows in each folder of wandb, without those of markers."""
     found = sorted((run / "wandb").glob("offline-run-*/files/rows.json"))
-    return [json.loads(path.read_text()) for path in found]
+    rows = [json.loads(path.read_text()) for path in found]
+    return [[row for row in part if "trainbox_sent" not in row] for part in rows]
 
 
-def test_offline_parts_hold_each_value_once(make_run: MakeRun, server: Server) -> None:
+def test_an_offline_folder_has_the_whole_run(make_run: MakeRun, server: Server) -> None:
     server.mode = "offline"
-    run = make_run("one", [train_entry(5, loss=0.5), train_entry(5, kind="validation", a=1)])
-    foreign = run / "wandb/offline-run-2026_9-other"
-    foreign.mkdir(parents=True)
-    # A process that is killed before it has finished leaves a part.
-    killed = Upload(run, _tracker())
-    killed.look()
-    killed._release()
-    assert len(list((run / "wandb").glob("offline-run-*-one"))) == 1
-    assert send_once([run], _tracker()) == "1 run, 2 entries"
+    run = make_run("one", [train_entry(5, loss=0.5)])
+    killed, foreign = (run / f"wandb/offline-run-2026_0-{name}" for name in ("one", "other"))
+    for folder in (killed, foreign):
+        folder.mkdir(parents=True)
+    assert sent(_tracker(), run) == ["1 run, 1 entry"]
+    assert not killed.exists()
     nothing = "nothing new: wandb, project lab (offline) has 1 run"
-    assert send_once([run], _tracker()) == nothing
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(train_entry(6, loss=0.25)) + "\n")
-    assert send_once([run], _tracker()) == "1 run, 1 entry"
-    first = [
-        {"_step": 0, **_row(5, loss=0.5)},
-        {"_step": 1, "step": 5, "_timestamp": 1005.0, "validation/a": 1.0},
-    ]
-    assert _parts(run) == [first, [{"_step": 2, **_row(6, loss=0.25)}]]
-    assert len(list((run / "wandb").glob("offline-run-*-one"))) == 2
+    assert sent(_tracker(), run) == [nothing]
+    _append(run, train_entry(6, loss=0.25))
+    assert sent(_tracker(), run) == ["1 run, 2 entries"]
+    assert _parts(run) == [[_row(5, loss=0.5), _row(6, loss=0.25)]]
     assert foreign.is_dir()
-    (run / "wandb/trainbox.json").write_text("{}")
-    with pytest.raises(StorageFailure, match=r"wandb/trainbox.json is damaged: restore it, or"):
-        send_once([run], _tracker())
+    # A folder that was removed is written again.
+    shutil.rmtree(run / "wandb")
+    assert sent(_tracker(), run) == ["1 run, 2 entries"]
 
 
-def test_a_full_disk_that_wandb_hides_loses_nothing(make_run: MakeRun, server: Server) -> None:
-    server.mode, server.disk_is_full = "offline", True
-    run = make_run("one", [train_entry(5, loss=0.5)])
-    with pytest.raises(StorageFailure, match="wandb has not written all entries to .*: free some"):
-        send_once([run], _tracker())
-    server.disk_is_full = False
-    assert send_once([run], _tracker()) == "1 run, 1 entry"
-    assert _parts(run) == [[{"_step": 0, **_row(5, loss=0.5)}]]
-
-
-def test_offline_parts_of_a_removed_run_are_not_stated(make_run: MakeRun, server: Server) -> None:
+def test_follow_writes_one_offline_folder(make_run: MakeRun, server: Server) -> None:
     server.mode = "offline"
     run = make_run("one", [train_entry(5, loss=0.5)])
-    upload = Upload(run, _tracker())
-    assert upload.look() == 1
-    shutil.move(run, run.with_name("away"))
-    upload.close()
-    assert not run.exists()
+    sent(_tracker(), run)
+    steps = iter([6, 7])
+
+    def wait() -> bool:
+        step = next(steps)
+        _append(run, train_entry(step, loss=1))
+        return step == 7
+
+    lines: list[str] = []
+    send_runs([run], _tracker(), lines.append, wait)
+    assert lines == ["1 run, 2 entries", "1 run, 1 entry"]
+    assert _parts(run) == [[_row(5, loss=0.5), _row(6, loss=1.0), _row(7, loss=1.0)]]
 
 
-def test_offline_parts_of_another_run_in_the_folder_are_not_its_own(
-    make_run: MakeRun, server: Server
+def test_a_full_disk_loses_nothing(
+    make_run: MakeRun, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files of another run were copied over those of the run."""
+    """wandb drops rows and reports nothing. The marker does not fit either."""
     server.mode = "offline"
     run = make_run("one", [train_entry(5, loss=0.5)])
-    upload = Upload(run, _tracker())
-    assert upload.look() == 1
-    other = make_run("other", [train_entry(5, loss=0.25)])
-    for name in ("manifest.json", "metrics.jsonl"):
-        (other / name).replace(run / name)
-    assert upload.look() == 1
-    upload.close()
-    row = {"_step": 0, **_row(5, loss=0.5)}
-    assert _parts(run) == [[row], [{**row, "train/loss": 0.25}]]
-    assert send_once([run], _tracker()).startswith("nothing new")
+    with monkeypatch.context() as patch:
+        full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+        patch.setattr("trainer.track.to_wandb.replacing", full)
+        with pytest.raises(StorageFailure, match="No space left on device .*: free some space"):
+            sent(_tracker(), run)
+    assert sent(_tracker(), run) == ["1 run, 1 entry"]
+    assert _parts(run) == [[_row(5, loss=0.5)]]
+
+
+def test_a_run_that_wandb_cannot_write_to_is_refused(
+    make_run: MakeRun, server: Server, tmp_path: Path
+) -> None:
+    """wandb then writes to a temporary folder."""
+    server.mode, server.folder = "offline", tmp_path / "elsewhere"
+    with pytest.raises(StorageFailure, match=r"one/wandb cannot be written: check its rights"):
+        sent(_tracker(), make_run("one", [train_entry(5, loss=0.5)]))
+
+
+def test_a_run_that_was_removed_meanwhile_does_not_fail(make_run: MakeRun, server: Server) -> None:
+    server.mode = "offline"
+    run = make_run("one", [train_entry(5, loss=0.5)])
+
+    def wait() -> bool:
+        run.rename(run.with_name("away"))
+        return True
+
+    send_runs([run], _tracker(), lambda line: None, wait)
+    assert not run.exists()
 
 
 def _answered() -> Exception:
@@ -263,7 +276,7 @@ def test_errors_of_wandb_are_failures_of_one_line(
 ) -> None:
     server.error = error
     with pytest.raises(kind, match=text):
-        send_once([make_run("one", [train_entry(1, loss=1)])], _tracker())
+        sent(_tracker(), make_run("one", [train_entry(1, loss=1)]))
     assert server.inits == []
 
 
