@@ -24,8 +24,8 @@ from torch import nn
 from tests.support.nodes import free_port
 from tests.support.ranks import Ranks
 from trainbox import Checkpoints, StorageFailure, TrainState, WrongUse, seed_step
+from trainbox.checkpoint_writer import Snapshot, tensors_of
 from trainbox.contract.files import read_object
-from trainbox.snapshot import Snapshot, tensors_of
 
 
 def _state(value: float) -> dict[str, Any]:
