@@ -58,8 +58,8 @@ class SeededDataset(Dataset[Any]):
         """
         if not isinstance(position, tuple):
             raise WrongUse(
-                f"SeededDataset was asked for the example {position}, without an epoch: give "
-                "the SeededDataset itself to trainbox.Batches, and use its dataset elsewhere"
+                f"SeededDataset got the index {position} without an epoch: give the SeededDataset "
+                "itself to trainbox.Batches, and use its dataset elsewhere"
             )
         epoch, index = position
         seed_cpu(derive_seed(self.seed, "example", epoch, index))

@@ -90,7 +90,8 @@ def _draw() -> tuple[float, float, float]:
 def test_a_step_has_the_same_numbers_whatever_was_drawn_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = []
+    found, on_gpus = [], list[int]()
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", on_gpus.append)
     for rank, seed, step in [("0", 1, 5), ("1", 1, 5), ("0", 2, 5), ("0", 1, 6), ("0", 1, 5)]:
         monkeypatch.setenv("RANK", rank)
         seed_step(seed, step)
@@ -98,6 +99,7 @@ def test_a_step_has_the_same_numbers_whatever_was_drawn_before(
     assert found[0] == found[-1]
     for values in zip(*found, strict=True):  # of each generator
         assert len(set(values)) == 4
+    assert on_gpus[0] == on_gpus[-1] and len(on_gpus) == 5 and len(set(on_gpus)) == 4
 
 
 class _Noisy(Dataset[Any]):
@@ -129,5 +131,5 @@ def test_an_example_has_the_same_augmentation_on_each_rank_and_worker_after_a_st
 def test_a_seeded_dataset_refuses_an_index_without_an_epoch() -> None:
     data = SeededDataset(_Noisy(), seed=1)
     loader = DataLoader(data, batch_sampler=Batches(data.dataset, 5, seed=0))  # type: ignore[arg-type]
-    with pytest.raises(WrongUse, match="the example 6, without an epoch: give the SeededDataset"):
+    with pytest.raises(WrongUse, match="got the index 6 without an epoch: give the SeededDataset"):
         next(iter(loader))
