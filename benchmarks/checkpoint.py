@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from trainbox.snapshot import tensors_of
+from trainbox.checkpoint_writer import tensors_of
 from trainer.run.checkpoint import RunCheckpoints
 
 TURNS = 11

@@ -29,7 +29,7 @@ FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 ORDER = {
     "entrypoint": ("system driver launch bench replay health doctor script drill cli __main__"),
     "trainbox": (
-        "contract found_files ranks folder task_metrics metrics order stop pinned snapshot "
+        "contract found_files ranks folder task_metrics metrics order batches stop pinned "
         "stored_checkpoints checkpoint_writer checkpoints pictures task classification "
         "initial_weights"
     ),

@@ -12,36 +12,43 @@ from trainbox.metrics import metrics
 
 if TYPE_CHECKING:
     from trainbox import pictures
-    from trainbox.checkpoints import Checkpoints
+    from trainbox.batches import Batches, SeededDataset, seed_step
+    from trainbox.checkpoints import Checkpoints, TrainState
     from trainbox.classification import Classification
     from trainbox.folder import run_folder
-    from trainbox.order import Sampler, epoch_order
+    from trainbox.order import epoch_order
     from trainbox.stop import ignore_stop_signals, stop_requested
     from trainbox.task import Task
 
 __all__ = [
+    "Batches",
     "Checkpoints",
     "Classification",
-    "Sampler",
+    "SeededDataset",
     "StorageFailure",
     "Task",
+    "TrainState",
     "WrongUse",
     "epoch_order",
     "ignore_stop_signals",
     "metrics",
     "pictures",
     "run_folder",
+    "seed_step",
     "stop_requested",
 ]
 
 # The modules of the names that are imported when they are first used. `import trainbox` then takes
 # milliseconds, and needs torch only for the names that use it.
 _MODULES = {
+    "Batches": "trainbox.batches",
     "Checkpoints": "trainbox.checkpoints",
-    "Sampler": "trainbox.order",
+    "SeededDataset": "trainbox.batches",
+    "TrainState": "trainbox.checkpoints",
     "epoch_order": "trainbox.order",
     "ignore_stop_signals": "trainbox.stop",
     "run_folder": "trainbox.folder",
+    "seed_step": "trainbox.batches",
     "stop_requested": "trainbox.stop",
     "Classification": "trainbox.classification",
     "Task": "trainbox.task",

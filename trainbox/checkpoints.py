@@ -9,10 +9,12 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from trainbox import ranks
 from trainbox.checkpoint_writer import CheckpointWriter
@@ -26,6 +28,50 @@ _INSTEAD = "use another folder"
 _NONE, _LOST = -1, -2  # what rank 0 reports instead of a step
 # What torch.load reads without running code from the file.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+class TrainState(SimpleNamespace):
+    """All that a training resumes from, as attributes: `TrainState(model=model, epoch=0)`.
+
+    A part with a `state_dict()`, such as a model, an optimizer, a scheduler or a scaler, is saved
+    and loaded by this method and `load_state_dict()`. The state of a model in
+    DistributedDataParallel is that of the model itself, so another number of processes can load it.
+    Other parts are values, such as numbers. They are attributes of this object: read and change
+    `state.epoch`, because a variable of yours does not follow it.
+
+    It does not contain random numbers: `seed_step` seeds each step.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each part by its name."""
+        parts = {name: _unwrapped(part) for name, part in vars(self).items()}
+        return {
+            name: part.state_dict() if hasattr(part, "state_dict") else part
+            for name, part in parts.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the state of each part.
+
+        Raises:
+            WrongUse: `state` has other parts.
+        """
+        if different := state.keys() ^ vars(self).keys():
+            raise WrongUse(
+                f"the saved parts are {', '.join(state)}, and those of the TrainState are "
+                f"{', '.join(vars(self))} (different: {', '.join(sorted(different))}): use the "
+                "same parts, or a new folder"
+            )
+        for name, value in state.items():
+            part = _unwrapped(getattr(self, name))
+            if hasattr(part, "load_state_dict"):
+                part.load_state_dict(value)
+            else:
+                setattr(self, name, value)
+
+
+def _unwrapped(part: Any) -> Any:
+    return part.module if isinstance(part, DistributedDataParallel) else part
 
 
 class Checkpoints:
@@ -71,6 +117,18 @@ class Checkpoints:
         self._files = StoredCheckpoints(self.folder, marker, _report, _INSTEAD)
         self._writer = CheckpointWriter(self._files, keep, self._failure)
 
+    def restore(self, state: TrainState, *, best: bool = False) -> int:
+        """Load the newest valid checkpoint into `state`, and return its step, or 0 without one.
+
+        All ranks must call this. See `load`, which has the same arguments and errors. A state with
+        other parts raises WrongUse.
+        """
+        if (found := self.load(best=best)) is None:
+            return 0
+        values, step = found
+        state.load_state_dict(values)
+        return step
+
     def load(self, *, best: bool = False) -> tuple[dict[str, Any], int] | None:
         """Return the state and the step of the newest valid checkpoint, or None without one.
 
@@ -103,15 +161,17 @@ class Checkpoints:
         ranks.from_first(step)  # all ranks have read the file before one of them saves
         return state, step
 
-    def prepare(self, state: Mapping[str, Any]) -> None:
+    def prepare(self, state: TrainState | Mapping[str, Any]) -> None:
         """Reserve memory for states like `state`. The first `save` is then as fast as later ones.
 
         Call it after the first step, when the optimizer has its state.
         """
         if ranks.rank() == 0:
-            self._writer.prepare(state)
+            self._writer.prepare(_as_dict(state))
 
-    def save(self, step: int, state: Mapping[str, Any], metric: float | None = None) -> None:
+    def save(
+        self, step: int, state: TrainState | Mapping[str, Any], metric: float | None = None
+    ) -> None:
         """Copy `state`, and let a thread write it as the checkpoint of `step`.
 
         All ranks may call this, and only rank 0 saves. If the save before still runs, this waits
@@ -119,8 +179,8 @@ class Checkpoints:
 
         Args:
             step: The number of finished optimizer steps, not below that of the newest checkpoint.
-            state: Nested dicts, lists and tuples of tensors, numbers and strings, such as
-                state_dicts. The tensors are copied to the CPU before this returns.
+            state: A TrainState, or a dict of nested dicts, lists and tuples of tensors, numbers and
+                strings. The tensors are copied to the CPU before this returns.
             metric: The value that selects the best checkpoint. A value that is
                 infinite or NaN is never the best.
 
@@ -138,8 +198,7 @@ class Checkpoints:
                 f"step {step} is before step {newest} of the newest checkpoint in {self.folder}: "
                 "call load() before the first step, or use another folder"
             )
-        if not isinstance(state, Mapping):
-            raise WrongUse(f"state is a {type(state).__name__}: save a dict of its parts")
+        state = _as_dict(state)
         _refuse_unsafe(state, "state")
         value = None if metric is None or not math.isfinite(metric) else float(metric)
         try:
@@ -216,6 +275,21 @@ class Checkpoints:
         metrics |= new
         found = {step: value for step, value in metrics.items() if isinstance(value, float)}
         return sorted(found, key=lambda step: (self._sign * found[step], -step)), unread
+
+
+def _as_dict(state: TrainState | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what is saved of `state`.
+
+    Raises:
+        WrongUse: `state` has another type.
+    """
+    if isinstance(state, TrainState):
+        return state.state_dict()
+    if not isinstance(state, Mapping):
+        raise WrongUse(
+            f"state is a {type(state).__name__}: save a TrainState or a dict of its parts"
+        )
+    return state
 
 
 def _refuse_unsafe(tree: Any, path: str) -> None:

@@ -1,67 +1,61 @@
-"""Fit a line with Hugging Face Accelerate, and resume from the newest state in the run folder."""
+"""Fit a plane with Hugging Face Accelerate, and resume by the same command."""
 
 import argparse
-import os
-import shutil
-from pathlib import Path
+import sys
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-EXAMPLES, BATCH = 256, 16
-
-
-def newest(run: Path) -> tuple[int, Path | None]:
-    """Return the number of finished epochs and the state after them."""
-    states = sorted(run.glob("epoch-[0-9]*"))
-    return (int(states[-1].name[6:]), states[-1]) if states else (0, None)
+import trainbox
 
 
-def main() -> None:
-    """Train, and write the weights to model.pt in the run folder."""
+def main() -> int:
+    """Train, write the weights to model.pt in the run folder, and return the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--lr", type=float, default=0.01)
     arguments = parser.parse_args()
-    run = Path(os.environ["TRAINBOX_RUN"])
     set_seed(0)
     # Without GPUs, Accelerate uses several processes only with `cpu=True`.
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    plain = nn.Linear(4, 1)
+    plain = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 1))
     model, optimizer = accelerator.prepare(
         plain, torch.optim.Adam(plain.parameters(), arguments.lr)
     )
-    generator = torch.Generator().manual_seed(0)
-    x_N4 = torch.randn(EXAMPLES, 4, generator=generator).to(accelerator.device)
-    y_N1 = x_N4.sum(1, keepdim=True)
 
-    begin, state = newest(run)
-    if state is not None:
-        accelerator.load_state(str(state))
-    for epoch in range(begin, arguments.epochs):
-        # The order depends only on the epoch, so a resumed run has the same one.
-        order = torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(epoch))
-        for batch in order.split(BATCH):
-            own = batch[accelerator.process_index :: accelerator.num_processes]
-            loss = nn.functional.mse_loss(model(x_N4[own]), y_N1[own])
+    # Batches has this process's part of each batch. `prepare` would split the batches once more.
+    x_N4 = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(x_N4, x_N4.sum(1, keepdim=True))
+    batches = trainbox.Batches(data, batch_size=16, seed=0)
+    loader = DataLoader(data, batch_sampler=batches)
+
+    state = trainbox.TrainState(model=model, optimizer=optimizer)
+    checkpoints = trainbox.Checkpoints()
+    step, stop = checkpoints.restore(state), False
+    while step < arguments.epochs * batches.steps_per_epoch and not stop:
+        batches.set_step(step)
+        for x_B4, y_B1 in loader:
+            trainbox.seed_step(0, step)
+            predicted_B1 = model(x_B4.to(accelerator.device))
+            loss = nn.functional.mse_loss(predicted_B1, y_B1.to(accelerator.device))
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-        # A kill while the state is written leaves a folder with another name.
-        unfinished = run / f"unfinished-{epoch + 1:06}"
-        accelerator.save_state(str(unfinished))
-        accelerator.wait_for_everyone()
-        if accelerator.is_main_process:
-            shutil.rmtree(run / f"epoch-{epoch - 1:06}", ignore_errors=True)
-            unfinished.rename(run / f"epoch-{epoch + 1:06}")
-            print(f'{{"step": {epoch + 1}, "loss": {loss.item()}}}')
-        accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        torch.save(plain.state_dict(), run / "model.pt")
+            step += 1
+            if (stop := trainbox.stop_requested()) or step % batches.steps_per_epoch == 0:
+                trainbox.metrics(step, loss=loss)
+                checkpoints.save(step, state)
+            if stop:
+                break
+    checkpoints.wait()
+    if accelerator.is_main_process and not stop:
+        torch.save(plain.state_dict(), trainbox.run_folder() / "model.pt")
     accelerator.end_training()
+    return 75 if stop else 0  # 75: the same command resumes
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

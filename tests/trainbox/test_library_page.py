@@ -1,8 +1,10 @@
 """The scripts of docs/guides/library.md run on 1 and 2 processes, and survive kills.
 
-The fast tests fork the processes. The slow tests start `python FILE` and `torchrun FILE`.
+The fast tests fork the processes. The slow tests start `python FILE` and `torchrun FILE`, or drill
+the scripts of the page and of examples/.
 """
 
+import importlib.util
 import json
 import os
 import re
@@ -13,12 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.commands import wait_until
+from tests.support.commands import Trainbox, finish, wait_until
 from tests.support.scripts import Script, Scripts, wait_for_handlers
 from trainbox import Checkpoints, epoch_order
 from trainbox.contract.sidecar import steps_in
 
-_PAGE = (Path(__file__).parents[2] / "docs/guides/library.md").read_text(encoding="utf-8")
+_ROOT = Path(__file__).parents[2]
+_PAGE = (_ROOT / "docs/guides/library.md").read_text(encoding="utf-8")
 _SCRIPTS = {
     code.splitlines()[0].strip('"'): code
     for code in re.findall(r"```python\n(\"\"\".*?)```", _PAGE, re.DOTALL)
@@ -26,11 +29,12 @@ _SCRIPTS = {
 _STOP = "Stop all ranks after the same step."
 _CHECKPOINTS = "Resume from the newest checkpoint."
 _ORDER = "Use the examples in a new order in each epoch; resume from the step in the argument."
-_SAMPLER = "Load batches from any step; resume from the step in the argument."
+_RESUME = "Train, and resume from the newest epoch."
+_BATCHES = "Load batches from any step; resume from the step in the argument."
 _METRICS = "Report metrics, and read them again."
 _FOLDER = "Count how often this command was started."
 
-pytestmark = pytest.mark.parametrize("processes", [1, 2])
+_on_1_and_2 = pytest.mark.parametrize("processes", [1, 2])
 
 
 @pytest.fixture(params=["forked", pytest.param("real", marks=pytest.mark.slow)])
@@ -41,6 +45,45 @@ def scripts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scripts]
     starter.close()
 
 
+def test_a_resume_takes_six_lines() -> None:
+    lines = _SCRIPTS[_RESUME].splitlines()
+    added = [line for line in lines if re.search(r"  # \d$", line)]
+    assert len(added) == 6
+    assert [line for line in lines if re.search("trainbox|state|checkpoints", line)][:-1] == added
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "processes", "arguments"),
+    [
+        (_RESUME, 1, ()),
+        ("ddp", 1, ("--epochs", "2")),
+        ("ddp", 2, ("--epochs", "2")),
+        ("accelerate", 1, ("--epochs", "40")),
+        ("accelerate", 2, ("--epochs", "40")),
+        ("lightning", 1, ("--epochs", "40")),
+        ("lightning", 2, ("--epochs", "40")),
+    ],
+)
+def test_drills(
+    trainbox: Trainbox, example: str, processes: int, arguments: tuple[str, ...]
+) -> None:
+    """The drill of examples/plain and examples/forgetful is in tests/tasks/test_examples.py."""
+    script = _ROOT / "examples" / example / "train.py"
+    if example in _SCRIPTS:
+        (script := trainbox.folder / "train.py").write_text(_SCRIPTS[example])
+    elif example != "ddp" and importlib.util.find_spec(example) is None:
+        pytest.skip(f"the package {example} is not installed")
+    process = trainbox.start(
+        *("drill", "run", str(script), "--compare", "model.pt", "--cpu", "--seed", "1"),
+        *("--processes", str(processes), "--kills", "1", "--", *arguments),
+        env={"OMP_NUM_THREADS": "1", "TMPDIR": str(trainbox.folder)},
+    )
+    ended = finish(process, timeout_s=850)
+    assert (ended.code, ended.err) == (0, "")
+    assert "  the same bits in all 2 trainings: " in ended.out
+
+
 def _endless(script: str, bound: str) -> str:
     """Return a script of the page that runs until it is stopped or killed."""
     code = _SCRIPTS[script]
@@ -48,6 +91,7 @@ def _endless(script: str, bound: str) -> str:
     return code.replace(bound, bound.replace(re.findall(r"\d+", bound)[-1], "10**9"))
 
 
+@_on_1_and_2
 def test_stop(scripts: Scripts, processes: int) -> None:
     started = scripts.start(processes, _SCRIPTS[_STOP])
     wait_for_handlers(started, processes)
@@ -59,6 +103,7 @@ def test_stop(scripts: Scripts, processes: int) -> None:
     assert re.fullmatch(r"stopped after step \d+", lines[0])
 
 
+@_on_1_and_2
 def test_checkpoints(scripts: Scripts, processes: int) -> None:
     folder, endless = scripts.run / "checkpoints", _endless(_CHECKPOINTS, "step < 500")
 
@@ -90,9 +135,10 @@ def test_checkpoints(scripts: Scripts, processes: int) -> None:
     assert len(list(folder.glob("step-*"))) == 6
 
 
+@_on_1_and_2
 @pytest.mark.parametrize(
     ("script", "bound", "n", "batch_size"),
-    [(_ORDER, "n, batch_size, epochs = 50, 4, 3", 50, 4), (_SAMPLER, "range(50)), 8, 3", 50, 8)],
+    [(_ORDER, "n, batch_size, epochs = 50, 4, 3", 50, 4), (_BATCHES, "range(50)), 8, 3", 50, 8)],
 )
 def test_orders(
     scripts: Scripts, processes: int, script: str, bound: str, n: int, batch_size: int
@@ -137,6 +183,7 @@ def _complete(output: str, batch_size: int) -> int:
     return max((step for step, count in counts.items() if count == batch_size), default=-1)
 
 
+@_on_1_and_2
 def test_metrics(scripts: Scripts, processes: int) -> None:
     path = scripts.run / "metrics.jsonl"
     started = scripts.start(processes, _endless(_METRICS, "range(1, 101)"))
@@ -155,6 +202,7 @@ def test_metrics(scripts: Scripts, processes: int) -> None:
     ]
 
 
+@_on_1_and_2
 def test_run_folder(scripts: Scripts, processes: int) -> None:
     for number in (1, 2):
         started = scripts.start(processes, _SCRIPTS[_FOLDER])

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainbox import pinned, snapshot
+from trainbox import checkpoint_writer, pinned
+from trainbox.checkpoint_writer import Snapshot
 from trainbox.pinned import pinned_like
-from trainbox.snapshot import Snapshot
 
 _TENSORS = [
     torch.arange(7, dtype=torch.float32),
@@ -115,7 +115,7 @@ def test_a_snapshot_pins_buffers_only_for_tensors_of_a_gpu(
         asked.append(len(tensors))
         return [torch.full((2,), 7.0) for _ in tensors]
 
-    monkeypatch.setattr(snapshot, "pinned_like", allocate)
+    monkeypatch.setattr(checkpoint_writer, "pinned_like", allocate)
     weight = torch.zeros(2).as_subclass(OnGpu)
     buffers = Snapshot()._buffers_for([torch.zeros(3), weight, torch.zeros(1)])
     assert [buffer.tolist() for buffer in buffers] == [[0, 0, 0], [7, 7], [0]]

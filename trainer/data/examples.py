@@ -1,7 +1,6 @@
 """Read the examples of a dataset with seeded generators, in this process or in loader workers."""
 
 import functools
-import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -9,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from trainbox.batches import SeededDataset
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.seeding import derive_seed
 from trainbox.pinned import pinned_if_possible
 from trainer.data.nested import mapped
 from trainer.data.workers import check_sockets, worker_context
@@ -58,30 +57,13 @@ class _Pinnable:
         )
 
 
-class SeededExamples(Dataset[Any]):
-    """A dataset that seeds the generators of Python, NumPy and torch before each example.
-
-    The seed depends on (seed, epoch, index) and not on the worker.
-    """
-
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
+class SeededExamples(SeededDataset):
+    """The examples of a dataset, and at the position `_SOURCES` the sources of a loader worker."""
 
     def __getitem__(self, position: tuple[int, int]) -> Any:
-        import numpy
-
         if position == _SOURCES:
             return _Sources(loaded_sources())
-        epoch, index = position
-        seed = derive_seed(self.seed, "example", epoch, index)
-        random.seed(seed)
-        numpy.random.seed(seed % 2**32)
-        torch.default_generator.manual_seed(seed)
-        try:
-            return self.dataset[index]
-        except StopIteration as error:
-            # A loop over the loader would take StopIteration for the end of the dataset.
-            raise RuntimeError(f"example {index} raised StopIteration") from error
+        return super().__getitem__(position)
 
 
 def example_loader(

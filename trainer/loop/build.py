@@ -26,7 +26,7 @@ from trainer.loop.memory_format import memory_format, put_channels_last
 from trainer.loop.model import build_model
 from trainer.loop.optimizer import build_optimizer
 from trainer.loop.out_of_memory import examples_at_once
-from trainer.loop.state import Inference, Job, TrainState
+from trainer.loop.state import Inference, Job, JobState
 from trainer.loop.task_checks import checked, checked_dataset, collate_of
 from trainer.parallel.exchange import Reduction
 from trainer.parallel.loss_sums import RunningLosses
@@ -80,7 +80,7 @@ def build(
         run=run,
         gpus=gpus,
         checkpoints=checkpoints,
-        state=TrainState(
+        state=JobState(
             model=model,
             optimizer=optimizer,
             scaler=torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16"),

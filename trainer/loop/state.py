@@ -77,7 +77,7 @@ class Stopwatch:
 
 
 @dataclass
-class TrainState:
+class JobState:
     """The state that changes during a training: exactly the content of a checkpoint."""
 
     model: nn.Module
@@ -204,7 +204,7 @@ class Job(Inference):
     run: RunLog
     gpus: RunGpus
     checkpoints: RunCheckpoints
-    state: TrainState
+    state: JobState
     train: Dataset[Any]
     schedule: Schedule
     reduction: Reduction

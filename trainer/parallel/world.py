@@ -5,7 +5,6 @@
 
 import contextlib
 import os
-import random
 import sys
 import threading
 import time
@@ -14,11 +13,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainbox.batches import seed_cpu
 from trainbox.contract.internal import Internal
 from trainbox.contract.seeding import derive_seed
 from trainbox.contract.streams import message_line
@@ -230,9 +229,7 @@ class World:
 
     def seed_with(self, value: int) -> None:
         """Seed all generators that a task may use with `value`, a result of `derive_seed`."""
-        random.seed(value)
-        numpy.random.seed(value % 2**32)
-        torch.default_generator.manual_seed(value)
+        seed_cpu(value)
         if self._seeds_cuda:
             # DataParallel computes on several GPUs.
             for index, generator in enumerate(torch.cuda.default_generators):
