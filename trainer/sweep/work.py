@@ -58,7 +58,8 @@ def script_work(sweep: Sweep, device: str, trial_minutes: float | None) -> Work:
             "run": str(run),
             "log": str(run / "logs" / "rank-0.log"),
             "command": run_command(script, trial, run, device),
-            "metric": sweep.metric,
+            "metric": sweep.goal,
+            "metric_regex": script.metric_regex,
             "pruned": sweep.pruner != "none",
             "trial_minutes": trial_minutes,
         }
