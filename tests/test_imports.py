@@ -46,7 +46,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "entrypoint.driver.readers",
         "trainer.run.gpu_reader",
     },
-    "optuna": {"trainer.sweep.samplers", "trainer.sweep.storage", "trainer.sweep.study"},
+    "optuna": {f"trainer.sweep.{name}" for name in ("page", "samplers", "storage", "study")},
     "torch.distributed": {
         "trainbox.ranks",
         "trainer.parallel.world",

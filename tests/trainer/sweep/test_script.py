@@ -14,7 +14,6 @@ from trainbox.contract.errors import WrongUse
 from trainer.run.event_file import EventFile
 from trainer.sweep.grid import Range, Sweep, from_identity
 from trainer.sweep.reports import JsonLines, Output, Report, Reports, TensorBoard, parse
-from trainer.sweep.results import figure, rows
 from trainer.sweep.script import Script, check_regex, check_template, not_reported
 from trainer.sweep.trials import Record, Trial
 from trainer.sweep.work import again, run_command, run_environment, script_work, task_work
@@ -358,13 +357,3 @@ def test_the_best_trial_is_repeated_by_a_command_of_its_own(
         line = again(sweep, record, Path("runs/s"), gpus)
         run = ["trainbox", "run", *device, "--run", "s-best", "train.py", "--", *arguments]
         assert shlex.split(line) == run
-
-
-def test_values_that_are_numbers_in_text_have_a_number_axis() -> None:
-    records = [
-        Record(n, "done", {"lr": lr}, 0, {"loss": 1.0}) for n, lr in enumerate(("1e-3", "0.1"))
-    ]
-    for drawn in (False, True):
-        (axes,) = figure(rows(records, "loss"), records, "loss", drawn).axes
-        low, high = axes.dataLim.intervalx
-        assert (low, high) == pytest.approx((1e-3, 0.1))
