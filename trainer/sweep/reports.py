@@ -6,9 +6,9 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trainbox.contract.entries import EntryReader, is_of_script
 from trainer.run.event_scalars import ScalarReader, event_files, is_written_by
@@ -19,13 +19,6 @@ _NOT_METRICS = ("step", "time_unix_s")
 _LARGEST = 2**63
 
 
-class Source(Protocol):
-    """Where the reports of a trial are found."""
-
-    def read(self) -> Iterable[Report]:
-        """Return the new reports, perhaps after earlier ones."""
-
-
 class Reports:
     """The reports of a trial from one source, read as they arrive.
 
@@ -33,8 +26,13 @@ class Reports:
     steps.
     """
 
-    def __init__(self, source: Source, metric: tuple[str, str] | None, last: bool = False) -> None:
-        """Read `source`. `metric` is (`min` or `max`, name), or None.
+    def __init__(
+        self,
+        source: "JsonLines | Output | TensorBoard",
+        metric: tuple[str, str] | None,
+        last: bool = False,
+    ) -> None:
+        """Read `source`, which may return reports again. `metric` is (`min` or `max`, name).
 
         The result is the report with the best value of the metric, or the `last` one.
         """

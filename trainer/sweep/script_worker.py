@@ -54,10 +54,11 @@ class Attempt:
         self._begin_s = self._slow_look_s = time.monotonic()
         self._pids = set[int]()
         metric, pattern = order["metric"], order["metric_regex"]
+        self._reports: list[Reports] = []
         if pattern is not None:
             output = Output(self._log, self._log_from, metric[1], pattern)
             self._reports = [Reports(output, metric, last=True)]
-        else:
+        elif not order["has_no_metric"]:
             board = TensorBoard(self._run, Path.cwd(), self._pids)
             self._reports = [Reports(source, metric) for source in (JsonLines(self._run), board)]
 
@@ -134,16 +135,10 @@ class Attempt:
 
     def _failed(self, code: int) -> dict[str, Any]:
         number = signal_of(code)
-        how = (
-            f"was killed by {signal.Signals(number).name}"
-            if number in list(signal.Signals)
-            else f"exited with code {code}"
-        )
+        cause = exit_cause(code if number is None else -number, "the script")
         output = last_output(read_end(self._log, self._log_from))
-        return {
-            "code": code if code in _SAME_CODES else ExitCode.UNEXPECTED,
-            "message": f"the script {how}{output}",
-        }
+        answered = code if code in _SAME_CODES else ExitCode.UNEXPECTED
+        return {"code": answered, "message": cause + output}
 
     def _starts(self) -> int:
         """Return the number of starts of the script that have ended, as the manifest has them."""

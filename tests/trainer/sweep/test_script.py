@@ -324,6 +324,7 @@ def test_the_order_has_the_log_of_the_script_and_the_limits() -> None:
         "run": "runs/s/t",
         "log": "runs/s/t/logs/rank-0.log",
         "metric": ("max", "accuracy"),
+        "has_no_metric": False,
         "metric_regex": None,
         "pruned": True,
         "trial_minutes": 1.5,

@@ -44,6 +44,7 @@ class Trial:
             "log": str(self.log),
             "command": ["sh", "-c", f"cd {shlex.quote(str(self.run))}; {command}"],
             "metric": ("max", "accuracy"),
+            "has_no_metric": False,
             "metric_regex": None,
             "pruned": False,
             "trial_minutes": None,
@@ -83,13 +84,17 @@ def test_a_script_that_does_not_report_the_metric_answers_with_what_it_has_repor
     assert trial(command + _STARTED) == {"code": 0, "metrics": metrics}
 
 
-def test_the_metric_is_read_from_the_output_or_from_files_of_tensorboard(trial: Trial) -> None:
+def test_the_metric_is_read_from_the_output_or_from_files_of_tensorboard_or_not_at_all(
+    trial: Trial,
+) -> None:
+    assert trial(_REPORT + _STARTED, metric=None, has_no_metric=True)["metrics"] == {}
     prints = "echo accuracy: 0.25 >> logs/rank-0.log; "
-    answer = trial(_REPORT + prints + _STARTED, metric_regex="y: (.+)")
+    started = _STARTED.replace("{}", "{}, {}")
+    answer = trial(_REPORT + prints + started, metric_regex="y: (.+)")
     assert answer == {"code": 0, "metrics": {"accuracy": 0.25}}
     with contextlib.closing(EventFile(trial.run)) as file:
         file.scalars({"f1": 0.75}, 1)
-    answer = trial(_STARTED.replace("{}", "{}, {}"), metric=("max", "f1"))
+    answer = trial(_STARTED.replace("{}", "{}, {}, {}"), metric=("max", "f1"))
     assert answer == {"code": 0, "metrics": {"f1": 0.75}}
 
 
