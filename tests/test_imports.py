@@ -46,7 +46,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "entrypoint.driver.readers",
         "trainer.run.gpu_reader",
     },
-    "optuna": {"trainer.sweep.samplers", "trainer.sweep.storage", "trainer.sweep.study"},
+    "optuna": {f"trainer.sweep.{name}" for name in ("page", "samplers", "storage", "study")},
     "torch.distributed": {
         "trainbox.ranks",
         "trainer.parallel.world",
@@ -57,7 +57,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "trainer.launch.torchrun",
     },
     "torch.utils.tensorboard": set(),
-    "tensorboard": {"trainer.run.event_file"},
+    "tensorboard": {"trainer.run.event_file", "trainer.run.event_scalars"},
     "fsspec": {"trainbox.contract.mirror_url", "trainer.run.mirror_storage"},
     "mlflow": {"trainer.track.to_mlflow"},
     "wandb": {"trainer.track.to_wandb"},

@@ -148,15 +148,19 @@ def sweep_run(**values: Any) -> None:
     on one GPU or CPU slot.
 
     In ARGS, {lr} stands for a value of --grid lr=... or --range lr=..., {seed} for the seed, and
-    {run} for the trial's folder. The script reports by lines such as {"step": 100, "accuracy": 0.9}
-    on standard output, or in metrics.jsonl in its folder TRAINBOX_RUN.
+    {run} for the trial's folder.
+
+    The metric of --metric is read from one of three: lines of JSON that the script prints, such as
+    {"step": 100, "accuracy": 0.9}; the scalars that it writes for TensorBoard; or its output, with
+    --metric-regex.
 
     \b
     Examples:
-      trainbox sweep run train.py --seeds 20 -- --seed {seed} --out {run}
-      trainbox sweep run train.py --grid lr=1e-3,3e-3 --metric max:accuracy -- --lr {lr}
+      trainbox sweep run train.py --seeds 20 --metric max:accuracy -- --seed {seed}
+      trainbox sweep run train.py --grid lr=1e-3,3e-3 --metric min:val/loss -- --lr {lr}
       trainbox sweep run train.py --sampler tpe --trials 50 --range lr=1e-4:1e-1:log \\
-        --metric min:loss -- --lr {lr} --out {run}
+        --metric max:acc --metric-regex 'acc: ([0-9.]+)' -- --lr {lr} --out {run}
+      trainbox sweep run render.py --metric none --grid angle=0,90 -- {angle} --out {run}
     """
     from entrypoint.cli.launching import supervised
     from entrypoint.cli.run import find_target

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
 from tests.support.fork import Fork
-from trainer.sweep import results, runner, slots
+from trainer.sweep import page, runner, slots
 
 # Imported by the first trial of a worker, or by the end of a sweep.
 _MODULES = (
@@ -29,7 +29,7 @@ def install() -> None:
     """
     for module in _MODULES:
         importlib.import_module(module)
-    results.figure([], [], "loss", drawn=False).savefig(io.BytesIO())  # loads the fonts
+    page.means([], "loss").savefig(io.BytesIO())  # loads the fonts
     gc.freeze()  # a fork then copies fewer pages
     slots.start_worker = _fork_worker  # type: ignore[assignment]
     runner._BUSY_S = 0.2

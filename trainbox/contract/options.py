@@ -233,6 +233,7 @@ _SWEPT: tuple[Option, ...] = _section("Sweep",
 # What is different in the sweep of a script.
 _OF_SCRIPT = {
     "grid": "Values of {NAME} in ARGS; repeatable.",
+    "metric": "Metric that ranks the trials: accuracy, min:loss. none: the script reports none.",
     "name": "The sweep's folder in --runs-dir. Default: the script and a digest.",
 }
 _FOLDERS = _DATA_DIR, _RUNS_DIR = _section("Storage",
@@ -517,6 +518,8 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
         dataclasses.replace(_SEED, section="Sweep", help="The first {seed}. Default: 0."),
         _RUNS_DIR,
         dataclasses.replace(_MODULE, section="Sweep"),
+        Everyday("--metric-regex", None, "Read the metric from the output: the group of the last "
+            "match.", metavar="REGEX", section="Sweep"),
         Option("--torchrun", bool, "Start each trial with torchrun, for a script that needs its "
             "variables.", section="Sweep"),
         Argument("script", required=False, metavar="SCRIPT -- ARGS"),

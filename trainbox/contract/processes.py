@@ -72,6 +72,15 @@ def children(ancestor: int) -> list[int]:
     return [pid for pid in _pids() if (stat := _stat(pid)) and stat[_PARENT] == str(ancestor)]
 
 
+def descendants(root: int) -> set[int]:
+    """Return the ids of `root` and of all processes below it."""
+    parents = {pid: int(stat[_PARENT]) for pid in _pids() if (stat := _stat(pid))}
+    found = {root}
+    while more := {pid for pid, above in parents.items() if above in found} - found:
+        found |= more
+    return found
+
+
 def parent(pid: int) -> int | None:
     """Return the id of the process's parent; None if the process has ended."""
     stat = _stat(pid)

@@ -173,6 +173,7 @@ def sweep_run(
     module: str | None,
     torchrun: bool,
     seed: int,
+    metric_regex: str | None,
     device: str,
     **values: Any,
 ) -> None:
@@ -182,9 +183,9 @@ def sweep_run(
     from trainer.sweep.work import script_work
 
     template = click.get_current_context().meta[TEMPLATE]
-    requested = of_script(
-        Script(script or module or "", module is not None, template, seed, torchrun), values
-    )
+    name = script or module or ""
+    what = Script(name, module is not None, template, seed, torchrun, metric_regex)
+    requested = of_script(what, values)
     stop = StopRequest.install()
     # A worker ends a trial that takes too long, so that the script can save.
     work = script_work(requested, device, values.pop("trial_minutes"))

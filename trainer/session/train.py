@@ -115,7 +115,8 @@ def train_task(
                 if until_step is not None:
                     job.end_step = min(job.end_step, until_step)
                 with _observed(job, measure_s, profile_steps):
-                    _train(job, stop, resume == "anyway", jobs.did_not_fit, validated, swept, rehearses)
+                    anyway, did_not_fit = resume == "anyway", jobs.did_not_fit
+                    _train(job, stop, anyway, did_not_fit, validated, swept, rehearses)
                 return job
 
             job = jobs.fitting(trained, resume)

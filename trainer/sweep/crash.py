@@ -6,12 +6,12 @@ import signal
 _LAST_LINES, _LAST_CHARACTERS = 3, 300
 
 
-def exit_cause(code: int) -> str:
+def exit_cause(code: int, process: str = "its process") -> str:
     """Return how the process with this exit code ended; a negative code is a signal."""
     if code >= 0:
-        return f"its process exited with code {code}"
+        return f"{process} exited with code {code}"
     known = -code in list(signal.Signals)
-    return f"its process was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
+    return f"{process} was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
 
 
 def last_output(output: str) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,9 @@ from trainer.sweep.script import Script
 
 # All trials are added to the study at its start, which takes a minute for this number.
 _MOST_TRIALS = 100_000
+_LARGEST = 2**63 - 1  # torch and Optuna have no larger whole number
+
+NO_METRIC = "none"  # the --metric of trials that report no number
 
 Value = str | int | float | bool
 
@@ -51,6 +54,13 @@ class Sweep:
             if self.trials is not None
             else math.prod(map(len, self.grid.values())) * self.seeds
         )
+
+    @property
+    def goal(self) -> tuple[str, str] | None:
+        """Return (`min` or `max`, name) of the metric that ranks the trials, or None."""
+        if self.metric in (None, NO_METRIC):
+            return None
+        return split_metric(self.metric, "--metric")
 
     @property
     def default_name(self) -> str:
@@ -109,6 +119,8 @@ class Sweep:
                 for name, value in config.items()
                 if name == "task" or (value != usual[name] and name not in FREE_AT_RESUME)
             }
+        elif config["metric_regex"] is None:
+            del config["metric_regex"]
         whole = dataclasses.asdict(dataclasses.replace(self, seeds=1, trials=None)) | {
             "config": config
         }
@@ -172,8 +184,9 @@ def choices(text: str, values: list[Value]) -> list[Value]:
     """Return the converted values of a --grid.
 
     Raises:
-        WrongUse: a value is given twice.
+        WrongUse: a value is given twice, or too large.
     """
+    _check_size(f"--grid {text}", values)
     if len({repr(value) for value in values}) < len(values):
         raise WrongUse(
             f"--grid {text}: a value is given twice: give each value once, and use --seeds to "
@@ -186,8 +199,9 @@ def between(text: str, low: Value, high: Value, log: bool) -> Range:
     """Return the range between two converted ends.
 
     Raises:
-        WrongUse: an end is not a number, or the range is empty.
+        WrongUse: an end is not a number or too large, or the range is empty.
     """
+    _check_size(f"--range {text}", [low, high])
     if isinstance(low, bool | str) or isinstance(high, bool | str):
         raise WrongUse(f"--range {text}: an end is not a number: use --grid for a choice of values")
     if not (math.isfinite(low) and math.isfinite(high) and low < high) or (log and low <= 0):
@@ -196,6 +210,11 @@ def between(text: str, low: Value, high: Value, log: bool) -> Range:
             f"--range {text} is empty: give a low end that is below the high end{and_above}"
         )
     return Range(low, high, log)
+
+
+def _check_size(given: str, values: Sequence[Value]) -> None:
+    if any(isinstance(value, int) and abs(value) > _LARGEST for value in values):
+        raise WrongUse(f"{given}: a whole number is more than {_LARGEST}: give a smaller one")
 
 
 def check(sweep: Sweep) -> None:
@@ -207,15 +226,14 @@ def check(sweep: Sweep) -> None:
             f"the sweep has {sweep.total:,} trials, more than {_MOST_TRIALS:,}: lower --seeds or "
             "--trials, or give --grid fewer values"
         )
-    if sweep.metric is not None:
-        split_metric(sweep.metric, "--metric")
+    has_goal = sweep.goal is not None
     if sweep.sampler == "grid":
         if sweep.ranges or sweep.trials is not None:
             raise WrongUse(
                 "--range and --trials are for samplers that draw: add --sampler random or "
                 "--sampler tpe"
             )
-        if sweep.pruner != "none" and sweep.metric is None:
+        if sweep.pruner != "none" and not has_goal:
             raise WrongUse(
                 f"--pruner {sweep.pruner} compares trials by a metric: add --metric, as in "
                 "--metric max:accuracy"
@@ -225,7 +243,7 @@ def check(sweep: Sweep) -> None:
         raise WrongUse(
             f"--seeds is for --sampler grid: with --sampler {sweep.sampler}, set --trials N"
         )
-    if sweep.trials is None or sweep.metric is None or not (sweep.grid or sweep.ranges):
+    if sweep.trials is None or not has_goal or not (sweep.grid or sweep.ranges):
         raise WrongUse(
             f"--sampler {sweep.sampler} needs --trials N, --metric NAME and settings to draw: "
             "add what is missing, as in --range lr=1e-4:1e-1:log, or --grid width=4,8,16 for a "

@@ -1,76 +1,153 @@
-"""What a script reports in the metrics.jsonl of its run: JSON objects with a step and numbers."""
+"""What a script reports: lines of JSON, scalars for TensorBoard, or numbers in its output."""
 
+import contextlib
 import math
-from collections.abc import Mapping
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainbox.contract.entries import EntryReader, is_of_script
+from trainer.run.event_scalars import ScalarReader, event_files, is_written_by
+
+Report = tuple[int, dict[str, float]]  # a step, and the numbers of this step
 
 _NOT_METRICS = ("step", "time_unix_s")
 _LARGEST = 2**63
 
 
 class Reports:
-    """The reports of a script, read as the file grows.
+    """The reports of a trial from one source, read as they arrive.
 
     A report replaces an earlier one of the same step, since a script that starts again can repeat
     steps.
     """
 
-    def __init__(self, path: Path, metric: tuple[str, str] | None) -> None:
-        """Read `path`. `metric` is (`min` or `max`, name), or None."""
-        self._reader, self._metric = EntryReader(path), metric
-        self._newest: dict[str, float] = {}
+    def __init__(
+        self,
+        source: "JsonLines | Output | TensorBoard",
+        metric: tuple[str, str] | None,
+        last: bool = False,
+    ) -> None:
+        """Read `source`, which may return reports again. `metric` is (`min` or `max`, name).
+
+        The result is the report with the best value of the metric, or the `last` one.
+        """
+        self._source, self._metric, self._last = source, metric, last
+        self.newest: dict[str, float] = {}
         self._compared: dict[int, dict[str, float]] = {}  # by step, those with the metric
 
-    def read(self) -> list[tuple[int, dict[str, float]]]:
-        """Read new entries, and return the reports that have the metric, with their steps."""
+    def read(self) -> list[Report]:
+        """Return the new reports that have the metric."""
         found = []
-        for entry in self._reader.read():
-            report = parse(entry)
-            if report is None:
-                continue
-            step, values = report
-            self._newest |= values
-            if self._metric and self._metric[1] in values:
+        for step, values in self._source.read():
+            self.newest |= values
+            if self._metric and self._metric[1] in values and self._compared.get(step) != values:
                 self._compared.pop(step, None)  # so that the last one is the newest
                 self._compared[step] = values
-                found.append(report)
+                found.append((step, values))
         return found
 
-    def names(self) -> list[str]:
-        """Return the names of all metrics that were reported."""
-        return list(self._newest)
+    @property
+    def is_found(self) -> bool:
+        """Whether the metric was reported, or anything without a metric."""
+        return bool(self._compared if self._metric else self.newest)
 
-    def result(self) -> dict[str, float] | None:
-        """Return the metrics of the trial, or None if the metric was not reported.
+    def result(self) -> dict[str, float]:
+        """Return the newest values, and all values of the report that is the result.
 
-        These are the newest values, and all values of the report with the best value of the metric.
         If the newest value of the metric is not finite, it is the result.
         """
-        if self._metric is None:
-            return self._newest
+        if not self._metric or not self._compared:
+            return self.newest
         direction, name = self._metric
         values = list(self._compared.values())
-        if not values:
-            return None
         finite = [report for report in values if math.isfinite(report[name])]
-        if not math.isfinite(values[-1][name]):
-            return self._newest | values[-1]
-        return self._newest | (min if direction == "min" else max)(finite, key=lambda r: r[name])
+        if self._last or not math.isfinite(values[-1][name]):
+            return self.newest | values[-1]
+        return self.newest | (min if direction == "min" else max)(finite, key=lambda r: r[name])
 
 
-def parse(entry: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
+class JsonLines:
+    """The JSON objects with a step that a script prints, or appends to metrics.jsonl."""
+
+    def __init__(self, run: Path) -> None:
+        self._reader = EntryReader(run / "metrics.jsonl")
+
+    def read(self) -> Iterator[Report]:
+        return (report for entry in self._reader.read() if (report := parse(entry)))
+
+
+class Output:
+    """The numbers that a regular expression finds in the output of a script."""
+
+    def __init__(self, log: Path, begin: int, name: str, pattern: str) -> None:
+        """Search the log from byte `begin` on for numbers of the metric `name`."""
+        self._log, self._at, self._name, self._count = log, begin, name, 0
+        self._pattern = re.compile(pattern)
+        self._step = self._pattern.groupindex.get("step")
+
+    def read(self) -> Iterator[Report]:
+        lines: list[bytes] = []
+        with contextlib.suppress(OSError), self._log.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self._at:
+                self._at = 0  # the log was full, and was replaced
+            file.seek(self._at)
+            lines = file.read().splitlines(keepends=True)
+        count = self._count
+        for line in lines:
+            for match in self._pattern.finditer(line.decode(errors="replace")):
+                with contextlib.suppress(TypeError, ValueError):  # not a number
+                    value = float(match[2 if self._step == 1 else 1])
+                    step = int(match[self._step]) if self._step else count + 1
+                    yield step, {self._name: value}
+                    count += 1
+            if line.endswith((b"\n", b"\r")):  # the rest of another one is not written yet
+                self._at, self._count = self._at + len(line), count
+
+
+class TensorBoard:
+    """The scalars for TensorBoard below the run folder, and those below the project folder.
+
+    Trials that run at the same time may write to the same folder of the project. There, a file
+    belongs to the trial if its name has the id of one of the trial's processes.
+    """
+
+    def __init__(self, run: Path, project: Path, pids: set[int]) -> None:
+        self._run, self._project, self._pids = run.absolute(), project, pids
+        self._begin_s = int(time.time())
+        self._earlier = {path.parent for path in event_files(self._run)}
+        self._readers: dict[Path, ScalarReader] = {}
+        self._values = defaultdict[str, dict[Path, dict[int, float]]](dict)
+
+    def read(self) -> list[Report]:
+        files = event_files(self._project, without=self._run.parent)
+        own = (path for path in files if is_written_by(path, self._pids, self._begin_s))
+        for path in (*event_files(self._run), *own):
+            reader = self._readers.setdefault(path, ScalarReader(path))
+            for tag, step, value in reader.read():
+                self._values[tag].setdefault(path.parent, {})[step] = value
+        reports = defaultdict[int, dict[str, float]](dict)
+        for tag, found in self._values.items():
+            # Lightning writes to another folder when the script starts again.
+            folders = {f: v for f, v in found.items() if f not in self._earlier} or found
+            for folder, values in folders.items():
+                # Keras writes the same tags to the folders `train` and `validation`.
+                name = tag if len(folders) == 1 else f"{folder.name}/{tag}"
+                for step, value in values.items():
+                    reports[step][name] = value
+        return sorted(reports.items())
+
+
+def parse(entry: Mapping[str, Any]) -> Report | None:
     """Return the step and the numbers of an entry if it is a report of the script."""
     step = entry.get("step")
     if not is_of_script(entry) or type(step) is not int or abs(step) > _LARGEST:
         return None
-    return step, _numbers(entry)
-
-
-def _numbers(entry: Mapping[str, object]) -> dict[str, float]:
-    return {
+    return step, {
         name: value
         for name, value in entry.items()
         if name not in _NOT_METRICS

@@ -15,7 +15,7 @@ from trainer.load_task import load_task, loaded_fields
 from trainer.sweep import grid
 from trainer.sweep.grid import Sweep
 from trainer.sweep.retries import TrialLimits
-from trainer.sweep.script import Script, check_template
+from trainer.sweep.script import Script, check_regex, check_template
 from trainer.sweep.work import Work
 from trainer.system.signals import StopRequest
 
@@ -63,6 +63,8 @@ def of_script(script: Script, values: Mapping[str, Any]) -> Sweep:
         name, low, high, log = grid.parse_range(text)
         ranges.append((name, grid.between(text, _number(low), _number(high), log)))
     sweep = _sweep(script, grids, ranges, values)
+    if script.metric_regex is not None:
+        check_regex(script.metric_regex, sweep.goal)
     check_template(script, sweep.grid, sweep.ranges, sweep.seeds)
     return sweep
 

@@ -172,7 +172,7 @@ class SweepRun:
     def _trial_ended(self, slot: Slot, answer: Mapping[str, Any]) -> None:
         trial, code = slot.take_trial(), answer["code"]
         if code == 0:
-            self._trial_succeeded(trial, answer)
+            self._trial_succeeded(trial, answer, time.monotonic() - slot.since_s)
             if answer.get("failed_allocations"):
                 slot.restart()  # cuDNN keeps other algorithms, and so other bits, in this process
         elif code == ExitCode.PREEMPTED and self._stop:
@@ -192,23 +192,25 @@ class SweepRun:
             else:
                 self._trial_failed(slot, trial, answer["message"], code)
 
-    def _trial_succeeded(self, trial: Trial, answer: Mapping[str, Any]) -> None:
+    def _trial_succeeded(self, trial: Trial, answer: Mapping[str, Any], seconds: float) -> None:
         """Record the trial. If another trial is suspected of wrong use, record that it failed.
 
         Raises:
-            WrongUse: the task does not have the metric that trials are compared by.
+            WrongUse: no trial has the metric that trials are compared by.
         """
+        record = self._study.pruned if answer.get("pruned") else self._study.done
+        try:
+            record(trial, answer["metrics"], seconds)
+        except WrongUse as error:
+            if any(record.state == "done" for record in self._study.records()):
+                self._failed(trial, str(error))
+                return
+            self._study.give_back(trial)
+            raise _wrong_use(trial, str(error)) from error
         self._succeeded = True
         if self._suspect:
             (suspect, message), self._suspect = self._suspect, None
-            self._study.failed(suspect, message)
-            self._progress.log(f"trial {suspect.number} failed: {message}")
-        record = self._study.pruned if answer.get("pruned") else self._study.done
-        try:
-            record(trial, answer["metrics"], answer["seconds"])
-        except WrongUse:
-            self._study.give_back(trial)
-            raise
+            self._failed(suspect, message)
 
     def _trial_failed(
         self, slot: Slot, trial: Trial, message: str, code: int = ExitCode.UNEXPECTED
@@ -229,8 +231,12 @@ class SweepRun:
             )
             self._waiting.append(Waiting(self._study.attempted(trial), slot.visible, 0.0))
         else:
-            self._study.failed(trial, message)
-            self._progress.log(f"trial {trial.number} failed on {slot.name}: {message}")
+            self._failed(trial, message, f" on {slot.name}")
+
+    def _failed(self, trial: Trial, message: str, where: str = "") -> None:
+        """Record and log that the trial failed."""
+        self._study.failed(trial, message)
+        self._progress.log(f"trial {trial.number} failed{where}: {message}")
 
     # Handle workers that do not answer
 

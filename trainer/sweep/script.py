@@ -1,5 +1,6 @@
 """A user's own script as what a sweep trains: the template of its arguments. Pure."""
 
+import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from trainbox.contract.run_name import script_label
 
 # A name in braces is a placeholder. In double braces, it stands for itself.
 _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")
+_AS_IN = r"write it as in 'accuracy: ([0-9.]+)', or 'step (?P<step>\d+): loss ([0-9.]+)'"
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Script:
         template: the arguments, in which `{lr}` stands for a value of lr.
         seed: the seed of the first trials.
         torchrun: whether torchrun starts each trial.
+        metric_regex: what finds the metric in the output; None if the script reports it.
     """
 
     script: str
@@ -28,6 +31,7 @@ class Script:
     template: tuple[str, ...]
     seed: int = 0
     torchrun: bool = False
+    metric_regex: str | None = None
 
     @property
     def label(self) -> str:
@@ -47,6 +51,28 @@ class Script:
             return f"{{{match[1]}}}" if match[1] else replaced[match[2]]
 
         return [_PLACEHOLDER.sub(text, word) for word in self.template]
+
+
+def check_regex(pattern: str, goal: tuple[str, str] | None) -> None:
+    """Check a --metric-regex for the metric `goal`.
+
+    Raises:
+        WrongUse: the pattern is not valid, or its number has no name.
+    """
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise WrongUse(f"--metric-regex {pattern}: {error}: {_AS_IN}") from error
+    if compiled.groups - len(compiled.groupindex.keys() & {"step"}) != 1:
+        raise WrongUse(
+            f"--metric-regex {pattern} must have one group, which is the number: write other "
+            f"parentheses as (?:...), and {_AS_IN}"
+        )
+    if goal is None:
+        raise WrongUse(
+            f"--metric-regex {pattern}: the number has no name: add --metric, as in --metric "
+            "max:accuracy"
+        )
 
 
 def check_template(
@@ -80,3 +106,24 @@ def check_template(
             f"--seeds {seeds} would repeat the same command: add {{seed}} to the arguments after "
             "--, as in -- --seed {seed}"
         )
+
+
+def not_reported(script: Script, goal: tuple[str, str] | None, metrics: Collection[str]) -> str:
+    """Return why a trial has no result, and how its script can report the metric of `goal`.
+
+    The script has reported `metrics`.
+    """
+    name = goal[1] if goal else "accuracy"
+    report = f"print {json.dumps({'step': 100, name: 0.5})}, or write it for TensorBoard"
+    if script.metric_regex is not None:
+        return (
+            f"no number in the output matches --metric-regex {script.metric_regex}: correct it, or "
+            f"drop it and {report}"
+        )
+    others = f" (but {', '.join(sorted(metrics))})" if metrics else ""
+    match = f"{'' if goal else f'--metric {name} '}--metric-regex '{name}: ([0-9.]+)'"
+    none = "" if goal else "; if the trials have no metric, add --metric none"
+    return (
+        f"the script has reported no {name if goal else 'number'}{others}: {report}, or read it "
+        f"from the output with {match}{none}"
+    )

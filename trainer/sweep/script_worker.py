@@ -14,19 +14,19 @@ import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from trainbox.contract.config import split_metric
 from trainbox.contract.errors import ExitCode, signal_of
-from trainbox.contract.processes import die_with_parent
+from trainbox.contract.processes import descendants, die_with_parent
 from trainbox.contract.streams import open_streams, outlive_readers
 from trainer.sweep.crash import exit_cause, last_output
-from trainer.sweep.reports import Reports
-from trainer.sweep.slots import read_end, send_or_exit
+from trainer.sweep.reports import JsonLines, Output, Report, Reports, TensorBoard
+from trainer.sweep.slots import ask, read_end, serve
 from trainer.sweep.work import run_environment
 from trainer.system.signals import StopRequest
 
 _LOOK_EVERY_S = 0.2
+_SLOW_LOOK_EVERY_S = 10.0  # for files of TensorBoard, which may be among many files
 # The script has this long to save and exit after SIGTERM. It is less than the time that the sweep
 # itself has after a signal.
 _SAVE_S, _KILL_S = 40.0, 5.0
@@ -41,13 +41,7 @@ def main(connection: Connection) -> None:
     outlive_readers()
     stop = StopRequest.install()
     die_with_parent()
-    send_or_exit(connection, {"unusable": None})
-    while True:
-        try:
-            order = json.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            os._exit(0)
-        send_or_exit(connection, Attempt(connection, order, stop).answer())
+    serve(connection, None, lambda order: Attempt(connection, order, stop).answer())
 
 
 class Attempt:
@@ -56,100 +50,95 @@ class Attempt:
     def __init__(self, connection: Connection, order: Mapping[str, Any], stop: StopRequest) -> None:
         self._connection, self._order, self._stop = connection, order, stop
         self._run, self._log = Path(order["run"]), Path(order["log"])
-        metric = order["metric"]
-        self._metric = split_metric(metric, "--metric") if metric else None
-        self._reports = Reports(self._run / "metrics.jsonl", self._metric)
-        self._begin_s = time.monotonic()
+        self._log_from = self._log.stat().st_size if self._log.is_file() else 0
+        self._begin_s = self._slow_look_s = time.monotonic()
+        self._pids = set[int]()
+        metric, pattern = order["metric"], order["metric_regex"]
+        self._reports: list[Reports] = []
+        if pattern is not None:
+            output = Output(self._log, self._log_from, metric[1], pattern)
+            self._reports = [Reports(output, metric, last=True)]
+        elif not order["has_no_metric"]:
+            board = TensorBoard(self._run, Path.cwd(), self._pids)
+            self._reports = [Reports(source, metric) for source in (JsonLines(self._run), board)]
 
     def answer(self) -> dict[str, Any]:
         """Run the script; return its metrics, or the code and message of its failure."""
         starts = self._starts()
-        log_from = self._log.stat().st_size if self._log.is_file() else 0
         with tempfile.TemporaryFile() as messages:
-            process = self._start(messages)
+            process = subprocess.Popen(
+                self._order["command"],
+                env=run_environment(os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=messages,
+                # This process has no threads, so `preexec_fn` is safe.
+                preexec_fn=die_with_parent,  # noqa: PLW1509
+            )
             ended_early = self._wait(process)
             messages.seek(0)
             printed = messages.read().decode(errors="replace")
         if ended_early is not None:
-            return ended_early | {"seconds": time.monotonic() - self._begin_s}
+            _end(process)
+            return ended_early
         if self._starts() == starts:
-            return self._not_run(process.returncode, printed)
-        output = last_output(read_end(self._log, log_from))
-        return self._ended(process.returncode, output)
-
-    def _start(self, messages: IO[bytes]) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
-            self._order["command"],
-            env=run_environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=messages,
-            # This process has no threads, so `preexec_fn` is safe.
-            preexec_fn=die_with_parent,  # noqa: PLW1509
-        )
+            return _not_run(process.returncode, printed)
+        return self._succeeded() if process.returncode == 0 else self._failed(process.returncode)
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> dict[str, Any] | None:
-        """Wait for the end of the process. Return the answer if it was ended early."""
-        minutes = self._order["trial_minutes"]
+        """Wait for the end of the process. Return the answer if it must be ended early."""
+        minutes, pids_s = self._order["trial_minutes"], 0.0
         while not _has_ended(process, _LOOK_EVERY_S):
+            taken_s = time.monotonic() - self._begin_s
+            if taken_s >= pids_s:  # most processes of a script start soon
+                self._pids |= descendants(process.pid)
+                pids_s = 1.2 * taken_s
             if self._stop:
-                _end(process)
                 message = f"stopped by {self._stop.signal_name}"
                 return {"code": ExitCode.PREEMPTED, "message": message}
-            if minutes is not None and time.monotonic() - self._begin_s > 60 * minutes:
-                _end(process)
-                output = last_output(read_end(self._log, 0))
+            if minutes is not None and taken_s > 60 * minutes:
+                output = last_output(read_end(self._log, self._log_from))
                 message = f"it took longer than --trial-minutes {minutes:g}{output}"
                 return {"code": ExitCode.UNEXPECTED, "message": message}
             if self._order["pruned"] and self._is_pruned():
-                _end(process)
                 return {"code": 0, "pruned": True, "metrics": {}}
         return None
 
     def _is_pruned(self) -> bool:
-        """Send the new reports to the sweep, and return whether it ends the trial."""
-        for step, metrics in self._reports.read():
-            send_or_exit(self._connection, {"step": step, "metrics": metrics})
-            if json.loads(self._connection.recv_bytes())["prune"]:
+        """Return whether the sweep ends the trial because of its new reports."""
+        sources = self._reports[:1]
+        if time.monotonic() >= self._slow_look_s:
+            self._slow_look_s, sources = time.monotonic() + _SLOW_LOOK_EVERY_S, self._reports
+        for reports in sources:
+            if self._sent(reports.read()):
                 return True
+            if reports.is_found:
+                break
         return False
 
-    def _not_run(self, code: int, printed: str) -> dict[str, Any]:
-        """Return the answer if `trainbox run` has failed itself: the script's end is not known."""
-        if code <= 0:
-            return {"code": ExitCode.UNEXPECTED, "message": exit_cause(code)}
-        lines = [line for line in printed.splitlines() if line.startswith(_PREFIX)]
-        message = lines[-1].removeprefix(_PREFIX) if lines else exit_cause(code)
-        return {"code": code, "message": message}
-
-    def _ended(self, code: int, output: str) -> dict[str, Any]:
-        """Return the answer for a script that has exited with `code`."""
-        if code == 0:
-            return self._succeeded()
-        number = signal_of(code)
-        how = (
-            f"was killed by {signal.Signals(number).name}"
-            if number in list(signal.Signals)
-            else f"exited with code {code}"
-        )
-        return {
-            "code": code if code in _SAME_CODES else ExitCode.UNEXPECTED,
-            "message": f"the script {how}{output}",
-        }
+    def _sent(self, found: list[Report]) -> bool:
+        """Send reports to the sweep, and return whether it ends the trial."""
+        replies = [ask(self._connection, {"step": s, "metrics": m}) for s, m in found]
+        return any(reply["prune"] for reply in replies)
 
     def _succeeded(self) -> dict[str, Any]:
-        self._reports.read()
-        metrics = self._reports.result()
-        if metrics is None:
-            assert self._metric is not None
-            name, names = self._metric[1], ", ".join(self._reports.names()) or "no other number"
-            example = json.dumps({"step": 100, name: 0.5})
-            return {
-                "code": ExitCode.WRONG_USE,
-                "message": f"the script has not reported {name} (but {names}): print a line such "
-                f"as {example}",
-            }
-        return {"code": 0, "metrics": metrics, "seconds": time.monotonic() - self._begin_s}
+        """Return the metrics of the first source that has the metric, or else of all."""
+        metrics: dict[str, float] = {}
+        for reports in self._reports:
+            found = reports.read()
+            if reports.is_found:
+                if self._order["pruned"]:  # other trials are compared with all reports
+                    self._sent(found)
+                return {"code": 0, "metrics": reports.result()}
+            metrics |= reports.newest
+        return {"code": 0, "metrics": metrics}
+
+    def _failed(self, code: int) -> dict[str, Any]:
+        number = signal_of(code)
+        cause = exit_cause(code if number is None else -number, "the script")
+        output = last_output(read_end(self._log, self._log_from))
+        answered = code if code in _SAME_CODES else ExitCode.UNEXPECTED
+        return {"code": answered, "message": cause + output}
 
     def _starts(self) -> int:
         """Return the number of starts of the script that have ended, as the manifest has them."""
@@ -157,6 +146,15 @@ class Attempt:
             return len(json.loads((self._run / "manifest.json").read_bytes())["starts"])
         except (OSError, ValueError, KeyError, TypeError):
             return 0
+
+
+def _not_run(code: int, printed: str) -> dict[str, Any]:
+    """Return the answer if `trainbox run` has failed itself: the script's end is not known."""
+    if code <= 0:
+        return {"code": ExitCode.UNEXPECTED, "message": exit_cause(code)}
+    lines = [line for line in printed.splitlines() if line.startswith(_PREFIX)]
+    message = lines[-1].removeprefix(_PREFIX) if lines else exit_cause(code)
+    return {"code": code, "message": message}
 
 
 def _has_ended(process: "subprocess.Popen[bytes]", within_s: float) -> bool:

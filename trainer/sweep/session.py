@@ -11,7 +11,7 @@ from pathlib import Path
 from trainbox.contract.errors import Failure, NetworkFailure, WrongUse
 from trainbox.contract.hints import tensorboard
 from trainbox.contract.launch_facts import launch_facts
-from trainer.sweep import results
+from trainer.sweep import page, results
 from trainer.sweep.grid import Sweep
 from trainer.sweep.progress import print_above_bar
 from trainer.sweep.retries import TrialLimits
@@ -100,53 +100,61 @@ def show(
         records = study.records()
     if as_csv:
         return results.as_csv(records)
-    requested = metric or study.sweep.metric
-    metric = results.metric_of(records, requested)
-    rows = results.rows(records, metric)
+    goal = results.goal_of(records, metric or study.sweep.metric)
+    name = goal[1] if goal else None
+    rows = results.rows(records, name)
     drawn = study.sweep.sampler != "grid"
-    if figure is None or html is not None:
-        shown = results.best_first(rows, metric, requested) if drawn else rows
-        numbered = {record.number: record for record in records}
-        best = results.best_line(
-            rows,
-            metric,
-            requested,
-            lambda number: again(
-                study.sweep, numbered[number], folder, _gpus_of_trial(folder, number)
-            ),
-        )
-        energy = results.energy_line(records)
-        if html is not None:
-            lines = "\n".join(filter(None, [best, energy]))
-            return _write_page(html, folder, records, metric, requested, lines)
-        return "\n".join(filter(None, [results.table(shown, metric), best, energy]))
+    if figure is not None:
+        return _draw(figure, rows, records, goal, drawn)
+    numbered = {record.number: record for record in records}
+
+    def repeated(number: int) -> str:
+        return again(study.sweep, numbered[number], folder, _gpus_of_trial(folder, number))
+
+    combinations = results.best_first(rows, goal) if drawn else rows
+    best = results.best_line(rows, goal, repeated)
+    lines = "\n".join(filter(None, [best, results.energy_line(records)]))
+    if html is None:
+        return "\n".join(filter(None, [results.table(combinations, name), lines]))
+    curves = page.read_curves(folder, records, goal[1]) if goal else {}
+    pictures = list(page.figures(records, goal, curves)) if goal else []
+    if goal and not drawn:
+        pictures.insert(0, ("Means", page.means(rows, goal[1])))
+    text = page.page(folder.absolute().name, records, combinations, goal, lines, pictures)
     try:
-        results.figure(rows, records, metric, drawn).savefig(figure)
-    except (OSError, ValueError) as error:
-        raise WrongUse(
-            f"--figure {figure} cannot be written ({error}): give another path, which ends with "
-            ".png, .svg or .pdf"
-        ) from error
-    return f"wrote {figure}"
-
-
-def _write_page(
-    path: Path,
-    folder: Path,
-    records: Sequence[Record],
-    metric: str,
-    requested: str | None,
-    best: str,
-) -> str:
-    from trainer.sweep.page import page, read_curves
-
-    curves = read_curves(folder, records, metric)
-    text = page(folder.absolute().name, records, metric, requested, best, curves)
-    try:
-        path.write_text(text, encoding="utf-8")
+        html.write_text(text, encoding="utf-8")
     except OSError as error:
         raise WrongUse(
-            f"--html {path} cannot be written ({error.strerror}): give another path"
+            f"--html {html} cannot be written ({error.strerror}): give another path"
+        ) from error
+    return f"wrote {html}"
+
+
+def _draw(
+    path: Path,
+    rows: Sequence[results.CombinationRow],
+    records: Sequence[Record],
+    goal: tuple[str, str] | None,
+    drawn: bool,
+) -> str:
+    """Write the figure of a sweep, whose settings a sampler has `drawn` or are a grid.
+
+    Raises:
+        WrongUse: nothing can be drawn, or the file cannot be written.
+    """
+    picture = None
+    if goal and drawn:
+        _, picture = next(page.figures(records, goal, {}), ("", None))
+    elif goal:
+        picture = page.means(rows, goal[1])
+    if picture is None:
+        raise WrongUse(f"--figure {path}: no trial has a result to draw: wait for one")
+    try:
+        picture.savefig(path)
+    except (OSError, ValueError) as error:
+        raise WrongUse(
+            f"--figure {path} cannot be written ({error}): give another path, which ends with "
+            ".png, .svg or .pdf"
         ) from error
     return f"wrote {path}"
 
@@ -183,13 +191,16 @@ def _show_all(study: Study, folder: Path, storage: str | None) -> None:
 
     print_above_bar(show(folder, storage, None, False, None))
     results.write_csv(folder, study.records())
-    show(folder, storage, None, False, folder / "sweep.png")
-    with contextlib.closing(EventFile(folder / "tensorboard")) as file:
-        file.picture("sweep", (folder / "sweep.png").read_bytes())
+    picture = ""
+    with contextlib.suppress(WrongUse):  # there is nothing to draw
+        show(folder, storage, None, False, folder / "sweep.png")
+        picture = ", sweep.png"
+        with contextlib.closing(EventFile(folder / "tensorboard")) as file:
+            file.picture("sweep", (folder / "sweep.png").read_bytes())
     # Trials of a script have no TensorBoard files.
     is_task = not isinstance(study.sweep.config, Script)
     view = f"; to view all trials: {tensorboard(folder)}" if is_task else ""
-    print_above_bar(f"files      {folder}/results.csv, sweep.png{view}")
+    print_above_bar(f"files      {folder}/results.csv{picture}{view}")
 
 
 def _wait_for(storage: str | None, folder: Path, stop: StopRequest) -> None:

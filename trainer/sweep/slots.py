@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.processes import kill_tree
@@ -141,6 +141,30 @@ def send_or_exit(connection: Connection, answer: Mapping[str, Any]) -> None:
         connection.send_bytes(json.dumps(answer).encode())
     except OSError:
         os._exit(0)
+
+
+def ask(connection: Connection, question: Mapping[str, Any]) -> Any:
+    """Send a question of a worker, and return the reply of the sweep."""
+    send_or_exit(connection, question)
+    return json.loads(connection.recv_bytes())
+
+
+def serve(
+    connection: Connection,
+    unusable: str | None,
+    answer: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+) -> NoReturn:
+    """Answer the orders that a worker gets, until the sweep has ended.
+
+    `unusable` is the reason why the worker cannot train, or None.
+    """
+    send_or_exit(connection, {"unusable": unusable})
+    while True:
+        try:
+            order = json.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(0)
+        send_or_exit(connection, answer(order))
 
 
 def start_worker(

@@ -17,13 +17,13 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from trainbox.contract.config import split_metric
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import command
 from trainbox.contract.secret_rule import arguments_without_secrets
-from trainer.sweep.grid import Sweep, Value, from_identity
+from trainer.sweep.grid import NO_METRIC, Sweep, Value, from_identity
 from trainer.sweep.owners import Heartbeats, has_ended, own_name
 from trainer.sweep.samplers import distributions, make_sampler
+from trainer.sweep.script import Script, not_reported
 from trainer.sweep.storage import DAMAGE, damage, open_storage, without_password
 from trainer.sweep.trials import Record, Trial
 
@@ -129,17 +129,21 @@ class Study:
         """Return the value that trials are compared by, or 0 without a metric.
 
         Raises:
-            WrongUse: the task does not have the metric that trials are compared by.
+            WrongUse: the trial does not have the metric that trials are compared by.
         """
-        if self.sweep.metric is None:
+        goal, what = self.sweep.goal, self.sweep.config
+        if goal is not None and goal[1] in metrics:
+            return metrics[goal[1]]
+        if isinstance(what, Script):
+            if goal is None and (metrics or self.sweep.metric == NO_METRIC):
+                return 0.0
+            raise WrongUse(not_reported(what, goal, metrics))
+        if goal is None:
             return 0.0
-        _, name = split_metric(self.sweep.metric, "--metric")
-        if name not in metrics:
-            raise WrongUse(
-                f"--metric {self.sweep.metric}: the task has no metric {name}: use one of "
-                f"{', '.join(metrics)}"
-            )
-        return metrics[name]
+        raise WrongUse(
+            f"--metric {self.sweep.metric}: the task has no metric {goal[1]}: use one of "
+            f"{', '.join(metrics)}"
+        )
 
     def failed(self, trial: Trial, message: str) -> None:
         """Record that a trial failed and is not retried."""
@@ -304,7 +308,7 @@ def _load_or_create(storage: BaseStorage, name: str, sweep: Sweep | None) -> opt
                 f"sweep {name} does not exist: start it with "
                 f"`{command('sweep', f'TASK --name {name}')}`"
             ) from None
-    maximize = sweep.metric is not None and split_metric(sweep.metric, "--metric")[0] == "max"
+    maximize = sweep.goal is not None and sweep.goal[0] == "max"
     direction = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
     return optuna.create_study(
         study_name=stored_as, storage=storage, direction=direction, load_if_exists=True

@@ -10,7 +10,7 @@ from typing import Any
 from trainbox.contract.hints import command, run_command_line
 from trainbox.contract.internal import Internal
 from trainbox.contract.variables import without_launch
-from trainer.sweep.grid import Sweep
+from trainer.sweep.grid import NO_METRIC, Sweep
 from trainer.sweep.script import Script
 from trainer.sweep.trials import Record, Trial
 
@@ -58,7 +58,9 @@ def script_work(sweep: Sweep, device: str, trial_minutes: float | None) -> Work:
             "run": str(run),
             "log": str(run / "logs" / "rank-0.log"),
             "command": run_command(script, trial, run, device),
-            "metric": sweep.metric,
+            "metric": sweep.goal,
+            "has_no_metric": sweep.metric == NO_METRIC,
+            "metric_regex": script.metric_regex,
             "pruned": sweep.pruner != "none",
             "trial_minutes": trial_minutes,
         }

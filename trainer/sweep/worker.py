@@ -12,7 +12,6 @@ replaces a worker in which an allocation of GPU memory has failed (`failed_alloc
 """
 
 import faulthandler
-import json
 import os
 import sys
 import time
@@ -29,7 +28,7 @@ from trainbox.contract.python_path import restore_environment
 from trainbox.contract.storage import storage_failure
 from trainbox.contract.streams import open_streams, outlive_readers
 from trainer.run.gpu_events import new_events
-from trainer.sweep.slots import send_or_exit
+from trainer.sweep.slots import ask, serve
 from trainer.system.signals import StopRequest
 
 
@@ -43,48 +42,45 @@ def main(connection: Connection) -> None:
     stop = StopRequest.install()
     die_with_parent()
     terminals = os.dup(1), os.dup(2)
-    send_or_exit(connection, {"unusable": _unusable(device)})
-    from trainer.loop.out_of_memory import failed_allocations, free_memory
 
-    while True:
-        try:
-            order = json.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            os._exit(0)
+    def answer(order: Mapping[str, Any]) -> dict[str, Any]:
+        from trainer.loop.out_of_memory import failed_allocations, free_memory
+
         answer = _answer(connection, order, device, stop)
         if answer["code"] == 0:
             free_memory()
             answer["failed_allocations"] = failed_allocations()
         for number, terminal in enumerate(terminals, 1):
             os.dup2(terminal, number)
-        send_or_exit(connection, answer)
+        return answer
+
+    serve(connection, _unusable(device), answer)
 
 
 def _answer(
     connection: Connection, order: Mapping[str, Any], device: str, stop: StopRequest
 ) -> dict[str, Any]:
     """Train one trial; return its best metrics, or the exit code and message of its failure."""
-    begin, pruned = time.monotonic(), False
+    pruned = False
 
     def validated(step: int, metrics: Mapping[str, float]) -> None:
         nonlocal pruned
-        if order["pruned"]:
-            send_or_exit(connection, {"step": step, "metrics": dict(metrics)})
-            if json.loads(connection.recv_bytes())["prune"]:
-                pruned, stop.signal_name = True, "the pruner"
+        report = {"step": step, "metrics": dict(metrics)}
+        if order["pruned"] and ask(connection, report)["prune"]:
+            pruned, stop.signal_name = True, "the pruner"
 
     try:
         metrics = _trained(order, device, stop, validated)
         if "energy_kwh" in metrics:
             # The trials that share a GPU cannot be measured apart.
             metrics["energy_kwh"] /= launch_facts(os.environ).trials_per_gpu
-        return {"code": 0, "metrics": metrics, "seconds": time.monotonic() - begin}
+        return {"code": 0, "metrics": metrics}
     except Preempted as preempted:
         if not pruned:
             return {"code": preempted.exit_code, "message": str(preempted)}
         if stop.signal_name == "the pruner":
             stop.signal_name = None
-        return {"code": 0, "pruned": True, "metrics": {}, "seconds": time.monotonic() - begin}
+        return {"code": 0, "pruned": True, "metrics": {}}
     except Failure as failure:
         code = failure.exit_code
         # After an exception of the task, the next trial or a retry may succeed.

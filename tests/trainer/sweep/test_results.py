@@ -17,13 +17,13 @@ from trainbox.contract.internal import Internal
 from trainer.session.train import train_task
 from trainer.sweep import slots, work, worker
 from trainer.sweep.grid import Sweep
+from trainer.sweep.page import means
 from trainer.sweep.results import (
     as_csv,
     best_first,
     best_line,
     energy_line,
-    figure,
-    metric_of,
+    goal_of,
     rows,
     student_t,
     table,
@@ -96,8 +96,7 @@ def test_an_interval_stays_within_the_range_of_its_metric(
     records = [Record(n, "done", {}, n, {metric: value}) for n, value in enumerate(values)]
     assert table(rows(records, metric), metric).splitlines()[1].endswith(f"  {interval}")
     ((_, bars),) = [
-        (c, c.lines[2][0])
-        for c in figure(rows(records, metric), records, metric, drawn=False).axes[0].containers
+        (c, c.lines[2][0]) for c in means(rows(records, metric), metric).axes[0].containers
     ]
     low, high = bars.get_segments()[0][:, 1]
     assert f"{low + 0:.4g} to {high:.4g}" == interval
@@ -111,16 +110,16 @@ def test_the_best_combination_is_shown_with_the_command_that_repeats_it(
     def again(number: int) -> str:
         return work.again(Sweep(Config()), _RECORDS[number], Path("runs/s"))
 
-    assert best_line(rows(_RECORDS, "loss"), "loss", None, again).splitlines() == [
+    assert best_line(rows(_RECORDS, "loss"), ("min", "loss"), again).splitlines() == [
         "best:      width=8, lowest loss 0.25 (trial 1)",
         "again:     trainbox train --config runs/s/trial-00001/config.json --run s-best",
     ]
-    assert best_line(rows(_RECORDS, "loss"), "loss", "max:loss", again).startswith(
+    assert best_line(rows(_RECORDS, "loss"), ("max", "loss"), again).startswith(
         "best:      width=4, highest loss 2 (mean of 3)\n"
     )
-    assert best_line(rows(_RECORDS[5:], "loss"), "loss", None, again) == ""
+    assert best_line(rows(_RECORDS[5:], "loss"), ("min", "loss"), again) == ""
     monkeypatch.setenv("TRAINBOX_COMMAND", "make")
-    assert best_line(rows(_RECORDS, "loss"), "loss", None, again).endswith(
+    assert best_line(rows(_RECORDS, "loss"), ("min", "loss"), again).endswith(
         'again:     make train ARGS="--config runs/s/trial-00001/config.json --run s-best"'
     )
 
@@ -130,7 +129,7 @@ def test_drawn_combinations_are_sorted_and_have_no_deviation_columns() -> None:
         Record(n, "done", {"lr": lr}, 0, {"loss": lr}) for n, lr in enumerate((0.3, 0.01, 0.00123))
     ]
     drawn.append(Record(3, "pruned", {"lr": 0.5}, 0))
-    assert table(best_first(rows(drawn, "loss"), "loss", "min:loss"), "loss").splitlines() == [
+    assert table(best_first(rows(drawn, "loss"), ("min", "loss")), "loss").splitlines() == [
         "     lr  done  pruned     loss",
         "0.00123     1       0  0.00123",
         "   0.01     1       0     0.01",
@@ -158,54 +157,24 @@ def test_csv_has_one_line_per_trial_with_all_its_metrics() -> None:
 
 
 def test_the_shown_metric_is_the_requested_or_the_first() -> None:
-    assert metric_of(_RECORDS, None) == "loss"
-    assert metric_of(_RECORDS, "max:f1") == "f1"
-    assert metric_of([], None) == "metric"
+    assert goal_of(_RECORDS, None) == ("min", "loss")
+    assert goal_of(_RECORDS, "min:f1") == ("min", "f1")
+    assert goal_of([], "f1") == ("max", "f1")
+    assert goal_of([], None) is None
+    assert goal_of(_RECORDS, "none") is None
+    assert table(rows(_RECORDS, None), None).splitlines()[0] == "width  done  failed  pending"
     with pytest.raises(
         WrongUse, match="--metric recall: the trials have no metric recall: use one of loss, f1"
     ):
-        metric_of(_RECORDS, "recall")
+        goal_of(_RECORDS, "recall")
 
 
-def test_a_grid_is_drawn_as_lines_with_bars() -> None:
-    both = [
-        Record(r.number, r.state, {**r.point, "kind": "ab"[r.number % 3 == 0]}, r.seed, r.metrics)
-        for r in _RECORDS
-    ]
-    (axes,) = figure(rows(both, "loss"), both, "loss", drawn=False).axes
-    assert axes.get_xlabel() == "width"
-    assert axes.get_ylabel() == "loss, mean and 95 % interval"
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["kind b", "kind a"]
-    assert [tuple(container.lines[0].get_ydata()) for container in axes.containers] == [
-        (1.0,),
-        (0.25, 2.5),
-    ]
-
-
-def test_drawn_settings_are_points_on_a_scale_that_fits() -> None:
-    drawn = [
-        Record(n, "done", {"lr": 10.0**-n, "width": n}, 0, {"loss": float(n)}) for n in range(5)
-    ]
-    by_lr, by_width = figure(rows(drawn, "loss"), drawn, "loss", drawn=True).axes
-    assert (by_lr.get_xscale(), by_width.get_xscale()) == ("log", "linear")
-    assert len(by_lr.collections[0].get_offsets()) == 5
-
-
-@pytest.mark.parametrize("drawn", [False, True])
-def test_any_text_is_drawn_and_written(drawn: bool, tmp_path: Path) -> None:
-    texts = ["$a_$", "\\x", "\udcff", "$"]
-    records = [
-        Record(n, "done", {"$b_$": text, "$c_$": text}, 0, {"$d_$": float(n), "\ud800": 1.0})
-        for n, text in enumerate(texts)
-    ]
-    picture = figure(rows(records, "$d_$"), records, "$d_$", drawn)
-    picture.savefig(tmp_path / "sweep.svg", format="svg")
-    svg = (tmp_path / "sweep.svg").read_text()
-    assert all(f"<!-- {text} -->" in svg for text in ("$b_$", "$a_$", "\\x", r"\udcff", "$"))
+def test_any_text_is_written(tmp_path: Path) -> None:
+    records = [Record(0, "done", {"$b_$": "\\x"}, 0, {"\ud800": 1.0}, "\udcff")]
     write_csv(tmp_path, records)
-    (heading, first, *_) = (tmp_path / "results.csv").read_text().splitlines()
-    assert heading == r"trial,state,$b_$,$c_$,seed,$d_$,\ud800,seconds,message"
-    assert first == "0,done,$a_$,$a_$,0,0.0,1.0,,"
+    heading, first = (tmp_path / "results.csv").read_text().splitlines()
+    assert heading == r"trial,state,$b_$,seed,\ud800,seconds,message"
+    assert first == r"0,done,\x,0,1.0,,\udcff"
 
 
 def test_tensorboard_shows_the_swept_settings_first_even_with_default_values(

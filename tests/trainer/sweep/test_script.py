@@ -1,7 +1,9 @@
 """The template of a script's arguments, what it reports, and the launch of one trial."""
 
+import contextlib
 import json
 import math
+import os
 import shlex
 from pathlib import Path
 
@@ -9,10 +11,10 @@ import pytest
 
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
+from trainer.run.event_file import EventFile
 from trainer.sweep.grid import Range, Sweep, from_identity
-from trainer.sweep.reports import Reports, parse
-from trainer.sweep.results import figure, rows
-from trainer.sweep.script import Script, check_template
+from trainer.sweep.reports import JsonLines, Output, Report, Reports, TensorBoard, parse
+from trainer.sweep.script import Script, check_regex, check_template, not_reported
 from trainer.sweep.trials import Record, Trial
 from trainer.sweep.work import again, run_command, run_environment, script_work, task_work
 
@@ -121,9 +123,9 @@ def test_a_report_is_an_object_with_a_step(
     assert parse(entry) == report
 
 
-def reported(path: Path, metric: tuple[str, str] | None, *entries: dict[str, object]) -> Reports:
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    reports = Reports(path, metric)
+def reported(run: Path, metric: tuple[str, str] | None, *entries: dict[str, object]) -> Reports:
+    (run / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    reports = Reports(JsonLines(run), metric)
     reports.read()
     return reports
 
@@ -135,32 +137,31 @@ def test_the_result_is_the_best_report_beside_the_newest_values(tmp_path: Path) 
         {"step": 3, "accuracy": 0.7, "loss": 0.1},
         {"step": 3, "samples": 100},
     ]
-    path = tmp_path / "m"
+    path = tmp_path
     best = {"accuracy": 0.9, "loss": 0.2, "samples": 100}
     assert reported(path, ("max", "accuracy"), *entries).result() == best
     worst = {"accuracy": 0.7, "loss": 0.1, "samples": 100}
     assert reported(path, ("min", "accuracy"), *entries).result() == worst
     assert reported(path, None, *entries).result() == worst
-    assert reported(path, ("max", "f1"), *entries).result() is None
-    assert reported(path, ("max", "f1"), *entries).names() == ["accuracy", "loss", "samples"]
+    assert not reported(path, ("max", "f1"), *entries).is_found
+    assert reported(path, ("max", "f1"), *entries).newest == worst
 
 
 def test_a_repeated_step_replaces_its_report_and_a_lost_one_at_the_end_counts(
     tmp_path: Path,
 ) -> None:
     again: list[dict[str, object]] = [{"step": 1, "loss": 0.1}, {"step": 1, "loss": 0.4}]
-    assert reported(tmp_path / "m", ("min", "loss"), *again).result() == {"loss": 0.4}
+    assert reported(tmp_path, ("min", "loss"), *again).result() == {"loss": 0.4}
     diverged: list[dict[str, object]] = [{"step": 1, "loss": 0.1}, {"step": 2, "loss": math.nan}]
-    result = reported(tmp_path / "m", ("min", "loss"), *diverged).result()
-    assert result is not None
+    result = reported(tmp_path, ("min", "loss"), *diverged).result()
     assert math.isnan(result["loss"])
     recovered = [*diverged, {"step": 3, "loss": 0.2}]
-    assert reported(tmp_path / "m", ("min", "loss"), *recovered).result() == {"loss": 0.1}
+    assert reported(tmp_path, ("min", "loss"), *recovered).result() == {"loss": 0.1}
 
 
 def test_only_new_and_complete_lines_are_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    reports = Reports(path, ("min", "loss"))
+    reports = Reports(JsonLines(tmp_path), ("min", "loss"))
     assert reports.read() == []
     path.write_text('{"step": 1, "loss": 2}\n{"step": 2, "lo')
     assert reports.read() == [(1, {"loss": 2})]
@@ -170,6 +171,124 @@ def test_only_new_and_complete_lines_are_read(tmp_path: Path) -> None:
     assert reports.read() == [(2, {"loss": 1})]
     path.write_text('{"step": 9, "loss": 4}\n')  # the script has replaced the file
     assert reports.read() == [(9, {"loss": 4})]
+
+
+def test_the_last_match_in_the_output_is_the_result(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("acc: 1.0 of an earlier attempt\n")
+    at = Output(log, log.stat().st_size, "acc", r"acc: (\S+)")
+    reports = Reports(at, ("max", "acc"), last=True)
+    assert reports.read() == []
+    with log.open("a") as file:
+        file.write("acc: 0.9 acc: n/a\racc: 0.8\nacc: 0.")
+    assert reports.read() == [(1, {"acc": 0.9}), (2, {"acc": 0.8}), (3, {"acc": 0.0})]
+    with log.open("a") as file:
+        file.write("7")  # the last line has no end
+    assert reports.read() == [(3, {"acc": 0.7})]
+    assert reports.result() == {"acc": 0.7}
+    log.write_text("acc: 0.6\n")  # the log was full
+    assert reports.read() == [(3, {"acc": 0.6})]
+
+
+def test_a_match_can_have_a_step(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("10/100 loss 0.5\n20/100 loss nan\n")
+    for pattern in (r"(?P<step>\d+)/\d+ loss (\S+)", r"(?P<step>\d+)/\d+ loss (?P<x>\S+)"):
+        reports = Reports(Output(tmp_path / "log", 0, "loss", pattern), ("min", "loss"), last=True)
+        assert [step for step, _ in reports.read()] == [10, 20]
+        assert math.isnan(reports.result()["loss"])
+    assert Reports(Output(tmp_path / "none", 0, "a", "(a)"), ("max", "a")).read() == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "goal", "message"),
+    [
+        ("acc: (", ("max", "acc"), "--metric-regex acc: (: missing ), unterminated subpattern at "),
+        ("acc", ("max", "acc"), "--metric-regex acc must have one group, which is the number: "),
+        (r"(\d+)/(\d+)", ("max", "a"), r"--metric-regex (\d+)/(\d+) must have one group, which"),
+        (r"(?P<step>\d+)", ("max", "a"), r"--metric-regex (?P<step>\d+) must have one group, "),
+        ("acc: (.+)", None, "--metric-regex acc: (.+): the number has no name: add --metric, as "),
+    ],
+)
+def test_a_wrong_regex_is_refused(pattern: str, goal: tuple[str, str] | None, message: str) -> None:
+    with pytest.raises(WrongUse) as refused:
+        check_regex(pattern, goal)
+    assert str(refused.value).startswith(message)
+
+
+def board(folder: Path, *values: dict[str, float]) -> None:
+    with contextlib.closing(EventFile(folder)) as file:
+        for step, scalars in enumerate(values, 1):
+            file.scalars(scalars, step)
+
+
+def read_board(run: Path, *pids: int, earlier: TensorBoard | None = None) -> list[Report]:
+    run.mkdir(parents=True, exist_ok=True)
+    return (earlier or TensorBoard(run, run.parents[1], {*pids})).read()
+
+
+def test_scalars_are_read_from_the_run_and_from_the_trials_own_files_in_the_project(
+    tmp_path: Path,
+) -> None:
+    run, project = tmp_path / "runs/s/trial", tmp_path / "runs"
+    board(run / "tb", {"val/acc": 0.5, "loss": 1.0}, {"val/acc": 0.25})
+    board(project / "logs/a", {"f1": 0.5})  # by this process
+    board(project / "s/other", {"other": 0.5})  # of another trial, in its run folder
+    at_run = [(1, {"val/acc": 0.5, "loss": 1.0}), (2, {"val/acc": 0.25})]
+    assert read_board(run) == at_run
+    at_run[0][1]["f1"] = 0.5
+    assert read_board(run, os.getpid()) == at_run
+    (file,) = (project / "logs/a").iterdir()
+    file.rename(file.with_name(file.name.replace(".tfevents.1", ".tfevents.0")))  # long ago
+    assert "f1" not in read_board(run, os.getpid())[0][1]
+
+
+def test_tags_in_several_folders_have_the_name_of_their_folder(tmp_path: Path) -> None:
+    run = tmp_path / "runs/trial"
+    board(run / "logs/train", {"acc": 0.75, "lr": 1.0})
+    board(run / "logs/validation", {"acc": 0.5})
+    assert read_board(run) == [(1, {"train/acc": 0.75, "validation/acc": 0.5, "lr": 1.0})]
+
+
+def test_a_script_that_starts_again_may_write_to_another_folder(tmp_path: Path) -> None:
+    run = tmp_path / "runs/trial"
+    board(run / "version_0", {"acc": 0.75, "lr": 1.0})
+    again = TensorBoard(run, tmp_path, set())
+    assert read_board(run, earlier=again) == [(1, {"acc": 0.75, "lr": 1.0})]
+    board(run / "version_1", {"acc": 0.5})
+    assert read_board(run, earlier=again) == [(1, {"acc": 0.5, "lr": 1.0})]
+
+
+def test_a_damaged_file_of_scalars_ends_at_the_damage(tmp_path: Path) -> None:
+    run = tmp_path / "runs/trial"
+    board(run, {"acc": 0.5}, {"acc": 0.75})
+    (file,) = run.iterdir()
+    content = bytearray(file.read_bytes())
+    content[-10] ^= 1
+    file.write_bytes(content)
+    (run / "events.out.tfevents.1.h.1.0").write_bytes(b"x")
+    assert read_board(run) == [(1, {"acc": 0.5})]
+
+
+@pytest.mark.parametrize(
+    ("regex", "goal", "metrics", "parts"),
+    [
+        (
+            None,
+            ("max", "acc"),
+            ["f1", "loss"],
+            ["the script has reported no acc (but f1, loss): print ", '"acc": 0.5}', "TensorBoard"],
+        ),
+        (None, ("max", "acc"), [], ["reported no acc: ", "output with --metric-regex 'acc: ("]),
+        (None, None, [], ["reported no number: ", "with --metric accuracy --metric-regex"]),
+        (None, None, [], ["if the trials have no metric, add --metric none"]),
+        ("a: (.)", ("max", "a"), [], ["no number in the output matches --metric-regex a: (.): "]),
+    ],
+)
+def test_the_message_about_a_missing_metric_has_three_ways_to_report_it(
+    regex: str | None, goal: tuple[str, str] | None, metrics: list[str], parts: list[str]
+) -> None:
+    message = not_reported(Script("t.py", False, (), metric_regex=regex), goal, metrics)
+    assert [part for part in parts if part not in message] == []
 
 
 _TRIAL = Trial(0, 12, {"lr": "1e-3"}, 7, 0)
@@ -204,7 +323,9 @@ def test_the_order_has_the_log_of_the_script_and_the_limits() -> None:
     assert order == {
         "run": "runs/s/t",
         "log": "runs/s/t/logs/rank-0.log",
-        "metric": "max:accuracy",
+        "metric": ("max", "accuracy"),
+        "has_no_metric": False,
+        "metric_regex": None,
         "pruned": True,
         "trial_minutes": 1.5,
     }
@@ -237,13 +358,3 @@ def test_the_best_trial_is_repeated_by_a_command_of_its_own(
         line = again(sweep, record, Path("runs/s"), gpus)
         run = ["trainbox", "run", *device, "--run", "s-best", "train.py", "--", *arguments]
         assert shlex.split(line) == run
-
-
-def test_values_that_are_numbers_in_text_have_a_number_axis() -> None:
-    records = [
-        Record(n, "done", {"lr": lr}, 0, {"loss": 1.0}) for n, lr in enumerate(("1e-3", "0.1"))
-    ]
-    for drawn in (False, True):
-        (axes,) = figure(rows(records, "loss"), records, "loss", drawn).axes
-        low, high = axes.dataLim.intervalx
-        assert (low, high) == pytest.approx((1e-3, 0.1))

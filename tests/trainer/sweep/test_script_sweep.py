@@ -264,12 +264,14 @@ def test_trials_that_share_a_gpu_see_only_that_gpu(trainbox: Trainbox, library: 
 
 
 @pytest.mark.slow
-def test_two_trials_without_the_metric_end_the_sweep(trainbox: Trainbox) -> None:
+def test_the_first_trial_without_the_metric_ends_the_sweep(trainbox: Trainbox) -> None:
     (trainbox.folder / "train.py").write_text('print(\'{"step": 1, "acc": 1}\')')
-    command = (*_COMMAND, "--seeds", "9", "--metric", "max:accuracy", "--", "{seed}")
+    command = (*_COMMAND, "--seeds", "9", "--processes", "1", "--metric", "accuracy")
+    command = (*command, "--", "{seed}")
     ended = trainbox(*command)
     assert ended.code == 2, ended.out + ended.err
-    assert "the script has not reported accuracy (but acc): print a line such as " in ended.err
+    assert "trial 0: the script has reported no accuracy (but acc): print {" in ended.err
+    assert not (trainbox.folder / "runs/s/trial-00001").exists()
     assert [record.state for record in records(trainbox.folder)] == ["pending"] * 9
 
 

@@ -1,5 +1,6 @@
 """The study of a sweep: one process claims each trial, and each trial ends once."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -337,6 +338,27 @@ def test_the_requested_metric_must_exist(opened: Open) -> None:
         WrongUse, match="--metric max:f1: the task has no metric f1: use one of loss, accuracy"
     ):
         view.done(trial, {"loss": 1.0, "accuracy": 0.5}, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("metric", "metrics", "is_done"),
+    [
+        (None, {"loss": 1.0}, True),
+        (None, {}, False),
+        ("none", {}, True),
+        ("none", {"loss": 1.0}, True),
+        ("loss", {"acc": 1.0}, False),
+    ],
+)
+def test_a_trial_of_a_script_has_the_metric_or_any_number_or_the_sweep_has_none(
+    opened: Open, metric: str | None, metrics: dict[str, float], is_done: bool
+) -> None:
+    view = opened(Sweep(Script("t.py", False, ("{a}",)), {"a": ["1"]}, metric=metric))
+    trial = view.claim()
+    assert trial
+    with contextlib.nullcontext() if is_done else pytest.raises(WrongUse, match=" has reported no"):
+        view.done(trial, metrics, 0.0)
+    assert _states(view.records()) == ["done" if is_done else "running"]
 
 
 def test_a_line_that_a_crash_has_torn_is_dropped(tmp_path: Path) -> None:

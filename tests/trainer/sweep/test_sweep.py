@@ -369,7 +369,7 @@ def test_wrong_use_in_two_trials_ends_the_sweep_at_once(sweeps: Sweeps) -> None:
 
 _WRONG = {"code": 2, "message": "no folder data/har: put it there"}
 _FAILED = {"code": 1, "message": "no such layer"}
-_GOOD = {"code": 0, "metrics": {"loss": 1.0}, "seconds": 1.0}
+_GOOD = {"code": 0, "metrics": {"loss": 1.0}}
 
 
 @pytest.fixture
@@ -449,6 +449,27 @@ def test_one_wrong_combination_that_is_the_last_ends_the_sweep(sweep_run: SweepR
     _answered(sweep_run, _WRONG)
     with pytest.raises(WrongUse, match=r"^trial 3 \(width=32\): no folder"):
         sweep_run._assign()
+
+
+@pytest.mark.parametrize("has_results", [False, True])
+def test_a_first_trial_without_the_metric_ends_the_sweep_and_a_later_one_fails(
+    tmp_path: Path, has_results: bool
+) -> None:
+    study = open_study(None, tmp_path, "s", Sweep(Config(), {"width": [4, 8]}, metric="f1"))
+    if has_results:
+        earlier = study.claim()
+        assert earlier
+        study.done(earlier, {"f1": 0.5}, 1.0)
+    slots = [Slot("GPU 0", "GPU-a", ready=True)]
+    work = task_work(study.sweep, tmp_path, True)
+    run = SweepRun(study, tmp_path, work, slots, TrialLimits(), StopRequest())
+    message = "--metric f1: the task has no metric f1: use one of loss"
+    if has_results:
+        assert _answered(run, _GOOD)[1] == ("failed", message)
+    else:
+        with pytest.raises(WrongUse, match=rf"^trial 0 \(width=4\): {message}"):
+            _answered(run, _GOOD)
+        assert [record.state for record in study.records()] == ["pending"] * 2
 
 
 def _next(run: SweepRun, slot: Slot) -> Trial:

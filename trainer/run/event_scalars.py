@@ -1,0 +1,58 @@
+"""Read the scalars that another program writes for TensorBoard, without torch."""
+
+import contextlib
+import os
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+# The time in s and the process in the name of a file, as torch, Keras and tensorboard write them.
+_NAME = re.compile(r"\.tfevents\.(\d+)\..*\.(\d+)\.\d+")
+
+
+class ScalarReader:
+    """Reads the scalars of a growing file, each of them once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self._loader: Any = None
+        self._tags = set[str]()
+
+    def read(self) -> Iterator[tuple[str, int, float]]:
+        """Yield (tag, step, value) of each new scalar; none if the file cannot be read."""
+        # A process that never reads a file does without the 0.3 s of these imports.
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+        from tensorboard.compat import tf
+        from tensorboard.util.tensor_util import make_ndarray
+
+        with contextlib.suppress(OSError, tf.errors.OpError):
+            self._loader = self._loader or EventFileLoader(self._path)
+            for event in self._loader.Load():
+                for value in event.summary.value:
+                    # Only the first value of a tag has its kind.
+                    if value.metadata.plugin_data.plugin_name == "scalars":
+                        self._tags.add(value.tag)
+                    if value.tag in self._tags:
+                        yield value.tag, event.step, float(make_ndarray(value.tensor).item())
+
+
+def event_files(folder: Path, without: Path | None = None) -> Iterator[Path]:
+    """Yield the files for TensorBoard below `folder`, but not below `without`.
+
+    Folders of installed packages and hidden folders are skipped.
+    """
+    for path, folders, names in os.walk(folder):
+        at = Path(path)
+        folders[:] = [
+            name
+            for name in folders
+            if not (name.startswith(".") or name == "site-packages" or at / name == without)
+        ]
+        yield from (at / name for name in names if ".tfevents." in name)
+
+
+def is_written_by(path: Path, pids: Collection[int], since_s: int) -> bool:
+    """Return whether the name of the file has one of `pids` and a time that is not before."""
+    name = _NAME.search(path.name)
+    return name is not None and int(name[1]) >= since_s and int(name[2]) in pids
