@@ -6,16 +6,15 @@ The drill repeats a small `trainbox train` with random kills, and compares the d
 import hashlib
 import json
 import random
-import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 from entrypoint.drill import schedule
-from entrypoint.drill.folder import reported_steps
 from entrypoint.drill.schedule import KillSchedule, task_schedules
-from entrypoint.drill.starts import failure_of, kill, start, wait
+from entrypoint.drill.training import Due, Training
 from trainbox.contract.entries import EntryReader
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.hints import command
@@ -101,33 +100,26 @@ def run_case(
 ) -> DrillResult:
     """Train `case` in `folder`, and kill each start but the last one after a random step.
 
-    `arguments` are those of `trainbox train`.
+    `arguments` are those of `trainbox`.
 
     Raises:
         Failure: a start failed or left no digest.
     """
-    killed: list[int] = []
-    run = folder / "run"
-    for number, count in enumerate(case.processes):
-        log = folder / f"start-{number}.log"
-        counted = (argument.replace("{processes}", str(count)) for argument in arguments)
-        training = start(["train", *counted], log, run)
-        if number < len(case.processes) - 1:
-            begin = killed[-1] if killed else 0
-            after = draw.randint(begin + 1, begin + max(1, (steps - begin) // 2))
-            wait(lambda after=after: _last_step(run) >= after, training)  # type: ignore[misc]
-            if training.poll() == 0:
-                break  # the training finished before the kill; the row lists the kills
-            if training.poll() is None:
-                kill(training, run)
-                killed.append(_last_step(run))
-        training.wait()
-        last_start = number == len(case.processes) - 1
-        if training.returncode != 0 and (last_start or training.returncode != -signal.SIGKILL):
-            raise failure_of(training.returncode, log)
-    if len(case.processes) > 1 and not killed:
+    training = Training(
+        folder,
+        lambda count: [argument.replace("{processes}", str(count)) for argument in arguments],
+    )
+
+    def due(_number: int) -> Due:
+        begin = training.starts[-1].reported[-1] if training.starts else 0
+        after = draw.randint(begin + 1, begin + max(1, (steps - begin) // 2))
+        return lambda now: now.step >= after
+
+    training.train(case.processes, due, [SIGKILL] * (len(case.processes) - 1))
+    if len(case.processes) > 1 and not training.kills:
         raise Failure("the training ended before it could be killed: give more --steps")
-    return DrillResult(case, tuple(killed), final_digest(run, steps))
+    killed = tuple(start.reported[-1] for start in training.starts if start.kill)
+    return DrillResult(case, killed, final_digest(training.run, steps))
 
 
 def final_digest(run: Path, steps: int) -> str:
@@ -158,7 +150,16 @@ def training_arguments(
     task: str, shards: int, steps: int, folder: Path, device: Sequence[str]
 ) -> list[str]:
     """Return the arguments of `trainbox train` for one case of the drill."""
-    arguments = [task, "--shards", str(shards), "--max-steps", str(steps), "--log-steps", "1"]
+    arguments = [
+        "train",
+        task,
+        "--shards",
+        str(shards),
+        "--max-steps",
+        str(steps),
+        "--log-steps",
+        "1",
+    ]
     arguments += ["--no-rehearsal", "--nnodes", "1", "--checkpoint-steps", str(_CHECKPOINT_STEPS)]
     arguments += ["--runs-dir", str(folder), "--run", "run", "--mirror="]
     return [*arguments, *device]
@@ -173,11 +174,6 @@ def row(outcome: DrillResult, first: DrillResult) -> str:
     )
     verdict = "same" if outcome.digest == first.digest else "DIFFERENT"
     return schedule.row(outcome.case, kills, outcome.digest, verdict)
-
-
-def _last_step(run: Path) -> int:
-    """Return the last step in metrics.jsonl, or 0."""
-    return (reported_steps(run) or [0])[-1]
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:
