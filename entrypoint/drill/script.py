@@ -25,7 +25,7 @@ from entrypoint.drill.folder import RUN, WORK
 from entrypoint.drill.schedule import KillSchedule, kill_shares, kill_signals, script_schedules
 from entrypoint.drill.training import Due, Progress, Start, Training, never
 from entrypoint.drill.work import UserFolder
-from trainbox.contract.errors import ExitCode, Failure, WrongUse
+from trainbox.contract.errors import ExitCode, Failure, StorageFailure, WrongUse
 from trainbox.contract.temporary import keep, temporary_folder
 
 _KILLS_WIDTH = 50
@@ -123,6 +123,11 @@ def drill_script(request: DrillRequest, draw: random.Random) -> Iterator[str]:
             keep(folder)
             error.args = (f"drill run: {error} (kept: {folder})",)
             raise
+        except OSError as error:
+            raise StorageFailure(
+                f"drill run: the current folder cannot be copied to {folder} ({error}): set TMPDIR "
+                "to a folder with more space, or start the drill where only the project is"
+            ) from error
 
 
 @dataclass

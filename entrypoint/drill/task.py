@@ -46,52 +46,27 @@ def drill_task(
         Failure: the digests differ.
     """
     yield f"{task}\n  {'processes':<18} {'':<34} weights          optimizer metrics"
-    with temporary_folder("drill-") as folder:
-        yield from _drilled(folder, task, shards, steps, device, most, draw)
-
-
-def _drilled(
-    folder: Path,
-    task: str,
-    shards: int,
-    steps: int,
-    device: Sequence[str],
-    most: int,
-    draw: random.Random,
-) -> Iterator[str]:
-    """Yield the lines of the table; `folder` is kept after a failure."""
     outcomes: list[DrillResult] = []
-    for number, case in enumerate(task_schedules(most)):
-        case_folder = folder / f"case-{number}"
-        case_folder.mkdir()
+    with temporary_folder("drill-") as folder:
         try:
-            outcomes.append(
-                run_case(
-                    case,
-                    training_arguments(task, shards, steps, case_folder, device),
-                    case_folder,
-                    steps,
-                    draw,
-                )
-            )
+            for number, case in enumerate(task_schedules(most)):
+                case_folder = folder / f"case-{number}"
+                arguments = training_arguments(task, shards, steps, case_folder, device)
+                outcomes.append(run_case(case, arguments, case_folder, steps, draw))
+                yield row(outcomes[-1], outcomes[0])
         except Failure as failure:
             keep(folder)
+            failed = f"drill {task}: the case {case}: {failure} (kept: {folder})"
+            raise Failure(failed, exit_code=failure.exit_code) from failure
+        digests = [outcome.digest for outcome in outcomes]
+        if different := [number for number, found in enumerate(digests) if found != digests[0]]:
+            keep(folder)
             raise Failure(
-                f"drill {task}: the case {case}: {failure} (kept: {folder})",
-                exit_code=failure.exit_code,
-            ) from failure
-        yield row(outcomes[-1], outcomes[0])
-    different = [
-        number for number, outcome in enumerate(outcomes) if outcome.digest != outcomes[0].digest
-    ]
-    if different:
-        keep(folder)
-        raise Failure(
-            f"drill {task}: {len(different)} of {len(outcomes)} trainings differ in their bits; "
-            "to find the first difference: "
-            + command("verify", f"{folder}/case-0/run {folder}/case-{different[0]}/run"),
-            exit_code=ExitCode.DIFFERENT,
-        )
+                f"drill {task}: {len(different)} of {len(outcomes)} trainings differ in their "
+                "bits; to find the first difference: "
+                + command("verify", f"{folder}/case-0/run {folder}/case-{different[0]}/run"),
+                exit_code=ExitCode.DIFFERENT,
+            )
     yield f"  the same bits in all {len(outcomes)} trainings"
 
 

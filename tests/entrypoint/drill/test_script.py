@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -436,6 +437,30 @@ def test_a_script_that_saves_and_never_loads_is_not_certified(
     _of_replacements(runs, *_NO_STEPS, (old, new))
     with pytest.raises(Failure, match=rf"resume not shown, .* the script trained for .*{reads}"):
         _drill(runs, kills=1)
+
+
+def test_the_time_decides_if_reads_are_not_recorded(
+    runs: _Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entrypoint.drill.training, "records_reads", lambda _folder: False)
+    _of_replacements(runs, *_NO_STEPS)
+    assert "does not record reads" in _drill(runs, kills=1)[-2]
+    runs.replace("if checkpoint.exists():", "if False:")
+    with pytest.raises(Failure, match="resume not shown"):
+        _drill(runs, kills=1)
+
+
+def test_a_current_folder_that_cannot_be_copied(
+    runs: _Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    Path("train.py").touch()
+    with pytest.raises(Failure, match="cannot be copied to .*No space left.*set TMPDIR") as caught:
+        _drill(runs)
+    assert caught.value.exit_code == 4
 
 
 def test_an_old_checkpoint_in_the_current_folder_is_neither_read_nor_changed(runs: _Runs) -> None:
