@@ -1,6 +1,7 @@
 """`trainbox drill`: trainings that are killed and must have the same result."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -56,6 +57,7 @@ def drill_run(
     counts: tuple[int, ...] | None,
     kills: int,
     tolerance: float,
+    ignored: tuple[str, ...],
     seed: int | None,
     cpu: bool,
     torchrun: bool | None,
@@ -68,7 +70,8 @@ def drill_run(
     and started again by the same command. FILE must then be the same. With several --processes,
     trainings also resume on other numbers of processes.
 
-    If FILE differs, the exit code is 8. The message names the first tensor that differs.
+    If FILE differs, the exit code is 8. The message names the first tensor that differs. If nothing
+    shows that the script has resumed, the exit code is 8 as well.
 
     \b
     Examples:
@@ -85,6 +88,8 @@ def drill_run(
     if not module and not arguments:
         raise WrongUse("drill run needs a script, as in drill run train.py --compare last.pt")
     find_target(module, list(arguments[:1]))  # a mistake in the name needs no training
+    if not module:
+        arguments = (_from_here(arguments[0]), *arguments[1:])
     script = ("-m", module, "--", *arguments) if module else (*arguments[:1], "--", *arguments[1:])
     gpus = 0 if cpu else count_visible()
     if counts and torchrun is False:
@@ -107,10 +112,19 @@ def drill_run(
         device += ["--device", "cpu"]
     seed = _drawn(seed)
     click.echo(f"drill of {module or arguments[0]} on {where}, --kills {kills} --seed {seed}")
-    request = DrillRequest(script, tuple(device), file, counts, kills, tolerance)
+    request = DrillRequest(script, tuple(device), file, counts, kills, tolerance, ignored)
     # The random numbers select the moments of the kills. They are not secrets.
     for line in drill_script(request, random.Random(seed)):  # noqa: S311
         click.echo(line)
+
+
+def _from_here(script: str) -> str:
+    """Return the path of a script from the current folder, or an absolute one if it is elsewhere.
+
+    A training runs in a copy of the current folder.
+    """
+    here, path = Path.cwd(), Path(script).absolute()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _drawn(seed: int | None) -> int:

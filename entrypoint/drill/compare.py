@@ -2,9 +2,11 @@
 
 import json
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrypoint.drill.folder import RUN, WORK
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import WrongUse
 
@@ -41,15 +43,21 @@ def check_file(file: str) -> None:
         )
 
 
-def compare(reference: Path, other: Path | None = None, tolerance: float = 0.0) -> FileComparison:
-    """Compare two files, or examine one.
+def compare(
+    files: Sequence[tuple[Path, Path]], tolerance: float, ignored: Sequence[str]
+) -> FileComparison:
+    """Compare two files, or examine one. Each has the folder of its training beside it.
 
     Raises:
         WrongUse: a file is missing or damaged, or has nothing to compare.
     """
-    files = [str(reference)] if other is None else [str(reference), str(other)]
+    request = {
+        "tolerance": tolerance,
+        "ignored": list(ignored),
+        "files": [[str(file), str(own / RUN), str(own / WORK)] for file, own in files],
+    }
     ended = subprocess.run(
-        command_of("trainer.outputs", str(tolerance), *files),
+        command_of("trainer.outputs", json.dumps(request)),
         capture_output=True,
         text=True,
         check=False,

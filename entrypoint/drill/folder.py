@@ -1,5 +1,6 @@
-"""The files that a script writes into its run folder, and the steps that it reports."""
+"""The files that a training writes into its folder, which of them it reads, and its steps."""
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Any
 from entrypoint.script.folder import CONFIG, LOGS, MANIFEST, METRICS
 from trainbox.contract.entries import EntryReader, is_of_script
 
+# The folders of a training: its run folder, and its copy of the user's current folder.
+RUN, WORK = "run", "work"
 # `trainbox run` writes these itself.
 _OWN_NAMES = {
     CONFIG,
@@ -20,6 +23,9 @@ _OWN_NAMES = {
     "lock",
     "tensorboard",
 }
+BYTECODE = "__pycache__"
+_MOST_FILES = 200  # whose reads are seen, as each of them stays open
+_EARLIER_NS = 3600 * 10**9
 
 
 @dataclass(frozen=True)
@@ -31,17 +37,17 @@ class Version:
     time_ns: int
 
 
-def versions(run: Path) -> dict[str, Version]:
-    """Return the script's files in its run folder, by their path in it."""
+def versions(training: Path) -> dict[str, Version]:
+    """Return the files in the folder of a training, without those of Trainbox, by their path."""
     found = {}
-    for folder, folders, files in os.walk(run):
-        if Path(folder) == run:
-            folders[:] = [name for name in folders if name not in _OWN_NAMES]
-            files = [name for name in files if name not in _OWN_NAMES]  # noqa: PLW2901
-        for name in files:
-            path = Path(folder, name)
-            if version := version_of(path):
-                found[str(path.relative_to(run))] = version
+    for top in (training / RUN, training / WORK):
+        for folder, folders, files in os.walk(top):
+            own = _OWN_NAMES if Path(folder) == training / RUN else {BYTECODE}
+            folders[:] = [name for name in folders if name not in own | {BYTECODE}]
+            for name in files:
+                path = Path(folder, name)
+                if name not in own and (version := version_of(path)):
+                    found[str(path.relative_to(training))] = version
     return found
 
 
@@ -52,6 +58,58 @@ def version_of(path: Path) -> Version | None:
     except OSError:
         return None
     return Version(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+class Reads:
+    """Shows which files are read from now on, by their access times.
+
+    An access time before the last write makes Linux note the next read, also with `relatime`. The
+    files stay open, so that reads of a file that is replaced or removed later are seen as well.
+    """
+
+    def __init__(self, training: Path, written: Mapping[str, Version]) -> None:
+        largest = sorted(written, key=lambda name: -written[name].size)[:_MOST_FILES]
+        self._files: dict[str, tuple[int, os.stat_result]] = {}
+        for name in largest:
+            self._mark(name, training / name)
+        self.largest = next(iter(self._files), None)
+        self.found: set[str] = set()
+
+    def _mark(self, name: str, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            written_ns = os.fstat(file).st_mtime_ns
+            os.utime(file, ns=(written_ns - _EARLIER_NS, written_ns))
+            self._files[name] = file, os.fstat(file)
+
+    def look(self) -> None:
+        """Note the files that were read since the last look."""
+        for name, (file, before) in [*self._files.items()]:
+            now = os.fstat(file)
+            if now.st_atime_ns != before.st_atime_ns:
+                # A start that does not resume may read what it has itself written into the file.
+                if now.st_mtime_ns == before.st_mtime_ns or now.st_atime_ns < now.st_mtime_ns:
+                    self.found.add(name)
+                del self._files[name]
+                os.close(file)
+
+    def close(self) -> None:
+        """Look for the last time, and close the files."""
+        self.look()
+        for file, _ in self._files.values():
+            os.close(file)
+        self._files = {}
+
+
+def records_reads(folder: Path) -> bool:
+    """Return whether reads can be seen in the folder. With `noatime`, they cannot."""
+    probe = folder / "probe"
+    probe.write_bytes(b"x")
+    reads = Reads(folder, {probe.name: Version(0, 1, 0)})
+    probe.read_bytes()
+    reads.close()
+    probe.unlink()
+    return bool(reads.found)
 
 
 def reported_steps(run: Path) -> list[int]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from signal import SIGKILL, SIGTERM, Signals
 
-# The last kill of a training comes before this share of it.
-_LATEST = 0.8
+# The last kill of a training comes between these shares of it.
+_LATE, _LATEST = 0.6, 0.8
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,13 @@ def script_schedules(counts: Sequence[int], kills: int) -> list[KillSchedule]:
 
 
 def kill_shares(kills: int, draw: random.Random) -> list[float]:
-    """Return for each kill a random share of the training; each has an equal part of it."""
-    return [_LATEST * (number + draw.random()) / kills for number in range(kills)]
+    """Return for each kill a random share of the training.
+
+    The last kill is late, so that a start that resumes is clearly shorter than the whole training.
+    Each of the others has an equal part of the time before.
+    """
+    early = [_LATE * (number + draw.random()) / (kills - 1) for number in range(kills - 1)]
+    return [*early, draw.uniform(_LATE, _LATEST)]
 
 
 def kill_signals(kills: int, number: int) -> list[Signals]:

@@ -18,17 +18,23 @@ Process = subprocess.Popen[bytes]
 
 _POLL_S = 0.02
 _END_S = 30.0  # the wait for the processes of a killed start
+_CLOSING_TABLE = f"{'run':<10} "  # the begin of that table
 _RUN = "TRAINBOX_RUN"  # marks all processes of a start
 # Settings of a training that the drill's own arguments replace.
 _REPLACED = {"TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
 
 
-def start(arguments: Sequence[str], log: Path, run: Path) -> Process:
-    """Start `trainbox` with `arguments` in the run folder `run`, and write its output to `log`."""
+def start(arguments: Sequence[str], log: Path, run: Path, work: Path) -> Process:
+    """Start `trainbox` with `arguments` in the run folder `run`, and write its output to `log`.
+
+    Its current folder is `work`, if this folder exists.
+    """
+    here = {"PWD": str(work)} if work.is_dir() else {}
     with log.open("w", encoding="utf-8") as output:
         return subprocess.Popen(
             command_of("entrypoint", *arguments),
-            env=environment(os.environ) | {_RUN: str(run)},
+            env=environment(os.environ) | {_RUN: str(run)} | here,
+            cwd=here.get("PWD"),
             stdout=output,
             stderr=subprocess.STDOUT,
             # This process has no threads, so `preexec_fn` is safe.
@@ -48,17 +54,21 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
 
 def wait(condition: Callable[[], bool], process: Process) -> None:
     """Poll until `condition` is true or the process has ended."""
-    while process.poll() is None and not condition():
-        time.sleep(_POLL_S)
+    while process.poll() is None:
+        begin_s = time.monotonic()
+        if condition():
+            return
+        # To look through many files takes long, and the training needs the CPU.
+        time.sleep(max(_POLL_S, 4 * (time.monotonic() - begin_s)))
 
 
-def failure_of(returncode: int, log: Path, table: str | None = None) -> Failure:
-    """Return the error for a start that failed, with its exit code and its last line.
+def failure_of(returncode: int, log: Path) -> Failure:
+    """Return the error for a start that failed, with its exit code and the last line of its log.
 
-    With `table`, the log ends with a table whose first line begins with this text.
+    The table that `trainbox run` prints at the end is left out.
     """
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    tables = [number for number, line in enumerate(lines) if table and line.startswith(table)]
+    tables = [number for number, line in enumerate(lines) if line.startswith(_CLOSING_TABLE)]
     shown = [line for line in lines[: tables[-1] if tables else None] if line.strip()]
     return Failure((shown or ["no output"])[-1], exit_code=shell_code(returncode))
 

@@ -6,16 +6,15 @@ The drill repeats a small `trainbox train` with random kills, and compares the d
 import hashlib
 import json
 import random
-import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 from entrypoint.drill import schedule
-from entrypoint.drill.folder import reported_steps
 from entrypoint.drill.schedule import KillSchedule, task_schedules
-from entrypoint.drill.starts import failure_of, kill, start, wait
+from entrypoint.drill.training import Due, Training
 from trainbox.contract.entries import EntryReader
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.hints import command
@@ -47,52 +46,27 @@ def drill_task(
         Failure: the digests differ.
     """
     yield f"{task}\n  {'processes':<18} {'':<34} weights          optimizer metrics"
-    with temporary_folder("drill-") as folder:
-        yield from _drilled(folder, task, shards, steps, device, most, draw)
-
-
-def _drilled(
-    folder: Path,
-    task: str,
-    shards: int,
-    steps: int,
-    device: Sequence[str],
-    most: int,
-    draw: random.Random,
-) -> Iterator[str]:
-    """Yield the lines of the table; `folder` is kept after a failure."""
     outcomes: list[DrillResult] = []
-    for number, case in enumerate(task_schedules(most)):
-        case_folder = folder / f"case-{number}"
-        case_folder.mkdir()
+    with temporary_folder("drill-") as folder:
         try:
-            outcomes.append(
-                run_case(
-                    case,
-                    training_arguments(task, shards, steps, case_folder, device),
-                    case_folder,
-                    steps,
-                    draw,
-                )
-            )
+            for number, case in enumerate(task_schedules(most)):
+                case_folder = folder / f"case-{number}"
+                arguments = training_arguments(task, shards, steps, case_folder, device)
+                outcomes.append(run_case(case, arguments, case_folder, steps, draw))
+                yield row(outcomes[-1], outcomes[0])
         except Failure as failure:
             keep(folder)
+            failed = f"drill {task}: the case {case}: {failure} (kept: {folder})"
+            raise Failure(failed, exit_code=failure.exit_code) from failure
+        digests = [outcome.digest for outcome in outcomes]
+        if different := [number for number, found in enumerate(digests) if found != digests[0]]:
+            keep(folder)
             raise Failure(
-                f"drill {task}: the case {case}: {failure} (kept: {folder})",
-                exit_code=failure.exit_code,
-            ) from failure
-        yield row(outcomes[-1], outcomes[0])
-    different = [
-        number for number, outcome in enumerate(outcomes) if outcome.digest != outcomes[0].digest
-    ]
-    if different:
-        keep(folder)
-        raise Failure(
-            f"drill {task}: {len(different)} of {len(outcomes)} trainings differ in their bits; "
-            "to find the first difference: "
-            + command("verify", f"{folder}/case-0/run {folder}/case-{different[0]}/run"),
-            exit_code=ExitCode.DIFFERENT,
-        )
+                f"drill {task}: {len(different)} of {len(outcomes)} trainings differ in their "
+                "bits; to find the first difference: "
+                + command("verify", f"{folder}/case-0/run {folder}/case-{different[0]}/run"),
+                exit_code=ExitCode.DIFFERENT,
+            )
     yield f"  the same bits in all {len(outcomes)} trainings"
 
 
@@ -101,33 +75,26 @@ def run_case(
 ) -> DrillResult:
     """Train `case` in `folder`, and kill each start but the last one after a random step.
 
-    `arguments` are those of `trainbox train`.
+    `arguments` are those of `trainbox`.
 
     Raises:
         Failure: a start failed or left no digest.
     """
-    killed: list[int] = []
-    run = folder / "run"
-    for number, count in enumerate(case.processes):
-        log = folder / f"start-{number}.log"
-        counted = (argument.replace("{processes}", str(count)) for argument in arguments)
-        training = start(["train", *counted], log, run)
-        if number < len(case.processes) - 1:
-            begin = killed[-1] if killed else 0
-            after = draw.randint(begin + 1, begin + max(1, (steps - begin) // 2))
-            wait(lambda after=after: _last_step(run) >= after, training)  # type: ignore[misc]
-            if training.poll() == 0:
-                break  # the training finished before the kill; the row lists the kills
-            if training.poll() is None:
-                kill(training, run)
-                killed.append(_last_step(run))
-        training.wait()
-        last_start = number == len(case.processes) - 1
-        if training.returncode != 0 and (last_start or training.returncode != -signal.SIGKILL):
-            raise failure_of(training.returncode, log)
-    if len(case.processes) > 1 and not killed:
+    training = Training(
+        folder,
+        lambda count: [argument.replace("{processes}", str(count)) for argument in arguments],
+    )
+
+    def due(_number: int) -> Due:
+        begin = training.starts[-1].reported[-1] if training.starts else 0
+        after = draw.randint(begin + 1, begin + max(1, (steps - begin) // 2))
+        return lambda now: now.step >= after
+
+    training.train(case.processes, due, [SIGKILL] * (len(case.processes) - 1))
+    if len(case.processes) > 1 and not training.kills:
         raise Failure("the training ended before it could be killed: give more --steps")
-    return DrillResult(case, tuple(killed), final_digest(run, steps))
+    killed = tuple(start.reported[-1] for start in training.starts if start.kill)
+    return DrillResult(case, killed, final_digest(training.run, steps))
 
 
 def final_digest(run: Path, steps: int) -> str:
@@ -158,7 +125,16 @@ def training_arguments(
     task: str, shards: int, steps: int, folder: Path, device: Sequence[str]
 ) -> list[str]:
     """Return the arguments of `trainbox train` for one case of the drill."""
-    arguments = [task, "--shards", str(shards), "--max-steps", str(steps), "--log-steps", "1"]
+    arguments = [
+        "train",
+        task,
+        "--shards",
+        str(shards),
+        "--max-steps",
+        str(steps),
+        "--log-steps",
+        "1",
+    ]
     arguments += ["--no-rehearsal", "--nnodes", "1", "--checkpoint-steps", str(_CHECKPOINT_STEPS)]
     arguments += ["--runs-dir", str(folder), "--run", "run", "--mirror="]
     return [*arguments, *device]
@@ -173,11 +149,6 @@ def row(outcome: DrillResult, first: DrillResult) -> str:
     )
     verdict = "same" if outcome.digest == first.digest else "DIFFERENT"
     return schedule.row(outcome.case, kills, outcome.digest, verdict)
-
-
-def _last_step(run: Path) -> int:
-    """Return the last step in metrics.jsonl, or 0."""
-    return (reported_steps(run) or [0])[-1]
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:

@@ -67,6 +67,6 @@ def test_the_last_line_of_a_failed_training_is_reported() -> None:
     ended = CliRunner().invoke(cli.cli, ["drill", "no_such_task", "--cpu"])
     assert isinstance(ended.exception, Failure)
     assert ended.exception.exit_code == 2
-    assert "the case 1: trainbox: no task 'no_such_task'" in str(ended.exception)
+    assert "trainbox: no task 'no_such_task'" in str(ended.exception)
     kept = Path(str(ended.exception).partition("kept: ")[2].rstrip(")"))
     assert (kept / "case-0" / "start-0.log").is_file()

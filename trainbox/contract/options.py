@@ -470,6 +470,8 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
         Option("--tolerance", Number(0, open_low=False, high=1),
             "Accept floats with |a - b| <= T * max(1, |a|). Default: 0, the same bits.", 0.0,
             metavar="T"),
+        Option("--ignore", None, "Leave out a key, column or tensor, such as time or 'time*'.",
+            name="ignored", metavar="NAME", repeats=True),
         _DRILL_SEED, _CPU,
         _TORCHRUN,
         dataclasses.replace(_MODULE, help="Train with a module instead of a script."),

@@ -1,4 +1,7 @@
-"""Compare the files of two trainings: `python -P -m trainer.outputs TOLERANCE FILE [OTHER]`.
+"""Compare the files of two trainings: `python -P -m trainer.outputs REQUEST`.
+
+REQUEST is a JSON object with the `tolerance`, the patterns of `ignored` entries, and one or two
+`files`. Each of these is a list of the file's path and of folders, which texts may name.
 
 It prints one line of JSON: the digests of the files, the first difference or null, and the largest
 difference of two numbers. It exits with code 2 if a file cannot be read.
@@ -11,23 +14,26 @@ from pathlib import Path
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.streams import open_streams
 from trainer.outputs.differences import first_difference, largest_difference
-from trainer.outputs.entries import digest
+from trainer.outputs.entries import digest, without, without_folders
 from trainer.outputs.formats import noun, read_entries
 from trainer.system.report import report_failure
 
 
 def main(arguments: list[str]) -> int:
     """Compare the files, print the result, and return the exit code."""
-    tolerance, *files = arguments
+    request = json.loads(arguments[0])
     try:
-        reference, *others = (read_entries(Path(file)) for file in files)
+        reference, *others = (
+            without_folders(without(read_entries(Path(file)), request["ignored"]), folders)
+            for file, *folders in request["files"]
+        )
     except Failure as failure:
         report_failure(failure)
         return failure.exit_code
     found: dict[str, object] = {"digests": [digest(entries) for entries in (reference, *others)]}
     for other in others:
         found["difference"] = first_difference(
-            reference, other, float(tolerance), noun(Path(files[0]))
+            reference, other, request["tolerance"], noun(Path(request["files"][0][0]))
         )
         found["largest"] = largest_difference(reference, other)
     print(json.dumps(found))

@@ -1,5 +1,6 @@
 """Compare the entries of two files, exactly or within a tolerance."""
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,7 +68,7 @@ def _difference(one: Entry | None, other: Entry | None, tolerance: float) -> str
     differs = _differs(one, other, tolerance)
     if not differs.any():
         return None
-    return _greatest(one, other, differs) if one.is_numeric else f"the {one.kind} differs"
+    return (_greatest if one.is_numeric else _first_text)(one, other, differs)
 
 
 def _differs(one: Entry, other: Entry, tolerance: float) -> NDArray[np.bool_]:
@@ -92,6 +93,17 @@ def _greatest(one: Entry, other: Entry, differs: NDArray[np.bool_]) -> str:
     if distance[place] <= 0:
         return f"{counted} have other bits, first{at}: {values}"
     return f"{counted} differ, most{at}: {values}, by {distance[place]:.3g}"
+
+
+def _first_text(one: Entry, other: Entry, differs: NDArray[np.bool_]) -> str:
+    """Show the first text that differs, from shortly before its first different character."""
+    place = np.unravel_index(int(np.argmax(differs)), differs.shape)
+    a, b = str(one.values[place]), str(other.values[place])
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
+    begin = max(0, len([*same]) - 20)
+    at = f" at [{', '.join(map(str, place))}]" if differs.shape else ""
+    shown = [("..." if begin else "") + text[begin : begin + 60] for text in (a, b)]
+    return f"({one.kind}){at} {shown[0]} and {shown[1]}"
 
 
 def _distance(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:

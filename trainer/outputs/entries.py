@@ -1,12 +1,15 @@
 """Tensors, columns and numbers of a file, with the bits by which they are compared."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trainbox.contract.errors import WrongUse
 
 # The names that lead to an entry, such as ("model", "0.weight"). A text that joins them could be
 # the same for two entries.
@@ -71,6 +74,46 @@ def leaves(tree: Any, key: Key = ()) -> Iterator[tuple[Key, Any]]:
             yield from leaves(part, (*key, index))
     else:
         yield key, list(tree) if isinstance(tree, tuple) else tree
+
+
+def without(entries: Mapping[Key, Entry], ignored: Sequence[str]) -> dict[Key, Entry]:
+    """Return the entries that no pattern of `ignored` matches, by a part of the key or all of it.
+
+    Raises:
+        WrongUse: a pattern matches no entry, or no entry with numbers is left.
+    """
+    names = {key: {*map(str, key), ".".join(map(str, key))} for key in entries}
+    kept = dict(entries)
+    for pattern in ignored:
+        found = [key for key in names if any(fnmatchcase(name, pattern) for name in names[key])]
+        if not found:
+            known = ", ".join(".".join(map(str, key)) for key in list(entries)[:8])
+            raise WrongUse(f"--ignore {pattern} matches no entry: use a name such as {known}")
+        for key in found:
+            kept.pop(key, None)
+    if not any(entry.is_numeric and entry.values.size for entry in kept.values()):
+        raise WrongUse(
+            f"no numbers are left without --ignore {', '.join(ignored)}: ignore fewer entries"
+        )
+    return kept
+
+
+def without_folders(entries: Mapping[Key, Entry], folders: Sequence[str]) -> dict[Key, Entry]:
+    """Return the entries with the paths of `folders` replaced by `{run}`, in texts and keys."""
+
+    def replaced(text: Any) -> Any:
+        for folder in folders if isinstance(text, str) else ():
+            text = text.replace(folder, "{run}")
+        return text
+
+    def replaced_in(entry: Entry) -> Entry:
+        if entry.values.dtype.kind != "U":
+            return entry
+        texts = [replaced(text) for text in entry.values.ravel().tolist()]
+        array = np.array(texts, np.str_).reshape(entry.values.shape)
+        return Entry("text", array, array)
+
+    return {tuple(map(replaced, key)): replaced_in(entry) for key, entry in entries.items()}
 
 
 def digest(entries: Mapping[Key, Entry]) -> str:

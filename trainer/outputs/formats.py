@@ -159,7 +159,7 @@ def _number(cell: str) -> int | float | None:
 
 
 # The suffixes, with the function that reads the format and the name of its entries.
-# entrypoint/drill/script.py has the same suffixes.
+# entrypoint/drill/compare.py has the same suffixes.
 FORMATS: dict[str, tuple[Callable[[Path], dict[Key, Entry]], str]] = {
     ".safetensors": (_of_safetensors, "tensor"),
     ".pt": (_of_torch, "tensor"),

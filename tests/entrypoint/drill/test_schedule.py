@@ -45,8 +45,10 @@ def test_the_signals_of_kills_alternate() -> None:
 
 @pytest.mark.parametrize("kills", [1, 2, 5])
 def test_the_moments_of_kills(kills: int) -> None:
+    """The last one is late, because the start after an early kill is as long as the training."""
     drawn = [kill_shares(kills, random.Random(seed)) for seed in range(200)]  # noqa: S311
-    for number, shares in enumerate(zip(*drawn, strict=True)):
-        low, high = 0.8 * number / kills, 0.8 * (number + 1) / kills
+    *early, late = zip(*drawn, strict=True)
+    for number, shares in enumerate(early):
+        low, high = 0.6 * number / (kills - 1), 0.6 * (number + 1) / (kills - 1)
         assert all(low <= share < high for share in shares)
-        assert min(shares) < low + 0.1 / kills and max(shares) > high - 0.1 / kills
+    assert all(0.6 <= share <= 0.8 for share in late)

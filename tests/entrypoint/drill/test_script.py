@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 import pytest
 
@@ -17,11 +16,10 @@ import entrypoint.drill.training
 from entrypoint.drill.compare import FileComparison, check_file
 from entrypoint.drill.script import DrillRequest, drill_script
 from entrypoint.drill.starts import Process
-from entrypoint.drill.training import Training
 from trainbox.contract.errors import Failure, WrongUse
 from trainbox.contract.processes import with_variable
 from trainer.outputs.differences import first_difference, largest_difference
-from trainer.outputs.entries import digest
+from trainer.outputs.entries import digest, without, without_folders
 from trainer.outputs.formats import noun, read_entries
 
 # A training of 20 steps. `total` is its weight, and `order` the state of its sampler. A start that
@@ -69,7 +67,7 @@ class _Runs:
         self.wait_from = 1  # the first case that is killed; the ones before are undisturbed
         self.kills = 2
 
-    def start(self, arguments: Sequence[str], log: Path, run: Path) -> Process:
+    def start(self, arguments: Sequence[str], log: Path, run: Path, work: Path) -> Process:
         options = dict(zip(arguments[1:11:2], arguments[2:11:2], strict=True))
         assert run == Path(options["--runs-dir"], options["--run"])
         run.mkdir(exist_ok=True)
@@ -84,6 +82,7 @@ class _Runs:
             return subprocess.Popen(
                 [sys.executable, "-S", "-E", str(self.script)],
                 env=env,
+                cwd=work,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -94,29 +93,35 @@ class _Runs:
         self.script.write_text(text.replace(old, new))
 
 
-def _compare(reference: Path, other: Path | None = None, tolerance: float = 0.0) -> FileComparison:
+def _compare(
+    files: Sequence[tuple[Path, Path]], tolerance: float, ignored: Sequence[str]
+) -> FileComparison:
     """Compare in this process, without the start of another one."""
     try:
-        one = read_entries(reference)
-        if other is None:
-            return FileComparison(digest(one))
-        two = read_entries(other)
+        one, *others = (
+            without_folders(
+                without(read_entries(file), ignored), [str(folder / "run"), str(folder / "work")]
+            )
+            for file, folder in files
+        )
     except Failure as failure:
         raise WrongUse(str(failure)) from failure
-    difference = first_difference(one, two, tolerance, noun(reference))
-    return FileComparison(digest(two), difference, largest_difference(one, two))
+    if not others:
+        return FileComparison(digest(one))
+    difference = first_difference(one, others[0], tolerance, noun(files[0][0]))
+    return FileComparison(digest(others[0]), difference, largest_difference(one, others[0]))
 
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Runs]:
     (tmp_path / "tmp").mkdir()
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     found = _Runs(tmp_path)
     monkeypatch.setattr(entrypoint.drill.training, "start", found.start)
     monkeypatch.setattr(entrypoint.drill.starts, "_POLL_S", 0.002)
     monkeypatch.setattr(entrypoint.drill.script, "compare", _compare)
-    # The start of Python may take more than half of the time of these trainings.
-    monkeypatch.setattr(entrypoint.drill.script, "_EARLY", 1.0)
     return found
 
 
@@ -128,11 +133,13 @@ def _drill(
     counts: tuple[int, ...] = (1,),
     kills: int = 2,
     tolerance: float = 0.0,
-    seed: int = 1,
+    ignored: tuple[str, ...] = (),
 ) -> list[str]:
     runs.wait_from, runs.kills = max(runs.wait_from, len(counts)), kills
-    request = DrillRequest(("train.py", "--"), _CPU, "result.json", counts, kills, tolerance)
-    draw = random.Random(seed)  # noqa: S311
+    request = DrillRequest(
+        ("train.py", "--"), _CPU, "result.json", counts, kills, tolerance, ignored
+    )
+    draw = random.Random(1)  # noqa: S311
     return [line for text in drill_script(request, draw) for line in text.splitlines()]
 
 
@@ -143,13 +150,14 @@ def _kept(error: BaseException) -> Path:
 
 
 def test_an_honest_script_passes(runs: _Runs, tmp_path: Path) -> None:
-    heading, columns, first, second, last = _drill(runs)
+    heading, columns, first, second, resumed, last = _drill(runs)
     assert (heading, columns.split()) == ("result.json", ["processes", "digest"])
     assert re.fullmatch(r"  1  +undisturbed  +[0-9a-f]{16}  same", first)
     killed = re.fullmatch(
         r"  1 -> 1 -> 1  +SIGKILL at step (\d+), SIGTERM at (\d+)  +(\w{16})  same", second
     )
     assert killed and 1 <= int(killed[1]) < int(killed[2]) < 20
+    assert resumed == "  resumed, 1 -> 1 -> 1: the reported steps continued after a kill"
     assert re.fullmatch(rf"  the same bits in all 2 trainings: {killed[3]}[0-9a-f]{{48}}", last)
     assert list((tmp_path / "tmp").iterdir()) == []
 
@@ -178,7 +186,8 @@ def test_a_training_that_differs_by_itself_is_named(runs: _Runs) -> None:
 
 def test_the_kills_follow_the_time_if_the_script_reports_no_steps(runs: _Runs) -> None:
     runs.replace('"metrics.jsonl"', '"log.jsonl"')
-    _, _, _, killed, last = _drill(runs)
+    _, _, _, killed, resumed, last = _drill(runs)
+    assert "it read run/checkpoint.json, written before the kill" in resumed
     assert re.match(
         r"  1 -> 1 -> 1  +SIGKILL at \d\.\d s, SIGTERM at \d\.\d s  +\w+  same$", killed
     )
@@ -203,7 +212,8 @@ def test_a_script_that_saves_only_at_sigterm_starts_over_after_sigkill(runs: _Ru
     runs.replace(sleep, mask.format("UNBLOCK") + sleep)
     runs.replace("if checkpoint.exists", f"import signal\n{stop}if checkpoint.exists")
     runs.replace("while step < 20", 'save(run / "begun.txt", "")\nwhile step < 20')
-    _, _, _, killed, last = _drill(runs)
+    _, _, _, killed, _, note, last = _drill(runs)
+    assert "no start resumed after a SIGKILL" in note
     assert re.match(
         r"  1 -> 1 -> 1  +SIGKILL at step \d+ \(started over\), SIGTERM at \d+  +\w+  same$", killed
     )
@@ -216,7 +226,7 @@ def test_a_script_that_ignores_sigterm_is_reported(
     monkeypatch.setattr(entrypoint.drill.training, "STOP_BUDGET_S", 0)
     monkeypatch.setattr(entrypoint.drill.training, "_SLACK_S", 0.05)
     runs.replace("while step", "import signal\nsignal.signal(15, signal.SIG_IGN)\nwhile step")
-    *_, killed, last, note = _drill(runs)
+    *_, killed, _, note, last = _drill(runs)
     assert re.match(
         r"  1 -> 1 -> 1  +SIGKILL at step \d+, SIGTERM at \d+ \(ignored\)  +\w+  same$", killed
     )
@@ -228,7 +238,7 @@ def test_a_script_that_finishes_at_sigterm_is_reported(runs: _Runs) -> None:
     runs.replace("while step", f"{finishes}while step")
     runs.replace('while "WAIT" in os.environ:', 'while "WAIT" in os.environ and not stopped:')
     runs.script.write_text(f"{runs.script.read_text()}sys.exit(*stopped)\n")
-    *_, killed, _, note = _drill(runs)
+    *_, killed, _, note, _ = _drill(runs)
     assert re.match(
         r"  1 -> 1 -> 1  +SIGKILL at step \d+, SIGTERM at \d+ \(finished\)  +\w+  same$", killed
     )
@@ -249,7 +259,8 @@ def test_other_numbers_of_processes(runs: _Runs) -> None:
     lines = _drill(runs, counts=(1, 2), kills=1)
     assert [line.split("  ")[1] for line in lines[2:7]] == ["1", "2", "1 -> 1", "1 -> 2", "2 -> 1"]
     assert runs.started == ["1", "2", "1", "1", "1", "2", "2", "1"]
-    assert lines[7].startswith("  the same bits in all 5 trainings")
+    assert [line[:10] for line in lines[7:10]] == ["  resumed,"] * 3
+    assert lines[10].startswith("  the same bits in all 5 trainings")
 
 
 def test_a_result_that_depends_on_the_number_of_processes(runs: _Runs) -> None:
@@ -268,25 +279,26 @@ def test_a_result_that_depends_on_the_number_of_processes(runs: _Runs) -> None:
         "within 1e-05",
         "same",
     ]
-    assert lines[7] == ("  all 5 trainings agree within 1e-05; the largest difference is 1e-06")
+    assert lines[10] == ("  all 5 trainings agree within 1e-05; the largest difference is 1e-06")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("if checkpoint.exists():", "if False:", "the steps began again with the first one, so no"),
+        ("if checkpoint.exists():", "if False:", "the reported steps began again with the first"),
         (
             "    save(checkpoint, state())\n",
             "",
             # It depends on the moment whether a start is killed.
-            "(no start was killed before its training was finished|the steps began again with the "
-            "first one), so no resume was tested",
+            "(no start was killed before its training|steps began again with the first one)",
         ),
         (
             "step, total, order = 0",
             "step, total, order = 20",
-            "no start was killed before its training was finished, so no resume was tested "
-            r"\(undisturbed, it wrote files from .* s to .* s of .* s\): write checkpoints to",
+            # It depends on the moment whether a start is killed.
+            r"(no start was killed before its training was finished \(undisturbed, it wrote files "
+            r"from .* s to .* s\): write checkpoints to|no file was written before the kill|"
+            "was the same at the kill)",
         ),
         (
             "while step",
@@ -296,7 +308,7 @@ def test_a_result_that_depends_on_the_number_of_processes(runs: _Runs) -> None:
         (
             "    total += order.random()\n",
             '    save(run / "result.json", json.dumps({"steps": 20, "total": total}))\n',
-            r"result.json is the same after .* s and at the end of .* s, so nothing was trained",
+            r"result.json was the same at the kill and at the end: compare a file that",
         ),
     ],
 )
@@ -309,9 +321,9 @@ def test_a_drill_that_tests_nothing_fails(
     if message is None:
         assert "the same bits" in _drill(runs)[-1]
         return
-    with pytest.raises(Failure, match=message) as caught:
+    with pytest.raises(Failure, match=f"resume not shown, in the training 1 .*{message}") as caught:
         _drill(runs)
-    assert caught.value.exit_code == 1 and _kept(caught.value).is_dir()
+    assert caught.value.exit_code == 8 and _kept(caught.value).is_dir()
 
 
 @pytest.mark.parametrize(
@@ -393,20 +405,91 @@ def test_a_file_that_cannot_be_compared_is_refused_before_the_training(
         check_file(file)
 
 
-def test_a_file_that_is_written_during_its_early_copy_is_copied_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# Without steps, the time and the reads decide. The sleep is long enough for a measurement.
+_NO_STEPS = [('"metrics.jsonl"', '"log.txt"'), ("time.sleep(0.002)", "time.sleep(0.06)")]
+
+
+def _of_replacements(runs: _Runs, *replacements: tuple[str, str]) -> None:
+    for old, new in replacements:
+        runs.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reads"),
+    [
+        ("if checkpoint.exists():", "if False:", "it read no file written before the kill"),
+        (
+            "if checkpoint.exists():",
+            "if checkpoint.exists() and not checkpoint.read_text():",
+            "it read run/checkpoint.json, written before the kill",
+        ),
+        (
+            "if checkpoint.exists():",
+            "(run / 'log.txt').exists() and (run / 'log.txt').read_text()\nif False:",
+            "it read run/log.txt, written before the kill",
+        ),
+    ],
+)
+def test_a_script_that_saves_and_never_loads_is_not_certified(
+    runs: _Runs, old: str, new: str, reads: str
 ) -> None:
-    training = Training(lambda count: [str(count)], tmp_path, "result.json")
-    training.run.mkdir()
-    training.output.write_bytes(b"")
+    """It starts over after each kill, and ends with the same bits."""
+    _of_replacements(runs, *_NO_STEPS, (old, new))
+    with pytest.raises(Failure, match=rf"resume not shown, .* the script trained for .*{reads}"):
+        _drill(runs, kills=1)
 
-    def copy_while_written(output: IO[bytes], early: IO[bytes]) -> None:
-        training.output.write_bytes(b"[1]")
-        early.write(output.read())
 
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "copyfileobj", copy_while_written)
-        training._copy_early(1.0)
-    assert training.early_version is None
-    training._copy_early(2.0)
-    assert (training.early_s, training.early.read_bytes()) == (2.0, b"[1]")
+def test_the_time_decides_if_reads_are_not_recorded(
+    runs: _Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entrypoint.drill.training, "records_reads", lambda _folder: False)
+    _of_replacements(runs, *_NO_STEPS)
+    assert "does not record reads" in _drill(runs, kills=1)[-2]
+    runs.replace("if checkpoint.exists():", "if False:")
+    with pytest.raises(Failure, match="resume not shown"):
+        _drill(runs, kills=1)
+
+
+def test_a_current_folder_that_cannot_be_copied(
+    runs: _Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    Path("train.py").touch()
+    with pytest.raises(Failure, match="cannot be copied to .*No space left.*set TMPDIR") as caught:
+        _drill(runs)
+    assert caught.value.exit_code == 4
+
+
+def test_an_old_checkpoint_in_the_current_folder_is_neither_read_nor_changed(runs: _Runs) -> None:
+    runs.replace('run / "checkpoint.json"', 'pathlib.Path("checkpoint.json")')
+    runs.replace("(run.parent / path.name).rename", "(run.parent / path.name).replace")
+    old = "[18, 99.0, [3, [], null]]"
+    Path("checkpoint.json").write_text(old)
+    runs.replace("setstate((version, tuple(numbers), gauss))", "setstate(as_state(numbers))")
+    as_state = "def as_state(n): return (3, tuple(n), None) if n else order.getstate()\n"
+    runs.replace("if checkpoint.exists", f"{as_state}if checkpoint.exists")
+    lines = _drill(runs)
+    assert lines[0] == (
+        "checkpoint.json in the current folder: left out, because the script writes such files"
+    )
+    assert lines[-1].startswith("  the same bits in all 2 trainings")
+    assert Path("checkpoint.json").read_text() == old
+
+
+def test_a_script_that_writes_to_the_current_folder_itself_is_named(runs: _Runs) -> None:
+    runs.replace("while step", f"pathlib.Path({str(Path.cwd())!r}, 'a.pt').touch()\nwhile step")
+    with pytest.raises(Failure, match=r"a\.pt changed in the current folder during the drill"):
+        _drill(runs)
+
+
+def test_a_result_with_its_folder_or_a_time(runs: _Runs) -> None:
+    runs.replace('"total": total', '"total": total, "run": str(run), "here": os.getcwd()')
+    assert _drill(runs)[-1].startswith("  the same bits in all 2 trainings: ")
+    runs.replace('"total": total', '"total": total, "resumed": bool(starts)')
+    runs.replace("while step", "starts = step\nwhile step")
+    with pytest.raises(Failure, match=r"entry resumed: .*most: False and True.*--ignore NAME"):
+        _drill(runs)
+    assert ", without resumed (--ignore): " in _drill(runs, ignored=("resumed",))[-1]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.drill.schedule import KillSchedule
-from entrypoint.drill.task import DrillResult, _last_step, final_digest, row, training_arguments
+from entrypoint.drill.task import DrillResult, final_digest, row, training_arguments
 from trainbox.contract.errors import Failure
 
 
@@ -27,21 +27,10 @@ def test_the_table() -> None:
 def test_the_arguments_of_a_training() -> None:
     arguments = training_arguments("digits", 4, 60, Path("d"), ["--gpus", "{processes}"])
     expected = (
-        "digits --shards 4 --max-steps 60 --log-steps 1 --no-rehearsal --nnodes 1 "
+        "train digits --shards 4 --max-steps 60 --log-steps 1 --no-rehearsal --nnodes 1 "
         "--checkpoint-steps 5 --runs-dir d --run run --mirror= --gpus {processes}"
     )
     assert arguments == expected.split()
-
-
-def test_the_last_step_of_a_training(tmp_path: Path) -> None:
-    """A hardware event may have a later step, which a kill undid. A partial line does not count."""
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    assert _last_step(metrics.parent) == 0
-    metrics.parent.mkdir()
-    metrics.write_text('{"kind": "health", "step": 9}\n')
-    assert _last_step(metrics.parent) == 0
-    metrics.write_text('{"kind": "train", "step": 5}\n{"kind": "health", "step": 9}\n{"kind": "tr')
-    assert _last_step(metrics.parent) == 5
 
 
 def _trained(

@@ -55,10 +55,15 @@ _OTHER_NAN = np.array([0x7FC00001], np.uint32).view(np.float32)
         ),
         (3, 4, "tensor w: (int64) 1 of 1 values differ, most: 3 and 4, by 1"),
         (3, 3.0, "tensor w: type int64 and float64"),
-        ("cat", "dog", "tensor w: the text differs"),
-        (["a", "b"], ["a", "bc"], "tensor w: the text differs"),
-        (np.array(["a"]), np.array(["b"]), "tensor w: the <U1 differs"),
-        (2**70, 2**70 + 1, "tensor w: the text differs"),
+        ("cat", "dog", "tensor w: (text) 'cat' and 'dog'"),
+        (["a", "b"], ["a", "bc"], "tensor w: (text) at [1] 'b' and 'bc'"),
+        (
+            f"{'a' * 90}1 to {'b' * 90}",
+            f"{'a' * 90}2 to {'b' * 90}",
+            f"tensor w: (text) ...{'a' * 20}1 to {'b' * 35} and ...{'a' * 20}2 to {'b' * 35}",
+        ),
+        (np.array(["a"]), np.array(["b"]), "tensor w: (<U1) at [0] a and b"),
+        (2**70, 2**70 + 1, f"tensor w: (text) ...{str(2**70)[1:]} and ...{str(2**70 + 1)[1:]}"),
     ],
 )
 def test_an_exact_comparison(one: Any, other: Any, expected: str | None) -> None:

@@ -180,15 +180,21 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     one, other = (
         _write(tmp_path / name, weight) for name, weight in (("1.csv", 1), ("2.csv", 1.5))
     )
+
+    def compared(*files: Path, tolerance: float = 0.0, ignored: tuple[str, ...] = ()) -> int:
+        request = {"tolerance": tolerance, "ignored": ignored, "files": [[str(f)] for f in files]}
+        return main([json.dumps(request)])
+
     found: dict[str, Any] = {}
-    for arguments in ([one], [one, one], [one, other]):
-        assert main(["0", *map(str, arguments)]) == 0
+    for files in ([one], [one, one], [one, other]):
+        assert compared(*files) == 0
         found[str(len(found))] = json.loads(capsys.readouterr().out)
     assert found["0"] == {"digests": [digest(read_entries(one))]}
     assert found["1"]["difference"] is None and len(set(found["1"]["digests"])) == 1
     assert found["2"]["difference"].startswith("column loss: (float64, 2) 1 of 2 values differ")
     assert found["2"]["largest"] == 0.5 and len(set(found["2"]["digests"])) == 2
-    assert main(["0.5", str(one), str(other)]) == 0
-    assert json.loads(capsys.readouterr().out)["difference"] is None
-    assert main(["0", str(one), str(tmp_path / "none.csv")]) == 2
+    for accepted in ({"tolerance": 0.5}, {"ignored": ("lo*",)}):
+        assert compared(one, other, **accepted) == 0
+        assert json.loads(capsys.readouterr().out)["difference"] is None
+    assert compared(one, tmp_path / "none.csv") == 2
     assert capsys.readouterr().err == "trainbox: none.csv is missing: the script did not write it\n"

@@ -1,0 +1,94 @@
+"""The copies of the user's folder."""
+
+from pathlib import Path
+
+import pytest
+
+from entrypoint.drill import work
+from entrypoint.drill.work import UserFolder
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    project = tmp_path / "project"
+    for name in (
+        "train.py",
+        "data/a.txt",
+        ".git/HEAD",
+        ".venv/pyvenv.cfg",
+        "a/__pycache__/b.pyc",
+        "tmp/drill/x",
+    ):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(name)
+    (project / "train.py").chmod(0o755)
+    (project / "out").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/c.txt").write_text("c")
+    (project / "link").symlink_to(tmp_path / "elsewhere")
+    (project / "loop").symlink_to(project)
+    (project / "broken").symlink_to("nothing")
+    return project
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*") if "loop" not in path.parts
+    )
+
+
+def test_a_copy_has_what_a_script_needs(project: Path, tmp_path: Path) -> None:
+    (project / "loop").unlink()
+    user = UserFolder(project, project / "tmp/drill")
+    user.copy(tmp_path / "work", {"data/a.txt"})
+    assert _names(tmp_path / "work") == [
+        "a",
+        "data",
+        "link",
+        "link/c.txt",
+        "out",
+        "tmp",
+        "train.py",
+    ]
+    assert (tmp_path / "work/train.py").stat().st_mode & 0o111
+    # A script that writes through a link of the user writes into the copy.
+    (tmp_path / "work/link/c.txt").write_text("new")
+    assert (tmp_path / "elsewhere/c.txt").read_text() == "c"
+    assert (user.changed(), user.messages) == ([], [])
+    (project / "new.pt").write_text("x")
+    (project / "data/a.txt").write_text("longer")
+    (project / "train.py").unlink()
+    assert user.changed() == ["data/a.txt", "new.pt", "train.py"]
+
+
+def test_what_is_too_large_is_left_out_and_named(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "_MOST_FILES", 12)
+    (project / "images").mkdir()
+    for number in range(20):
+        (project / f"images/{number}.png").touch()
+    user = UserFolder(project, project / "tmp/drill")
+    user.copy(tmp_path / "work", set())
+    assert [message.split(" is ")[0] for message in user.messages] == ["images", "loop"]
+    assert _names(tmp_path / "work")[-3:] == ["out", "tmp", "train.py"]
+
+
+def test_what_is_not_writable_is_linked(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = project / "data"
+    monkeypatch.setattr(
+        "os.access", lambda path, mode: mode != 2 or not Path(path).is_relative_to(data)
+    )
+    UserFolder(project, project / "tmp/drill").copy(tmp_path / "work", set())
+    assert (tmp_path / "work/data").is_symlink()
+    assert (tmp_path / "work/data/a.txt").read_text() == "data/a.txt"
+    assert not (tmp_path / "work/.git").exists()
+
+
+def test_the_paths_in_arguments_lead_to_the_copy(project: Path) -> None:
+    user, copy = UserFolder(project, project / "tmp/drill"), Path("/copy")
+    assert user.replaced(f"--data={project}/data", copy) == "--data=/copy/data"
+    assert user.replaced(str(project), copy) == "/copy"
+    assert user.replaced(f"{project}-2/data", copy) == f"{project}-2/data"
