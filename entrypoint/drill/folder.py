@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.script.folder import CONFIG, LOGS, MANIFEST, METRICS
+from entrypoint.script.sources import BOARD, TEXTS
 from trainbox.contract.entries import EntryReader, is_of_script
 
 # `trainbox run` writes these itself.
@@ -18,7 +19,8 @@ _OWN_NAMES = {
     METRICS,
     LOGS,
     "lock",
-    "tensorboard",
+    TEXTS,
+    BOARD,
 }
 
 
