@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,12 +111,13 @@ def run(start: Start) -> int:
         message(plan.settings)
     if sys.platform == "linux":
         adopt_orphans()
+    roots = roots_of(target.folder, user_folders(os.environ))  # the script may remove them
     starts, received = 0, list[int]()
     board = Board(folder.path) if folder.writes and not start.trial else None
     while True:
         start_begin_s = time.monotonic()
         entry = describe_start(plan, target, os.environ, time.time())
-        sources = _sources(start, manifest, entry) if folder.writes else None
+        sources = _sources(start, roots, manifest, entry) if folder.writes else None
         try:
             ending, processes, needs_reset = _run_once(start, gpus, sources, received)
         except Failure as error:  # such as a GPU that is not fit for a restart
@@ -238,9 +239,10 @@ def _manifest(start: Start) -> dict[str, Any]:
     return known
 
 
-def _sources(start: Start, manifest: dict[str, Any], entry: dict[str, Any]) -> Sources:
+def _sources(
+    start: Start, roots: Sequence[Path], manifest: dict[str, Any], entry: dict[str, Any]
+) -> Sources:
     """Name the files that were changed since the run's start, and return the record of this one."""
-    roots = roots_of(start.target.folder, user_folders(os.environ))
     if entry_changed := changed(manifest.get("sources", {}), roots):
         entry["changed"] = entry_changed
         message(f"changed since the run's start: {', '.join(entry_changed)}")
@@ -251,7 +253,7 @@ def _sources(start: Start, manifest: dict[str, Any], entry: dict[str, Any]) -> S
 
     sources = Sources(start.folder.path, roots, manifest, save)
     if not start.target.is_module:  # another program than Python does not report it
-        sources.add(Path(start.target.name).absolute())
+        sources.add(roots[1] / Path(start.target.name).name)
     return sources
 
 

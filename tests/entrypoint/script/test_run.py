@@ -393,7 +393,14 @@ time.sleep(600)
 
 
 def test_only_rank_0_reads_the_input(trainbox: Trainbox) -> None:
-    code = "import os, sys; print(os.environ['RANK'], repr(sys.stdin.read()))"
+    code = """
+import os, pathlib, sys, time
+rank, other = os.environ["RANK"], pathlib.Path(os.environ["TRAINBOX_RUN"], "other")
+while rank == "0" and not other.exists():
+    time.sleep(0.02)
+os.write(1, f"{rank} {sys.stdin.read()!r}\\n".encode())
+other.touch()
+"""
     inside = ("sh", "-c", 'echo text | "$@"', "sh")
     process = trainbox.start("run", "--processes", "2", script(trainbox, code), inside=inside)
     ended = finish(process)
