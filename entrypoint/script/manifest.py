@@ -10,7 +10,7 @@ from typing import Any
 
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.plan import LaunchPlan
-from entrypoint.script.python import Python, installed, python_of_path
+from entrypoint.script.python import installed, python_of_path
 from entrypoint.script.target import Target
 from trainbox.contract.energy import earlier_joules
 from trainbox.contract.files import read_object
@@ -36,7 +36,7 @@ def describe(target: Target, env: Mapping[str, str]) -> dict[str, Any]:
         "build": _build(env) | {"extra_lock_sha256": _extra_lock_sha256()},
         "image_digest": env.get("TRAINBOX_IMAGE_DIGEST"),
         "python": version,
-        "interpreter": _interpreter(python) if python else None,
+        "interpreter": {"path": python.command[0], "from": python.origin} if python else None,
         "packages": packages,
         "machine": {"system": platform.platform(), "host": platform.node()},
         "starts": [],
@@ -71,10 +71,6 @@ def is_manifest(value: Mapping[str, Any]) -> bool:
     except ValueError:
         return False
     return isinstance(value.get("sources"), dict) and isinstance(value.get("starts"), list)
-
-
-def _interpreter(python: Python) -> dict[str, str]:
-    return {"path": python.command[0], "from": python.origin}
 
 
 def _gpu(gpu: Gpu) -> dict[str, Any]:

@@ -147,4 +147,4 @@ def _link(path: Path, run: Path, roots: Sequence[Path]) -> None:
     link = run / BOARD / _name(path.parent, roots).strip("/").replace("/", "-") / path.name
     with contextlib.suppress(OSError):
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(path)
+        link.symlink_to(os.path.relpath(path, link.parent))

@@ -155,7 +155,8 @@ for folder in ("logs/version_0", os.environ["TRAINBOX_RUN"] + "/logs"):
 """)
     _run(project, "train.py")
     link = project.folder / "runs/r/tensorboard/logs-version_0/events.out.tfevents.1.host"
-    assert link.readlink() == project.folder / "logs/version_0/events.out.tfevents.1.host"
+    assert link.is_symlink() and not link.readlink().is_absolute()
+    assert link.resolve() == project.folder / "logs/version_0/events.out.tfevents.1.host"
     # TensorBoard finds those in the run folder.
     assert [
         path.parent.name for path in (project.folder / "runs/r/tensorboard").rglob("*1.host")
