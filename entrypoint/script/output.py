@@ -192,13 +192,15 @@ class Pipes:
         self._sizes: dict[int, int] = {}  # a terminal for the script, and the one to follow
         self.count = 0  # the number of bytes so far
         for name, taker in takers.items():
+            pipe = None
             if name in terminals:
-                pipe, inner = os.openpty()
-                tty.setraw(inner)  # the outer terminal changes line ends
-                (folder / name).symlink_to(os.ttyname(inner))
-                os.set_blocking(pipe, False)
-                self._sizes[inner] = terminals[name]
-            else:
+                with suppress(OSError):  # some containers do not have /dev/pts
+                    outer, inner = os.openpty()
+                    tty.setraw(inner)  # the outer terminal changes line ends
+                    (folder / name).symlink_to(os.ttyname(inner))
+                    os.set_blocking(outer, False)
+                    self._sizes[inner], pipe = terminals[name], outer
+            if pipe is None:
                 os.mkfifo(folder / name, 0o600)
                 # With both ends open, the pipe has no end while no rank writes.
                 pipe = os.open(folder / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
