@@ -16,11 +16,11 @@ from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.cluster import detect_cluster
 from entrypoint.launch.plan import LaunchPlan, plan_script
 from entrypoint.launch.request import LaunchRequest
-from entrypoint.script.target import Target, find_module, find_script
+from entrypoint.script.python import choose_python
+from entrypoint.script.target import Target, find_script
 from entrypoint.system.commands import command_of
 from trainbox.contract import hints
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.python_path import user_folders
 from trainbox.contract.run_name import check_run_name
 
 _SCRIPT_LAST = {"allow_interspersed_args": False}
@@ -42,7 +42,10 @@ def run(**options: Any) -> None:
       trainbox run --gpus 2 -m my_package.train -- --lr 0.01   a module, on two GPUs
       trainbox run --processes 2 train.py                      two CPU processes over gloo
       trainbox run --no-torchrun train.py                      DataParallel: one process
-      trainbox run --restarts 20 train.py                      start again after a failure
+      trainbox run --python ~/envs/gpt/bin/python train.py     another Python than the active one
+      trainbox run --restarts 20 train.py                      start again after a lost GPU or node
+      trainbox run --restarts 9 --restart-on any train.py      start again after each failure
+      trainbox run --restarts 9 --hang-minutes 30 train.py     start again after a hang
       trainbox plan run train.py                               print the plan, start nothing
     """
     from entrypoint.script.folder import ScriptFolder
@@ -50,7 +53,8 @@ def run(**options: Any) -> None:
     from entrypoint.script.session import run as run_script
 
     launch, target, path = _planned(options)
-    of_the_run = {name: options[name] for name in ("restarts", "prefix", "trial")}
+    names = ("restarts", "restart_on", "hang_minutes", "prefix", "trial")
+    of_the_run = {name: options[name] for name in names}
     plan = launch.plan
     with contextlib.closing(ScriptFolder(path, target, writes=plan.node_rank == 0)) as folder:
         sys.exit(run_script(Start(plan, target, folder, watched=launch.watch(), **of_the_run)))
@@ -74,13 +78,19 @@ def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:
     Raises:
         Failure: the script does not exist, or the request cannot be launched.
     """
-    target = find_target(options["module"], list(options["arguments"]))
+    target = find_target(options["module"], list(options["arguments"]), options["python"])
     name, restarts = options["run_name"], options["restarts"]
     check_run_name(name)
+    if options["restart_on"] == "any" and not restarts:
+        raise WrongUse("--restart-on any without a number of restarts: add --restarts N")
+    if options["hang_minutes"] and sys.platform != "linux":
+        raise WrongUse("--hang-minutes needs Linux, which lists the CPU time of processes: drop it")
     path = (options["runs_dir"] / (name or target.run_name())).absolute()
     command = (*command_of("entrypoint.script.rank"), *target.command(path))
 
     def decide(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
+        if target.python is None or not target.python.is_ours:  # it may have another torch
+            request = dataclasses.replace(request, architectures=())
         plan = plan_script(request, gpus, detect_cluster(os.environ), options["torchrun"])
         if restarts and plan.nnodes > 1:
             raise WrongUse(
@@ -95,20 +105,20 @@ def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:
     return dataclasses.replace(launch, plan=plan), target, path
 
 
-def find_target(module: str | None, arguments: list[str]) -> Target:
+def find_target(module: str | None, arguments: list[str], python: str | None = None) -> Target:
     """Return the target of a command with these arguments, of which the first one is the script.
 
     Raises:
-        WrongUse: the script or the module does not exist, or cannot be run.
+        WrongUse: the script or its Python does not exist, or cannot be run.
     """
     if module is not None:
-        folders = [str(Path.cwd()), *user_folders(os.environ), *sys.path]
-        return find_module(module, _without_dashes(arguments), folders)
+        chosen = choose_python(python, "", os.environ)
+        return Target(module, tuple(_without_dashes(arguments)), True, chosen)
     if not arguments:
         example = hints.command("run", "train.py -- --epochs 3")
         raise WrongUse(f"no script is named: name it, as in `{example}`")
     script, *rest = arguments
-    return find_script(script, _without_dashes(rest))
+    return find_script(script, _without_dashes(rest), python, os.environ)
 
 
 def _without_dashes(arguments: list[str]) -> list[str]:

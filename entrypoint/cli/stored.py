@@ -11,8 +11,11 @@ from entrypoint.cli.launching import become_trainer, supervised
 from entrypoint.cli.planning import prepare
 from entrypoint.cli.verb import Verb, refuse_unused, verb
 from entrypoint.launch.supervise import EVALUATION, PREDICTION, UNSAVED_TRAINING
-from entrypoint.script.folder import refuse_script
+from entrypoint.script.folder import CONFIG, KIND
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.files import read_object
 from trainbox.contract.given import check_files, check_folder, check_run
+from trainbox.contract.hints import command as command_line
 
 
 @verb("verify", Verb)
@@ -31,7 +34,7 @@ def verify(**values: Any) -> None:
     """
     run, other, data_dir = values["run"], values["other"], values["data_dir"]
     for folder in filter(None, (run, other)):
-        refuse_script(folder)
+        _refuse_script(folder)
     if other is not None:
         refuse_unused(f"verify {run} {other}", {"run", "other"})
         check_folder("verify", run)
@@ -85,7 +88,7 @@ def predict(**values: Any) -> None:
 
 
 def _check(command: str, run: Path) -> None:
-    refuse_script(run, command)
+    _refuse_script(run, command)
     check_run(command, run)
 
 
@@ -155,3 +158,26 @@ def sweep_show(**values: Any) -> None:
       trainbox sweep show digits-sweep-7d2c1a90 --html sweep.html
     """
     become_trainer("sweep show", values)
+
+
+def _refuse_script(run: Path, verb: str = "verify") -> None:
+    """Refuse the folder `run` for the `verb` if it is a run of a script.
+
+    Raises:
+        WrongUse: it is. The message of `verify` names the drill, which repeats scripts.
+    """
+    try:
+        config = read_object(run / CONFIG)
+    except (OSError, ValueError):  # the trainer reports what is wrong
+        return
+    if config.get("kind") == KIND and verb != "verify":
+        raise WrongUse(
+            f"{verb} {run}: this is a run of a script, whose model only the script can build: "
+            "write the evaluation into the script, or train a task"
+        )
+    if config.get("kind") == KIND:
+        script = f"{'-m ' if config.get('is_module') else ''}{config.get('script')}"
+        raise WrongUse(
+            f"verify {run}: this is a run of a script, which only the drill can repeat: use "
+            f"`{command_line('drill', f'run {script} --compare FILE')}`"
+        )

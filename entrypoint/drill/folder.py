@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.script.folder import CONFIG, LOGS, MANIFEST, METRICS
+from entrypoint.script.sources import BOARD, TEXTS
 from trainbox.contract.entries import EntryReader, is_of_script
 
 # The folders of a training: its run folder, and its copy of the user's current folder.
@@ -21,7 +22,8 @@ _OWN_NAMES = {
     METRICS,
     LOGS,
     "lock",
-    "tensorboard",
+    TEXTS,
+    BOARD,
 }
 BYTECODE = "__pycache__"
 _MOST_FILES = 200  # whose reads are seen, as each of them stays open

@@ -94,6 +94,13 @@ class Ending(NamedTuple):
     signalled: bool
 
 
+class _Fault(NamedTuple):
+    """Why this process stops the child, and its exit code then."""
+
+    what: str
+    code: ExitCode
+
+
 class HardwareWatch(Protocol):
     """Monitoring of the hardware while the child runs."""
 
@@ -112,17 +119,18 @@ def supervise(
     kind: Child = TRAINING,
     on_start: Callable[[], None] = lambda: None,
     received: list[int] | None = None,
+    hung: Callable[[], str | None] = lambda: None,
 ) -> Ending:
     """Start `argv` as a child, wait for it, and return the exit code of this process.
 
     The first SIGTERM, SIGINT, SIGUSR1 or SIGHUP is forwarded, and the child saves and stops. A
     second signal kills the child, or a third one after the Ctrl-C of a script, and so does the end
-    of `stop_budget_s`. If signal N kills the
-    child, the code is 128 + N, as in a shell.
+    of `stop_budget_s`. If signal N kills the child, the code is 128 + N, as in a shell.
 
     A fatal fault that `watch` reports stops the child in the same way. The code is then 3
-    (hardware), unless the child finished. If the kernel has killed a process of the child because
-    memory was used up, the code is 5.
+    (hardware), unless the child finished. A hang that `hung` reports stops the child as well, and
+    the code is 7. If the kernel has killed a process of the child because memory was used up, the
+    code is 5.
 
     `on_start` is called when the child runs. It may start threads, which end before the next call
     of this function. A caller that starts several children one after the other passes the same
@@ -155,15 +163,15 @@ def supervise(
     on_start()
     # The signals for the child, those that it has got, and the signals to this process before them.
     signals: tuple[signal.Signals, ...] = ()
-    sent, heard, deadline, broken = list[signal.Signals](), 0, 0.0, None
+    sent, heard, deadline, fault = list[signal.Signals](), 0, 0.0, None
     while True:
         try:
             code = child.wait(timeout=_POLL_S)
-            return Ending(_exit_code(code, sent, watch, broken, kind, memory), bool(received))
+            return Ending(_exit_code(code, sent, watch, fault, kind, memory), bool(received))
         except subprocess.TimeoutExpired:
             pass
-        broken = broken or (watch.fatal() if watch else None)
-        if not (received or broken):
+        fault = fault or _fault(watch, None if received else hung)
+        if not (received or fault):
             continue
         if not sent:
             number = signal.Signals(received[0]) if received else signal.SIGTERM
@@ -177,7 +185,7 @@ def supervise(
             name = f"{signal.Signals(received[-1]).name} received" if received else ""
             once_more = "stop" if again + 1 == len(signals) else f"send {signals[again + 1].name}"
             message(
-                f"{name or 'the hardware failed'}: {kind.stopping.format(signal=sent[-1].name)} "
+                f"{name or (fault and fault.what)}: {kind.stopping.format(signal=sent[-1].name)} "
                 f"(send {'it again' if name else 'a signal'} to {once_more} at once)"
             )
         elif again >= len(signals) or time.monotonic() > deadline:
@@ -192,7 +200,13 @@ def supervise(
             # Another signal would end this process before it can exit with its code.
             ignore_stop_signals()
             code = 128 + (received[-1] if again else signal.SIGKILL)
-            return Ending(ExitCode.HARDWARE if broken else code, bool(received))
+            return Ending(fault.code if fault else code, bool(received))
+
+
+def _fault(watch: HardwareWatch | None, hung: Callable[[], str | None] | None) -> _Fault | None:
+    if watch and watch.fatal():
+        return _Fault("the hardware failed", ExitCode.HARDWARE)
+    return _Fault(found, ExitCode.NETWORK) if hung and (found := hung()) else None
 
 
 def ignore_stop_signals() -> None:
@@ -205,15 +219,17 @@ def _exit_code(
     code: int,
     sent: Collection[signal.Signals],
     watch: HardwareWatch | None,
-    broken: str | None,
+    fault: _Fault | None,
     kind: Child,
     memory: list[CgroupMemory],
 ) -> int:
     """Return this process's exit code for the child's `code`. The child got the signals `sent`.
 
-    If a GPU failed, the code is 3 (hardware) instead of that of a crash or a stop. `memory` is that
-    of the cgroups before the start.
+    If a GPU failed, the code is 3 (hardware) instead of that of a crash or a stop. After a hang, it
+    is 7. `memory` is that of the cgroups before the start.
     """
+    if fault and fault.code == ExitCode.NETWORK:
+        return fault.code
     if code in _OF_A_KILL and (used_up := used_up_since(memory, memory_of_cgroups())):
         message(
             f"{used_up}, so the kernel has killed a process: raise the limit, or lower "
@@ -229,7 +245,7 @@ def _exit_code(
     # HARDWARE: CUDA has reported a broken GPU, and the watch logs which one.
     suspects = (ExitCode.UNEXPECTED, ExitCode.HARDWARE, ExitCode.PREEMPTED, *_AMBIGUOUS_CODES)
     looks_broken = code in suspects or code < 0
-    if not finished and (broken or (watch and looks_broken and watch.final_check())):
+    if not finished and (fault or (watch and looks_broken and watch.final_check())):
         return ExitCode.HARDWARE
     if code < 0:
         known = -code in list(signal.Signals)

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import Any
 
 from entrypoint.script.target import Target
 from trainbox.contract.entries import EntryReader, is_of_script
-from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import append_line, read_object, replacing
-from trainbox.contract.hints import command, runs_dir
+from trainbox.contract.storage import storage_failure
 from trainbox.contract.streams import message
 
 CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
-_KIND = "script"
+KIND = "script"
 _TAIL_BYTES = 2**16
 
 
@@ -44,7 +43,7 @@ class ScriptFolder:
             self._check_config(target)
             self._end_last_line()
         except OSError as error:
-            raise not_writable(path, error) from error
+            raise storage_failure(path, error) from error
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Append one entry to metrics.jsonl, in one write, as the script may append as well.
@@ -57,7 +56,7 @@ class ScriptFolder:
         except OSError as error:
             if not self._has_lost:
                 self._has_lost = True
-                message(f"entries are lost: {not_writable(self.path / METRICS, error)}")
+                message(f"entries are lost: {storage_failure(self.path / METRICS, error)}")
 
     def newest(self, name: str) -> Any:
         """Return the newest value `name` that the script has reported, or None."""
@@ -84,7 +83,7 @@ class ScriptFolder:
             with replacing(self.path / name) as file:
                 file.write(f"{json.dumps(value, indent=2)}\n".encode())
         except OSError as error:
-            raise not_writable(self.path / name, error) from error
+            raise storage_failure(self.path / name, error) from error
 
     def close(self) -> None:
         """Release the lock."""
@@ -116,7 +115,7 @@ class ScriptFolder:
             self.write(
                 CONFIG,
                 {
-                    "kind": _KIND,
+                    "kind": KIND,
                     "script": target.name,
                     "is_module": target.is_module,
                     "arguments": list(target.arguments),
@@ -129,7 +128,7 @@ class ScriptFolder:
                 f"{self.path / CONFIG} is damaged: choose another --run name, or remove the file "
                 f"and {MANIFEST} to record this run again"
             )
-        if config.get("kind") != _KIND:
+        if config.get("kind") != KIND:
             raise WrongUse(
                 f"{self.path} is a run of a task, not of a script: choose another --run name"
             )
@@ -140,29 +139,6 @@ class ScriptFolder:
             )
 
 
-def refuse_script(run: Path, verb: str = "verify") -> None:
-    """Refuse the folder `run` for the `verb` if it is a run of a script.
-
-    Raises:
-        WrongUse: it is. The message of `verify` names the drill, which repeats scripts.
-    """
-    try:
-        config = read_object(run / CONFIG)
-    except (OSError, ValueError):  # the trainer reports what is wrong
-        return
-    if config.get("kind") == _KIND and verb != "verify":
-        raise WrongUse(
-            f"{verb} {run}: this is a run of a script, whose model only the script can build: "
-            "write the evaluation into the script, or train a task"
-        )
-    if config.get("kind") == _KIND:
-        script = f"{'-m ' if config.get('is_module') else ''}{config.get('script')}"
-        raise WrongUse(
-            f"verify {run}: this is a run of a script, which only the drill can repeat: use "
-            f"`{command('drill', f'run {script} --compare FILE')}`"
-        )
-
-
 def _take(lock: int, path: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -171,16 +147,3 @@ def _take(lock: int, path: Path) -> None:
             f"another process uses {path}: wait until it ends, or choose another folder with "
             "--run NAME"
         ) from None
-
-
-def not_writable(path: Path, error: OSError) -> StorageFailure:
-    """Return the failure to write `path`, with the free space if that is the reason."""
-    reason = error.strerror or str(error)
-    try:
-        free_mib = shutil.disk_usage(path if path.is_dir() else path.parent).free // 2**20
-        reason += f", {free_mib} MiB free"
-    except OSError:
-        pass
-    return StorageFailure(
-        f"{path} cannot be written ({reason}): use another {runs_dir()}, or free it"
-    )

@@ -5,8 +5,10 @@ import json
 import os
 import select
 import selectors
+import termios
 import threading
-from collections.abc import Callable
+import tty
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -119,9 +121,9 @@ class Stream:
             if len(self._line) > _LONGEST_REPORT:
                 self._line = _NO_REPORT  # so that its end is not taken for a report
 
-    def end(self) -> None:
+    def look(self, is_last: bool) -> None:
         """Pass on the last line if it has no end."""
-        if self._shown_part:
+        if is_last and self._shown_part:
             self._write(self._prefix + self._shown_part + b"\n")
             self._shown_part = b""
 
@@ -162,23 +164,48 @@ def reported(line: bytes) -> dict[str, Any] | None:
     return entry
 
 
+class Taker(Protocol):
+    """What gets the bytes of a pipe."""
+
+    def take(self, data: bytes, /) -> None: ...
+    def look(self, is_last: bool, /) -> None:
+        """Do what is due. This is called several times a second, and after the last bytes."""
+
+
 class Pipes:
     """The named pipes in `folder`, through which the ranks of this machine write.
 
     At the end of its context, what is left in the pipes is read.
     """
 
-    def __init__(self, folder: Path, streams: dict[str, Stream]) -> None:
-        """Make a pipe for each key of `streams`: `0.out`, `0.err`, `1.out` and so on."""
+    def __init__(
+        self, folder: Path, takers: Mapping[str, Taker], terminals: Mapping[str, int]
+    ) -> None:
+        """Make a pipe for each key of `takers`: `0.out`, `0.err`, `1.out` and so on.
+
+        For a key of `terminals`, make a terminal that has the size of this one instead.
+        """
         self._selector = selectors.DefaultSelector()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._streams = streams
-        for name, stream in streams.items():
-            os.mkfifo(folder / name, 0o600)
-            # With both ends open, the pipe has no end while no rank writes.
-            pipe = os.open(folder / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            self._selector.register(pipe, selectors.EVENT_READ, stream)
+        self._takers = takers.values()
+        self._sizes: dict[int, int] = {}  # a terminal for the script, and the one to follow
+        self.count = 0  # the number of bytes so far
+        for name, taker in takers.items():
+            pipe = None
+            if name in terminals:
+                with suppress(OSError):  # some containers do not have /dev/pts
+                    outer, inner = os.openpty()
+                    tty.setraw(inner)  # the outer terminal changes line ends
+                    (folder / name).symlink_to(os.ttyname(inner))
+                    os.set_blocking(outer, False)
+                    self._sizes[inner], pipe = terminals[name], outer
+            if pipe is None:
+                os.mkfifo(folder / name, 0o600)
+                # With both ends open, the pipe has no end while no rank writes.
+                pipe = os.open(folder / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._selector.register(pipe, selectors.EVENT_READ, taker)
+        self._follow_sizes()
 
     def start(self) -> None:
         """Start to read, in a thread."""
@@ -194,6 +221,8 @@ class Pipes:
             self._thread.join()
         for key in list(self._selector.get_map().values()):
             os.close(key.fd)
+        for inner in self._sizes:
+            os.close(inner)
         self._selector.close()
 
     def _run(self) -> None:
@@ -203,8 +232,17 @@ class Pipes:
             found = self._selector.select(0 if last else _LOOK_EVERY_S)
             for key, _ in found:
                 with suppress(BlockingIOError):
-                    key.data.take(os.read(key.fd, _READ_BYTES))
-            if last and not found:
+                    data = os.read(key.fd, _READ_BYTES)
+                    self.count += len(data)
+                    key.data.take(data)
+            self._follow_sizes()
+            is_last = last and not found
+            for taker in self._takers:
+                taker.look(is_last)
+            if is_last:
                 break
-        for stream in self._streams.values():
-            stream.end()
+
+    def _follow_sizes(self) -> None:
+        for inner, outer in self._sizes.items():
+            with suppress(OSError, termios.error):
+                termios.tcsetwinsize(inner, termios.tcgetwinsize(outer))

@@ -7,8 +7,10 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from entrypoint.script.opened import COPY
 from trainbox.contract.errors import ExitCode
 from trainbox.contract.internal import Internal
 from trainbox.contract.processes import die_with_parent
@@ -30,23 +32,40 @@ def main() -> None:
     # it, before the script has saved at the SIGTERM from `trainbox run`.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in a shell; Python ignores it
-    rank = os.environ.get("LOCAL_RANK", "0")
+    rank, folder = os.environ.get("LOCAL_RANK", "0"), Path(os.environ[Internal.PIPES])
     if rank == "0":
         with contextlib.suppress(OSError):  # a full disk, where the manifest has the planned number
             size = os.environ.get("WORLD_SIZE", "1")
-            Path(os.environ[Internal.PIPES], WORLD_SIZE).write_text(size, encoding="ascii")
-    for name, stream in (("out", 1), ("err", 2)):
-        pipe = os.open(f"{os.environ[Internal.PIPES]}/{rank}.{name}", os.O_WRONLY)
-        os.dup2(pipe, stream)
-        os.close(pipe)
-    users = user_environment(os.environ)
-    environment = {name: value for name, value in users.items() if name not in _OURS}
+            (folder / WORLD_SIZE).write_text(size, encoding="ascii")
+    streams = {1: folder / f"{rank}.out", 2: folder / f"{rank}.err"}
+    if os.environ.get("RANK", "0") != "0":
+        streams[0] = Path(os.devnull)  # of several readers, each would get parts of the input
+    for stream, path in streams.items():
+        opened = os.open(path, (os.O_WRONLY if stream else os.O_RDONLY) | os.O_NOCTTY)
+        os.dup2(opened, stream)
+        os.close(opened)
     command = sys.argv[1:]
+    environment = script_environment(user_environment(os.environ), folder, command)
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:
         message(f"{command[0]} cannot be executed ({error.strerror}): check its first line")
         sys.exit(ExitCode.WRONG_USE)
+
+
+def script_environment(
+    users: Mapping[str, str], folder: Path, command: Sequence[str]
+) -> dict[str, str]:
+    """Return the environment of the script, given the user's with the variables of torchrun."""
+    environment = {name: value for name, value in users.items() if name not in _OURS}
+    if (folder / COPY).exists():
+        path = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(path)
+    if "TORCHELASTIC_USE_AGENT_STORE" in environment and command[0] != sys.executable:
+        # torch before 2.2 cannot connect to the store of a newer one. So rank 0 serves a store.
+        environment["MASTER_PORT"] = str(int(environment["MASTER_PORT"]) + 1)
+        environment["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    return environment
 
 
 if __name__ == "__main__":

@@ -11,40 +11,54 @@ from trainbox.contract.python_path import user_environment
 _GIT_S = 5.0
 
 
-def revision(folder: Path) -> str | None:
+def revision(folder: Path, is_dirty: bool = False) -> str | None:
     """Return the commit of the project in `folder`; None outside of git.
 
-    `-dirty` follows if files were changed. The image does not have git, and git refuses the folder
-    of another user. Then `-unchecked` follows, because changes are not known.
+    `-dirty` follows if files were changed, or if `is_dirty`. The image does not have git, and git
+    refuses the folder of another user. Then `-unchecked` follows, because changes are not known.
     """
-    return _described(folder) or _head(folder)
+    described = _git(folder, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
+    if described is None:
+        return _head(folder)
+    return f"{described.removesuffix('-dirty')}-dirty" if is_dirty else described or None
 
 
-def _described(folder: Path) -> str | None:
-    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty"]
+def repository(folder: Path) -> Path | None:
+    """Return the folder of the repository that has `folder`, or None."""
+    roots = (folder, *folder.parents)
+    return next((root for root in roots if (root / ".git").exists()), None)
+
+
+def committed(folder: Path) -> frozenset[str]:
+    """Return git's digests of the files in the commit; empty if they are not known."""
+    listed = _git(folder, "ls-tree", "-r", "--full-tree", "HEAD") or ""
+    return frozenset(line.split()[2] for line in listed.splitlines())
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
     try:
         found = subprocess.run(
-            [*command, "--exclude=*"],
+            ["git", "-C", str(folder), *arguments],
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_GIT_S,
             check=False,
             env={**user_environment(os.environ), "LC_ALL": "C"},  # git may run a user's filter
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() or None if found.returncode == 0 else None
+    return found.stdout.strip() if found.returncode == 0 else None
 
 
 def _head(folder: Path) -> str | None:
-    roots = (parent / ".git" for parent in (folder, *folder.parents))
-    repository = next((root for root in roots if root.is_dir()), None)
-    if repository is None:
+    root = repository(folder)
+    if root is None:
         return None
     try:
-        head = read_text(repository / "HEAD").strip()
+        head = read_text(root / ".git/HEAD").strip()
         if head.startswith("ref: "):
-            head = _commit_of(repository, head.removeprefix("ref: "))
+            head = _commit_of(root / ".git", head.removeprefix("ref: "))
     except (OSError, ValueError):
         return None
     return f"{head}-unchecked" if re.fullmatch("[0-9a-f]{40,64}", head) else None

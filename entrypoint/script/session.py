@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import SCRIPT_RUN, Ending, supervise
 from entrypoint.script.board import Board
-from entrypoint.script.folder import LOGS, MANIFEST, METRICS, ScriptFolder, not_writable
-from entrypoint.script.manifest import (
-    changed_sources,
-    describe,
-    describe_start,
-    is_manifest,
-    project_folders,
-)
-from entrypoint.script.output import Log, Pipes, Shown, Stream
+from entrypoint.script.folder import LOGS, MANIFEST, METRICS, ScriptFolder
+from entrypoint.script.hang import Hang
+from entrypoint.script.manifest import describe, describe_start, is_manifest
+from entrypoint.script.opened import PIPE
+from entrypoint.script.output import Log, Pipes, Shown, Stream, Taker
+from entrypoint.script.python import Python
 from entrypoint.script.rank import WORLD_SIZE
-from entrypoint.script.sources import source_digests
+from entrypoint.script.sources import Sources, changed, roots_of
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import NAMES, GpuRecord
 from trainbox.contract.energy import shown_kwh
@@ -37,8 +34,9 @@ from trainbox.contract.errors import (
     signal_of,
 )
 from trainbox.contract.internal import Internal
-from trainbox.contract.processes import adopt_orphans, kill_tree
+from trainbox.contract.processes import adopt_orphans, kill_tree, launched_cpu_s
 from trainbox.contract.python_path import user_folders
+from trainbox.contract.storage import storage_failure
 from trainbox.contract.streams import message, say
 from trainbox.contract.temporary import temporary_folder
 
@@ -50,6 +48,7 @@ _NEEDS_TORCHRUN = re.compile(
     rb"KeyError: '(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'"
     rb"|environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected"
 )
+_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")  # of Python 3.13 and newer on a terminal
 _END_BYTES = 2**14  # of a log, in which the error of the script is
 _TEMPORARY = (ExitCode.PREEMPTED, ExitCode.HARDWARE, ExitCode.NETWORK)
 # Lightning and other libraries prefer these to torchrun's, and then find the wrong world.
@@ -62,6 +61,8 @@ class Start:
 
     Attributes:
         restarts: the number of automatic restarts.
+        restart_on: `any` for a restart after every failure, `temporary` for those that it can fix.
+        hang_minutes: the time without output and computation after which the script is ended.
         prefix: whether each line of the output has its rank in front.
         trial: whether this is a trial of a sweep: its output is only in its log, and not in
             TensorBoard, whose import takes longer than many trials.
@@ -72,6 +73,8 @@ class Start:
     target: Target
     folder: ScriptFolder
     restarts: int
+    restart_on: str
+    hang_minutes: float | None
     prefix: bool
     trial: bool = False
     watched: Callable[["Telemetry"], "AbstractContextManager[Watch]"] | None = None
@@ -101,18 +104,22 @@ def run(start: Start) -> int:
     begin_s = time.monotonic()
     manifest = _manifest(start)
     gpus = GpuRecord(folder, plan.gpus, manifest)
-    message(f"{target.name} in {_shown(folder.path)}: {plan.reason}")
+    python = target.python or Python()
+    chosen = "" if python.is_ours else f"; {python.command[0]} ({python.origin})"
+    message(f"{target.name} in {_shown(folder.path)}: {plan.reason}{chosen}")
     if plan.settings:
         message(plan.settings)
     if sys.platform == "linux":
         adopt_orphans()
+    roots = roots_of(target.folder, user_folders(os.environ))  # the script may remove them
     starts, received = 0, list[int]()
     board = Board(folder.path) if folder.writes and not start.trial else None
     while True:
         start_begin_s = time.monotonic()
         entry = describe_start(plan, target, os.environ, time.time())
+        sources = _sources(start, roots, manifest, entry) if folder.writes else None
         try:
-            ending, processes, needs_reset = _run_once(start, gpus, received)
+            ending, processes, needs_reset = _run_once(start, gpus, sources, received)
         except Failure as error:  # such as a GPU that is not fit for a restart
             message(str(error))
             code = error.exit_code
@@ -125,12 +132,14 @@ def run(start: Start) -> int:
         }
         if processes is not None:  # other nodes may have other numbers than this one
             entry["processes"] = processes
+        if sources is not None:
+            sources.record()
         manifest["starts"] = [*manifest.get("starts", []), entry]
         if plan.gpus:
             manifest["energy"] = gpus.energy()
         lost = _write_records(folder, manifest)
         code = lost.exit_code if lost and ending.code == 0 else ending.code
-        if lost or starts > start.restarts or not starts_again(ending):
+        if lost or starts > start.restarts or not starts_again(ending, start.restart_on):
             break
         if needs_reset:
             message(f"not started again, because a GPU needs a reset: {needs_reset}")
@@ -164,17 +173,18 @@ def _missing_variable(run: Path) -> str | None:
     """Return the variable of torchrun that the script has missed, as its log shows, or None."""
     with contextlib.suppress(OSError), (run / LOGS / "rank-0.log").open("rb") as log:
         log.seek(max(0, log.seek(0, os.SEEK_END) - _END_BYTES))
-        if found := _NEEDS_TORCHRUN.search(log.read()):
+        if found := _NEEDS_TORCHRUN.search(_COLOUR.sub(b"", log.read())):
             return (found[1] or found[2]).decode()
     return None
 
 
-def starts_again(ending: Ending) -> bool:
-    """Return whether the same command can succeed after this end of a start.
+def starts_again(ending: Ending, restart_on: str) -> bool:
+    """Return whether the script is started again after this end of a start.
 
     A stop that the user has requested is not followed by a restart.
     """
-    return not ending.signalled and _can_succeed(ending.code)
+    has_failed = restart_on == "any" and ending.code != 0
+    return not ending.signalled and (has_failed or _can_succeed(ending.code))
 
 
 def _can_succeed(code: int) -> bool:
@@ -219,24 +229,37 @@ def script_environment(
 
 def _manifest(start: Start) -> dict[str, Any]:
     """Return the manifest of the run, and write that of a new one."""
-    folder, target = start.folder, start.target
-    if not folder.writes:
-        return {}
-    folders = project_folders(target, user_folders(os.environ))
-    sources = source_digests(target, folders)
-    known = folder.read(MANIFEST)
-    if not is_manifest(known):
+    folder = start.folder
+    known = folder.read(MANIFEST) if folder.writes else {}
+    if folder.writes and not is_manifest(known):
         if (folder.path / MANIFEST).exists():
             message(f"{_shown(folder.path / MANIFEST)} was damaged: it begins again")
-        known = {"run_id": os.urandom(8).hex(), **describe(target, sources, os.environ)}
-    elif changed := changed_sources(known.get("sources", {}), sources):
-        message(f"changed since the run's start: {', '.join(changed)}")
-    known["sources"] = {**known.get("sources", {}), **sources}
-    folder.write(MANIFEST, known)
+        known = describe(start.target, os.environ)
+        folder.write(MANIFEST, known)
     return known
 
 
-def _run_once(start: Start, gpus: GpuRecord, received: list[int]) -> _Ended:
+def _sources(
+    start: Start, roots: Sequence[Path], manifest: dict[str, Any], entry: dict[str, Any]
+) -> Sources:
+    """Name the files that were changed since the run's start, and return the record of this one."""
+    if entry_changed := changed(manifest.get("sources", {}), roots):
+        entry["changed"] = entry_changed
+        message(f"changed since the run's start: {', '.join(entry_changed)}")
+
+    def save() -> None:
+        with contextlib.suppress(StorageFailure):  # it is reported at the end of the start
+            start.folder.write(MANIFEST, manifest)
+
+    sources = Sources(start.folder.path, roots, manifest, save)
+    if not start.target.is_module:  # another program than Python does not report it
+        sources.add(roots[1] / Path(start.target.name).name)
+    return sources
+
+
+def _run_once(
+    start: Start, gpus: GpuRecord, sources: Sources | None, received: list[int]
+) -> _Ended:
     """Start the script once, and pass on its output."""
     folder, plan = start.folder, start.plan
     with ExitStack() as stack:
@@ -253,10 +276,21 @@ def _run_once(start: Start, gpus: GpuRecord, received: list[int]) -> _Ended:
             watch = stack.enter_context(start.watched(telemetry))
         pipes_folder = stack.enter_context(temporary_folder("script-"))
         logs = [_open_log(folder.path / LOGS / name) for name in _log_names(plan)]
-        pipes = stack.enter_context(Pipes(pipes_folder, _streams(start, logs, received)))
-        env = script_environment(os.environ, plan, folder.path, pipes_folder)
+        takers: dict[str, Taker] = {**_streams(start, logs, received)}
+        if sources is not None:
+            sources.install(pipes_folder)
+            takers[PIPE] = sources
+        pipes = stack.enter_context(Pipes(pipes_folder, takers, _terminals(start)))
+        cpu_s = functools.partial(launched_cpu_s, plan.strategy == "process")
+        limit = start.hang_minutes
         ending = supervise(
-            plan.argv, env, watch=watch, kind=SCRIPT_RUN, on_start=pipes.start, received=received
+            plan.argv,
+            script_environment(os.environ, plan, folder.path, pipes_folder),
+            watch=watch,
+            kind=SCRIPT_RUN,
+            on_start=pipes.start,
+            received=received,
+            hung=Hang(limit, lambda: pipes.count, cpu_s).found if limit else lambda: None,
         )
         if watch is not None:
             watch.final_check()  # reads the energy since the last reading, and logs a late Xid
@@ -282,7 +316,7 @@ def _open_log(path: Path) -> Log:
     try:
         return Log(path)
     except OSError as error:
-        raise not_writable(path, error) from error
+        raise storage_failure(path, error) from error
 
 
 def _shown(path: Path) -> str:
@@ -327,6 +361,14 @@ def _streams(start: Start, logs: list[Log], received: list[int]) -> dict[str, St
                 report=report if is_first and name == "out" else None,
             )
     return streams
+
+
+def _terminals(start: Start) -> dict[str, int]:
+    """Return the terminals that rank 0 gets instead of pipes: its output is shown on one."""
+    if start.plan.node_rank or start.trial or start.prefix:
+        return {}
+    shown = {"0.out": sys.stdout, "0.err": sys.stderr}
+    return {name: stream.fileno() for name, stream in shown.items() if stream.isatty()}
 
 
 def _write_records(folder: ScriptFolder, manifest: Mapping[str, Any]) -> StorageFailure | None:

@@ -1,65 +1,150 @@
-"""The source files of a user's project that a script imports, with their digests."""
+"""The source and text files of a project that a script opens, with their digests."""
 
 import contextlib
 import hashlib
-import modulefinder
-import sys
-from collections.abc import Sequence
-from importlib.machinery import PathFinder
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from entrypoint.script.target import Target
+from entrypoint.script import opened
+from entrypoint.script.revision import committed, repository, revision
+from trainbox.contract.files import read_bytes
+from trainbox.contract.streams import message
+
+TEXTS, BOARD = "sources", "tensorboard"  # folders in the run folder
+_MOST_BYTES = 2**20  # of a file, and of all texts of a start; a larger file is data
+_MOST_FILES = 1000
+_SETTLED_S = 1.0
 
 
-def source_digests(target: Target, folders: Sequence[Path]) -> dict[str, str]:
-    """Return the SHA-256 of each source file in `folders` that the target imports.
+class Sources:
+    """The files that the script has opened, as they were when it opened them first."""
 
-    The keys are paths, relative to the first of `folders` that has the file. Nothing is executed,
-    so imports by a computed name are not found.
-    """
-    files = {target.file.resolve()}
-    if target.is_python and target.file.suffix != ".pyc":
-        files |= _imported(target.file, folders)
-    roots = [folder.resolve() for folder in folders]
-    found: dict[str, str] = {}
-    for file in sorted(files):
-        root = next((root for root in roots if file.is_relative_to(root)), None)
-        name = str(file.relative_to(root) if root else file)
+    def __init__(
+        self,
+        run: Path,
+        roots: Sequence[Path],
+        manifest: dict[str, Any],
+        save: Callable[[], None],
+    ) -> None:
+        """Record the files below one of `roots` in `manifest`. `save` is called after new ones."""
+        self._run, self._roots, self._manifest, self._save = run, roots, manifest, save
+        self._part, self._left, self._new_s = b"", _MOST_BYTES, math.inf
+        self._digests: dict[str, str] = {}
+        self._is_dirty = False  # whether the commit lacks one of them
+
+    def install(self, folder: Path) -> None:
+        """Let each Python that is started with `folder` in PYTHONPATH report its files."""
+        (folder / opened.COPY).write_bytes(Path(opened.__file__).read_bytes())
+        roots = "\0".join(os.path.join(root, "") for root in self._roots)  # noqa: PTH118
+        (folder / opened.ROOTS).write_text(roots, encoding="utf-8", errors="surrogateescape")
+
+    def take(self, data: bytes) -> None:
+        """Take what the ranks have written to the pipe."""
+        *names, self._part = (self._part + data).split(b"\0")
+        for name in names:
+            self.add(Path(os.fsdecode(name)))
+
+    def look(self, _is_last: bool) -> None:
+        """Save the new files when no other one has come for a second."""
+        if time.monotonic() - self._new_s > _SETTLED_S:
+            self._new_s = math.inf
+            self.record()
+            self._save()
+
+    def record(self) -> None:
+        """Put the digests and the commit in the manifest."""
+        known = self._manifest.get("sources", {})
+        self._manifest["sources"] = dict(sorted({**known, **self._digests}.items()))
+        self._manifest["revision"] = revision(self._roots[1], self._is_dirty)
+
+    def add(self, path: Path) -> None:
+        """Add a file that the script has opened, or show it in the run's TensorBoard."""
+        if opened.EVENTS in path.name:
+            _link(path, self._run, self._roots)
+            return
+        if path.suffix == ".pyc":  # Python has the source in its cache
+            is_beside = path.parent.name != "__pycache__"  # with PYTHONPYCACHEPREFIX
+            folder = path.parent if is_beside else path.parent.parent
+            path = folder / f"{path.name.partition('.')[0]}.py"
+        name = _name(path, self._roots)
+        is_known = name in self._digests or len(self._digests) >= _MOST_FILES
+        if is_known or path.is_relative_to(self._run):
+            return
         try:
-            found[name] = hashlib.sha256(file.read_bytes()).hexdigest()
-        except OSError:  # a program that may be executed, but not read
-            found[name] = "unreadable"
-    return found
+            data = read_bytes(path, _MOST_BYTES)
+        except (OSError, ValueError):
+            return
+        self._digests[name] = hashlib.sha256(data).hexdigest()
+        self._new_s = time.monotonic()
+        if not self._is_committed(data):
+            self._is_dirty = True
+            self._keep(name, data)
+
+    @cached_property
+    def _committed(self) -> frozenset[str]:
+        return committed(self._roots[0])
+
+    def _is_committed(self, data: bytes) -> bool:
+        blob = b"blob %d\0%b" % (len(data), data)
+        digests = (hashlib.new(name, blob, usedforsecurity=False) for name in ("sha1", "sha256"))
+        return any(digest.hexdigest() in self._committed for digest in digests)
+
+    def _keep(self, name: str, data: bytes) -> None:
+        """Write a copy of the file to the run folder."""
+        if self._left <= 0:
+            return
+        self._left -= len(data)
+        copy = self._run / TEXTS / name.lstrip("/")
+        try:
+            if self._left < 0:
+                raise OSError("more than 1 MiB")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(data)
+        except OSError as error:
+            self._left = 0
+            message(f"{self._run / TEXTS} lacks {name} and later files ({error.strerror or error})")
 
 
-def _imported(file: Path, folders: Sequence[Path]) -> set[Path]:
-    finder = _Finder(path=[str(folder) for folder in folders])
-    # Python itself reports a module that is not valid, if the script imports it.
-    with contextlib.suppress(SyntaxError, ValueError, OSError, RecursionError, ImportError):
-        finder.run_script(str(file))
-    names = [getattr(module, "__file__", None) for module in finder.modules.values()]
-    return {Path(name).resolve() for name in names if name}
+def roots_of(folder: Path, search_path: Sequence[str]) -> list[Path]:
+    """Return the folders of the project of a script in `folder`, its repository first.
+
+    Some clusters put a folder of installed packages in PYTHONPATH, which is left out.
+    """
+    own = [Path(entry).absolute() for entry in search_path if not entry.endswith("-packages")]
+    folder = folder.absolute()
+    return [repository(folder) or folder, folder, folder.resolve(), *own]
 
 
-# What modulefinder calls _PKG_DIRECTORY: `load_package` is called with the path.
-_PACKAGE = 5
+def changed(recorded: Mapping[str, str], roots: Sequence[Path]) -> list[str]:
+    """Return the names of the recorded files that have another content now, in order."""
+    found = []
+    for name, digest in recorded.items():
+        for root in roots:
+            with contextlib.suppress(OSError, ValueError):
+                now = hashlib.sha256(read_bytes(root / name, _MOST_BYTES)).hexdigest()
+                found += [name] if now != digest else []
+                break
+    return sorted(found)
 
 
-class _Finder(modulefinder.ModuleFinder):
-    """A finder that knows packages without `__init__.py`, at which its base class fails."""
+def _name(path: Path, roots: Sequence[Path]) -> str:
+    root = next((root for root in roots if path.is_relative_to(root)), None)
+    return str(path.relative_to(root) if root else path)
 
-    def find_module(self, name: str, path: Any, parent: Any = None) -> Any:
-        if path is not None or name not in sys.builtin_module_names:
-            spec = PathFinder.find_spec(name, path or self.path)
-            if spec is not None and spec.origin is None and spec.submodule_search_locations:
-                folders = list(spec.submodule_search_locations)
-                return None, folders, ("", "", _PACKAGE)
-        return super().find_module(name, path, parent)
 
-    def load_package(self, fqname: str, pathname: Any) -> Any:
-        if not isinstance(pathname, list):
-            return super().load_package(fqname, pathname)
-        package = self.add_module(fqname)
-        setattr(package, "__path__", pathname)  # noqa: B010 - the stub does not have it
-        return package
+def _link(path: Path, run: Path, roots: Sequence[Path]) -> None:
+    """Link a file of TensorBoard that is outside of the run folder.
+
+    A link to its folder could lead back to the run.
+    """
+    if path.is_relative_to(run):
+        return
+    link = run / BOARD / _name(path.parent, roots).strip("/").replace("/", "-") / path.name
+    with contextlib.suppress(OSError):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(path, link.parent))

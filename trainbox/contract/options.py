@@ -376,6 +376,13 @@ _SCRIPT: tuple[Row, ...] = (
     Option("--restarts", Whole(0),
         "Start the script again up to N times after code 75, 3 or 7, or if a process was killed.",
         0),
+    Option("--restart-on", click.Choice(["temporary", "any"]), "any: also after other codes than "
+        "0, such as that of an exception. Default: temporary, the codes of --restarts.",
+        "temporary"),
+    Option("--hang-minutes", Number(0), "End the script with code 7 if no process prints or "
+        "computes for N minutes. Default: no limit.", metavar="N"),
+    Option("--python", None, "The Python that runs the script. Default: that of the active virtual "
+        "environment or conda, else of the script's first line, else of Trainbox.", metavar="PATH"),
     Option("--prefix", bool, "Put the process's number in front of each line of output."),
     Option("--trial", bool, "For `trainbox sweep run`.", hidden=True),
     dataclasses.replace(_REST, metavar="SCRIPT [--] [ARGS]"),

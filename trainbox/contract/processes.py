@@ -12,6 +12,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Fields of /proc/PID/stat after the program's name.
 _STATE, _PARENT, _SESSION, _THREADS, _START_TICKS = 0, 1, 3, 17, 19
+_TIMES = slice(11, 15)  # of the process and its ended children, in ticks
 
 
 def die_with_parent() -> None:
@@ -59,6 +60,17 @@ def _tree(root: int) -> set[int]:
     while more := {pid for pid, stat in stats.items() if int(stat[_PARENT]) in found} - found:
         found |= more
     return {pid for pid in found & stats.keys() if stats[pid][_SESSION] != str(os.getsid(0))}
+
+
+def launched_cpu_s(with_children: bool) -> float:
+    """Return the CPU seconds of all processes that this process has launched in other sessions.
+
+    Without `with_children`, its own child is left out if it has children, as a launcher polls.
+    """
+    stats = [stat for pid in _tree(os.getpid()) if (stat := _stat(pid))]
+    counted = [stat for stat in stats if with_children or stat[_PARENT] != str(os.getpid())]
+    ticks = sum(int(field) for stat in counted or stats for field in stat[_TIMES])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _send(pids: set[int], number: signal.Signals) -> None:

@@ -96,7 +96,7 @@ def main() -> int:
             if arguments.standalone and arguments.runs_program:
                 store = use_loopback_store(arguments)
                 code = _run_torchrun(arguments, messages, forwarded, [])
-                if code == 0:
+                if code == 0 and _use_our_store(arguments):
                     _warn_if_separate(store, int(arguments.nproc_per_node))
                 return code
             if arguments.standalone:
@@ -179,7 +179,7 @@ def _run_on_nodes(
         elif arguments.runs_program and code == ExitCode.PREEMPTED and not forwarded:
             _log(STOPPED_ITSELF)
             code = ExitCode.UNEXPECTED
-        elif arguments.runs_program and code == 0 and store is not None:
+        elif code == 0 and store is not None and _use_our_store(arguments):
             _warn_if_separate(store, sum(meeting.processes))
     except SystemExit:  # raised by `forward`
         meeting.leave(ExitCode.PREEMPTED)
@@ -254,6 +254,11 @@ def _without_saved(codes: Mapping[int, int]) -> dict[int, int]:
     saved = (ExitCode.PREEMPTED, 128 + signal.SIGTERM, -signal.SIGTERM)
     failed = {rank: code for rank, code in codes.items() if code not in saved}
     return failed or dict(codes)
+
+
+def _use_our_store(arguments: argparse.Namespace) -> bool:
+    """Return whether this Python runs the ranks of a user's program: see entrypoint.script.rank."""
+    return arguments.runs_program and sys.executable in arguments.training_script_args
 
 
 def _warn_if_separate(store: "TCPStore", count: int) -> None:

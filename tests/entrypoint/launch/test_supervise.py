@@ -25,9 +25,10 @@ from entrypoint.launch.supervise import (
     Child,
     Ending,
     _exit_code,
+    _Fault,
 )
 from tests.support.commands import clean_environment, finish
-from trainbox.contract.errors import StorageFailure
+from trainbox.contract.errors import ExitCode, StorageFailure
 from trainbox.contract.internal import Internal
 from trainbox.contract.temporary import temporary_folder
 
@@ -507,4 +508,19 @@ def test_the_exit_code_of_a_script(
 
 
 def test_a_script_that_saves_on_broken_hardware_exits_with_the_hardware_code() -> None:
-    assert _exit_code(0, [signal.SIGTERM], None, "GPU 1 has failed", SCRIPT_RUN, []) == 3
+    fault = _Fault("GPU 1 has failed", ExitCode.HARDWARE)
+    assert _exit_code(0, [signal.SIGTERM], None, fault, SCRIPT_RUN, []) == 3
+
+
+@pytest.mark.parametrize("code", [0, 75, 1, -15])
+def test_a_script_that_ends_after_a_hang_exits_with_its_code(code: int) -> None:
+    fault = _Fault("the script hangs", ExitCode.NETWORK)
+    assert _exit_code(code, [signal.SIGTERM], None, fault, SCRIPT_RUN, []) == 7
+
+
+def test_a_script_that_hangs_and_ignores_sigterm_is_killed(start: Start, tmp_path: Path) -> None:
+    hung = "hung=lambda: 'it hangs' if os.path.exists(child.rpartition('# ')[2]) else None"
+    program = SUPERVISE.replace("budget).code", f"0.1, {hung}).code")
+    ended = finish(start(marking(TALKS + GOES_ON, tmp_path / "ready"), program=program))
+    assert ended.code == 7
+    assert "it hangs: saving a checkpoint" in ended.err and "killed" in ended.err

@@ -4,7 +4,7 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
-from entrypoint.script.manifest import packages
+from entrypoint.script.python import packages
 
 
 def test_the_packages_are_those_that_python_finds(tmp_path: Path) -> None:

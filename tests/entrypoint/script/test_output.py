@@ -35,7 +35,7 @@ def test_whole_lines_have_their_prefix(log: Log) -> None:
     for part in (b"a", b"b\nc", b"\n\nd"):
         one.take(part)
     assert shown.getvalue() == b"[1] ab\n[1] c\n[1] \n"
-    one.end()
+    one.look(True)
     assert shown.getvalue() == b"[1] ab\n[1] c\n[1] \n[1] d\n"
     assert log.path.read_bytes() == b"ab\nc\n\nd"
 
@@ -44,7 +44,7 @@ def test_a_progress_bar_moves_at_once(log: Log) -> None:
     one, shown, _ = stream(log, whole_lines=False)
     one.take(b"\r10%")
     assert shown.getvalue() == b"\r10%"
-    one.end()
+    one.look(True)
     assert shown.getvalue() == b"\r10%"
 
 
@@ -52,7 +52,7 @@ def test_output_without_line_ends_is_passed_on(log: Log) -> None:
     one, shown, entries = stream(log)
     for _ in range(40):
         one.take(b"\xff\x00" * 2048)
-    one.end()
+    one.look(True)
     assert shown.getvalue().replace(b"\n", b"") == b"\xff\x00" * 2048 * 40
     assert entries == []
 
@@ -134,7 +134,7 @@ def test_the_last_line_that_a_full_disk_cuts_is_lost(log: Log) -> None:
 
 def test_everything_that_was_written_before_the_end_is_read(tmp_path: Path, log: Log) -> None:
     shown = io.BytesIO()
-    with Pipes(tmp_path, {"0.out": Stream(log, shown)}) as pipes:
+    with Pipes(tmp_path, {"0.out": Stream(log, shown)}, {}) as pipes:
         pipes.start()
         # This write blocks until the other end has read most of it.
         with (tmp_path / "0.out").open("wb") as pipe:

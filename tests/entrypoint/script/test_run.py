@@ -113,6 +113,9 @@ sys.exit(9)
     assert b"train/loss" in board.read_bytes()  # also the values of the end
     manifest = read(run, "manifest.json")
     assert set(manifest["sources"]) == {"train.py", "trainer/__init__.py", "entrypoint.py"}
+    assert sorted(path.name for path in (run / "sources").rglob("*.py")) == [
+        *("__init__.py", "entrypoint.py", "train.py")
+    ]
     (start,) = manifest["starts"]
     assert (start["exit_code"], start["processes"]) == (9, 2)
     assert start["scheduler"] == {"SLURM_PROCID": "3"}
@@ -220,11 +223,14 @@ def test_a_killed_script_has_the_code_of_the_signal(forked: Trainbox) -> None:
         (5, (1, 0), 1),
         (5, (2, 0), 1),
         (5, (255, 0), 1),
+        (10, (1, 2, 255, 0), 4),
     ],
 )
 def test_restarts(forked: Trainbox, restarts: int, codes: tuple[int, ...], starts: int) -> None:
     words = [str(code) for code in codes]
-    ended = forked(*ONE, "--restarts", str(restarts), script(forked, COUNTING), *words)
+    any_code = ("--restart-on", "any") if restarts >= 10 else ()
+    options = ("--restarts", str(restarts), *any_code)
+    ended = forked(*ONE, *options, script(forked, COUNTING), *words)
     run = only_run(forked)
     assert (run / "count").read_text() == str(starts)
     last = codes[starts - 1]
@@ -358,6 +364,78 @@ def _has_ended_after(process: "subprocess.Popen[str]", number: signal.Signals) -
     return True
 
 
+@pytest.mark.waits
+@pytest.mark.parametrize(
+    ("minutes", "processes"), [("0.04", ()), ("0.2", ("--processes", "2"))], ids=["one", "two"]
+)
+def test_a_script_that_hangs_is_ended_and_started_again(
+    trainbox: Trainbox, minutes: str, processes: tuple[str, ...]
+) -> None:
+    code = """
+import os, pathlib, sys, time
+marker = pathlib.Path(os.environ["TRAINBOX_RUN"], "started" + os.environ.get("RANK", ""))
+if marker.exists():
+    raise SystemExit(0)
+marker.touch()
+begin = time.monotonic()
+while time.monotonic() < begin + 80 * float(sys.argv[1]):  # for longer than the limit
+    pass
+time.sleep(600)
+"""
+    options = ("--hang-minutes", minutes, "--restarts", "1", *processes, "--run", "r")
+    ended = trainbox(*ONE, *options, script(trainbox, code), minutes)
+    assert ended.code == 0, ended.err
+    text = f"the script hangs: no output and no CPU time for {minutes} minutes: the script gets"
+    assert ended.err.count(text) == 1
+    starts = read(trainbox.folder / "runs/r", "manifest.json")["starts"]
+    assert [start["exit_code"] for start in starts] == [7, 0]
+    assert starts[0]["duration_s"] > 80 * float(minutes)
+
+
+def test_only_rank_0_reads_the_input(trainbox: Trainbox) -> None:
+    code = """
+import os, pathlib, sys, time
+rank, other = os.environ["RANK"], pathlib.Path(os.environ["TRAINBOX_RUN"], "other")
+while rank == "0" and not other.exists():
+    time.sleep(0.02)
+os.write(1, f"{rank} {sys.stdin.read()!r}\\n".encode())
+other.touch()
+"""
+    inside = ("sh", "-c", 'echo text | "$@"', "sh")
+    process = trainbox.start("run", "--processes", "2", script(trainbox, code), inside=inside)
+    ended = finish(process)
+    assert sorted(ended.out.splitlines()) == ["0 'text\\n'", "1 ''"], ended.err
+
+
+@pytest.mark.parametrize(("is_terminal", "seen"), [(True, "True True 41"), (False, "False False")])
+def test_a_script_sees_a_terminal_if_the_output_is_one(
+    trainbox: Trainbox, is_terminal: bool, seen: str
+) -> None:
+    code = """
+import os, sys
+print(sys.stdout.isatty(), sys.stderr.isatty(), end=" ")
+print(os.get_terminal_size(1).columns if sys.stdout.isatty() else "")
+"""
+    terminal = """
+import os, pty, sys, termios
+pid, master = pty.fork()
+if pid == 0:
+    termios.tcsetwinsize(0, (7, 41))
+    os.execvp(sys.argv[1], sys.argv[1:])
+shown = b""
+try:
+    while part := os.read(master, 1000):
+        shown += part
+except OSError:
+    pass
+print(shown.decode())
+"""
+    inside = (sys.executable, "-c", terminal) if is_terminal else ()
+    ended = finish(trainbox.start(*ONE, script(trainbox, code), inside=inside))
+    assert f"{seen}".rstrip() in ended.out, ended.out
+    assert (only_run(trainbox) / "logs/rank-0.log").read_text().rstrip() == seen
+
+
 def test_what_a_script_leaves_behind_is_killed(forked: Trainbox) -> None:
     code = """
 import os, time
@@ -450,7 +528,8 @@ REFUSALS = [
         ("run", "-m", "train", "--lr", "3"),
         "no such option --lr: the arguments of the script follow",
     ),
-    (("run", "-m", "no.such"), "-m no.such: no such module in"),
+    (("run", "--python", "no/such", "train.py"), "--python no/such: no/such is not an executable"),
+    (("run", "--restart-on", "any", "train.py"), "add --restarts N"),
     (("run", "--run", "task", "train.py"), "is a run of a task, not of a script"),
     (("run", "--run", "other", "train.py"), "is a run of other.py, not of train.py"),
     (("run", "--run", "files", "train.py"), "is not a run, and its metrics.jsonl would be changed"),

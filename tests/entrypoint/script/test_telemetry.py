@@ -38,7 +38,7 @@ while not seen():
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[ScriptFolder]:
-    made = ScriptFolder(tmp_path, Target("a.py", (), False, Path("a.py")), writes=True)
+    made = ScriptFolder(tmp_path, Target("a.py", ()), writes=True)
     yield made
     made.close()
 

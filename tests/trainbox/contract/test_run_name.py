@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,7 @@ _PRINTS = "import trainbox; print(trainbox.run_folder())"
 def test_the_label_of_a_script(script: str, is_module: bool, label: str) -> None:
     assert script_label(script, is_module) == label
     assert Script(script, is_module, ()).label == label
-    name = Target(script, ("--lr", "1"), is_module, Path()).run_name()
+    name = Target(script, ("--lr", "1"), is_module).run_name()
     assert name == run_name(script, is_module, ["--lr", "1"])
     assert name.startswith(f"{label}-")
 

@@ -1,0 +1,135 @@
+"""Which Python runs a script, and what the manifest records of it."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.script import opened
+from entrypoint.script.python import Python, choose_python
+from tests.support.commands import Trainbox
+from trainbox.contract.errors import WrongUse
+
+_PRINTS = "import sys; print(sys.prefix)\n"
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a virtual environment with one package."""
+    folder = tmp_path_factory.mktemp("other") / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "only_here-1.2.dist-info").mkdir()
+    metadata = "Metadata-Version: 2.1\nName: only_here\nVersion: 1.2\n"
+    (packages / "only_here-1.2.dist-info/METADATA").write_text(metadata)
+    return folder
+
+
+def _ran(forked: Trainbox, *words: str, **env: str) -> tuple[str, dict[str, Any]]:
+    ended = forked("run", "--run", "r", *words, env=env)
+    assert ended.code == 0, ended.err
+    return ended.out.strip(), json.loads((forked.folder / "runs/r/manifest.json").read_text())
+
+
+@pytest.mark.parametrize("way", ["--python", "VIRTUAL_ENV", "CONDA_PREFIX", "first line"])
+def test_the_python_of_the_user_runs_the_script_and_is_recorded(
+    forked: Trainbox, environment: Path, way: str
+) -> None:
+    python = f"{environment}/bin/python"
+    first_line = f"#!{python}\n" if way == "first line" else ""
+    (forked.folder / "train.py").write_text(first_line + _PRINTS)
+    options = ["--python", python] if way == "--python" else []
+    env = {way: str(environment)} if way in ("VIRTUAL_ENV", "CONDA_PREFIX") else {}
+    out, manifest = _ran(forked, *options, "train.py", **env)
+    assert out == str(environment)
+    assert manifest["interpreter"] == {"path": python, "from": way}
+    assert manifest["packages"] == {"only_here": "1.2"}
+    assert manifest["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_the_python_of_a_shell_script_is_that_of_its_path(
+    forked: Trainbox, environment: Path
+) -> None:
+    (forked.folder / "train.sh").write_text("#!/bin/sh\nexec python -c 'print(1)'\n")
+    (forked.folder / "train.sh").chmod(0o755)
+    path = f"{environment}/bin:{os.environ['PATH']}"
+    _, manifest = _ran(forked, "./train.sh", PATH=path)
+    assert manifest["interpreter"] == {"path": f"{environment}/bin/python", "from": "PATH"}
+    assert manifest["packages"] == {"only_here": "1.2"}
+
+
+def test_several_processes_of_another_python_have_a_store_of_their_own(
+    trainbox: Trainbox, environment: Path
+) -> None:
+    """The torch of the environment is this one, found through PYTHONPATH."""
+    (trainbox.folder / "train.py").write_text("""
+import torch, torch.distributed as dist, sys
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(total)
+print(int(total), sys.prefix)
+dist.destroy_process_group()
+""")
+    (packages,) = Path(sys.prefix).glob("lib/python*/site-packages")
+    ended = trainbox(
+        *("run", "--processes", "2", "train.py"),
+        env={"VIRTUAL_ENV": str(environment), "PYTHONPATH": str(packages)},
+    )
+    assert (ended.code, ended.out) == (0, f"3 {environment}\n" * 2), ended.err
+    assert "did not call init_process_group" not in ended.err
+
+
+def test_the_order_of_the_choice(environment: Path, tmp_path: Path) -> None:
+    python, line = f"{environment}/bin/python", f"#!{environment}/bin/python -X dev"
+    (tmp_path / "python3").symlink_to(python)
+    ours, path = Python(), {"PATH": str(tmp_path)}
+    rows = [
+        (choose_python(None, "", {}), ours),
+        (choose_python(None, "", {"VIRTUAL_ENV": sys.prefix, "CONDA_PREFIX": "/conda"}), ours),
+        (choose_python(None, line, {"VIRTUAL_ENV": sys.prefix}).command, (python, "-X", "dev")),
+        (choose_python(None, "#!/usr/bin/env python3", path).command, (f"{tmp_path}/python3",)),
+        (
+            choose_python(None, "#!/usr/bin/env -S A=1 python3 -X dev", path).command,
+            (f"{tmp_path}/python3", "-X", "dev"),
+        ),
+        (choose_python(None, line, {"CONDA_PREFIX": str(environment)}).origin, "CONDA_PREFIX"),
+        (choose_python("python3", line, path | {"VIRTUAL_ENV": "/no"}).origin, "--python"),
+        (choose_python(None, "#!/bin/sh", {}), ours),
+    ]
+    for found, expected in rows:
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "line", "env", "text"),
+    [
+        ("/no/python", "", {}, "--python /no/python: /no/python is not an executable file"),
+        (None, "", {"VIRTUAL_ENV": "/no"}, "VIRTUAL_ENV /no: /no/bin/python is not an executable"),
+        (None, "#!/no/python", {}, "the first line #!/no/python: /no/python is not an executable"),
+    ],
+)
+def test_a_python_that_does_not_exist_is_refused(
+    wanted: str | None, line: str, env: dict[str, str], text: str
+) -> None:
+    with pytest.raises(WrongUse) as refused:
+        choose_python(wanted, line, env)
+    assert text in str(refused.value)
+    assert str(refused.value).endswith(": name a Python with --python")
+
+
+def test_the_module_in_the_script_is_one_of_python_3_8() -> None:
+    code = Path(opened.__file__).read_text()
+    tree = ast.parse(code, feature_version=(3, 8))
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    assert imported == {"os", "sys"}
+    assert not any(isinstance(node, ast.ImportFrom) for node in ast.walk(tree))
