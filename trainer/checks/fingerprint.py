@@ -108,7 +108,7 @@ def _parts(
         yield name, value, "", False
     for owner, values in owners.items():
         for name, value in list(_variables(values).items()):
-            if not _is_loaded(value):  # an import is no change
+            if not _is_loaded(value):  # an import changes nothing
                 yield f"{owner}.{name}", value, owner, False
     # torch sets a variable of its own when it loads its compiler, as a profile does.
     variables = {name for name in os.environ if not name.startswith("TORCHINDUCTOR_")}
