@@ -99,12 +99,15 @@ class StoredCheckpoints:
             raise ValueError(problem)
 
     def first_valid(
-        self, steps: Iterable[int], lost: Callable[[], Mapping[int, str]] = dict
+        self,
+        steps: Iterable[int],
+        lost: Callable[[], Mapping[int, str]] = dict,
+        problem_of: Callable[[int], str | None] | None = None,
     ) -> int | None:
         """Return the first valid checkpoint of `steps`, or None if the run never completed one.
 
-        If a checkpoint is valid, the damaged ones before it and the `lost` ones, which have only
-        a part of their files, are renamed to `.damaged`.
+        `problem_of` is `problem` by default. If a checkpoint is valid, the damaged ones before it
+        and the `lost` ones, which have only a part of their files, are renamed to `.damaged`.
 
         Raises:
             StorageFailure: The run had checkpoints, and none of them is valid. A restart would hide
@@ -112,7 +115,7 @@ class StoredCheckpoints:
         """
         problems, valid = dict[int, str](), None
         for step in steps:
-            problem = self.problem(step)
+            problem = (problem_of or self.problem)(step)
             if problem is None:
                 valid = step
                 break

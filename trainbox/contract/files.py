@@ -125,10 +125,11 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         os.close(folder)
 
 
-def append_line(path: Path, line: str) -> None:
+def append_line(path: Path, line: str, durable: bool = False) -> None:
     """Append `line` and a line break to a regular file in one write.
 
-    Lines that several processes append are then not mixed.
+    Lines that several processes append are then not mixed. A `durable` line is on the disk when
+    this function returns.
 
     Raises:
         OSError: the file is not writable, or not a regular file, or the disk is full.
@@ -139,5 +140,7 @@ def append_line(path: Path, line: str) -> None:
         if os.write(descriptor, data) < len(data):
             os.write(descriptor, b"\n")  # the rest did not fit: keep the next line apart
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        if durable:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -72,11 +72,11 @@ class DigestLog:
             model = tensor_digests(saved["model"])
             optimizer = tensor_digests(_tensors(names, saved["optimizer"]))
             entry = self._entry("checkpoint", step, model, optimizer)
-        self._write({**entry, "saved": saved_digests(saved)})
+        self._write({**entry, "saved": saved_digests(saved)}, durable=True)
 
-    def _write(self, entry: dict[str, Any]) -> None:
+    def _write(self, entry: dict[str, Any], durable: bool = False) -> None:
         self._last = entry
-        self._job.run.folder.append(DIGESTS, entry)
+        self._job.run.folder.append(DIGESTS, entry, durable)
 
     def _entry(
         self, kind: str, step: int, model: Mapping[str, str], optimizer: Mapping[str, str]

@@ -67,17 +67,31 @@ class CheckpointFiles(StoredCheckpoints):
             )
             set_aside(path)
 
-    def newest(self) -> int | None:
+    def newest(self, recorded: bool = False) -> int | None:
         """Return the step of the newest valid checkpoint, or None if this run never completed one.
 
         If an older checkpoint is valid, damaged checkpoints and files without a sidecar are
-        renamed to `.damaged`.
+        renamed to `.damaged`. With `recorded`, a valid checkpoint has an entry in digests.jsonl.
 
         Raises:
             StorageFailure: The run had checkpoints, and none of them is valid. A restart would hide
                 this loss. Nothing is renamed.
         """
-        return self.first_valid(reversed(self.steps()), self.without_sidecar)
+        problem_of = self.problem_in_run if recorded else self.problem
+        return self.first_valid(reversed(self.steps()), self.without_sidecar, problem_of)
+
+    def problem_in_run(self, step: int) -> str | None:
+        """Return what is wrong with the checkpoint of `step`, or None.
+
+        A training records a checkpoint in digests.jsonl before the file is complete.
+        """
+        return self.problem(step) or self.unrecorded(step)
+
+    def unrecorded(self, step: int) -> str | None:
+        """Return that digests.jsonl has no entry of a checkpoint of `step`, or None if it has."""
+        if any("saved" in entry for entry in self.entries(step)):
+            return None
+        return f"step {step} has no entry of a checkpoint in {DIGESTS}"
 
     def without_sidecar(self) -> dict[int, str]:
         """Return the problems of files whose sidecar is missing, also under a temporary name."""
@@ -192,8 +206,7 @@ def _content_problem(
         return f"its best step is {progress['best_step']}, but {best_step!r} in its sidecar"
     if problem := _weights_problem(model, step, entries, whole=True):
         return problem
-    recorded = [entry["saved"] for entry in entries if "saved" in entry]
-    found = saved_digests(state)
+    recorded, found = [e["saved"] for e in entries if "saved" in e], saved_digests(state)
     if recorded and found not in recorded:
         last = recorded[-1]
         name = next(name for name in {**last, **found} if last.get(name) != found.get(name))
@@ -208,22 +221,22 @@ def _weights_problem(
 
     If `whole` is false, they may lack the extra state of modules.
     """
-    if not entries:
-        return None
-    digests, recorded = tensor_digests(weights), dict(entries[-1]["tensors"])
-    absent = {name for name in recorded if name.endswith(_EXTRA_STATE) and name not in digests}
-    names = [
-        name
-        for name in {**recorded, **digests}
-        if not (name.startswith(_OPTIMIZER) and name not in digests)
-        and (whole or name not in absent)
-        and digests.get(name, "")[:16] != recorded.get(name)
-    ]
-    if not names and (whole or not absent) and digest_of_digests(digests) != entries[-1]["model"]:
-        names = ["(all together)"]
-    if not names:
-        return None
-    return (
-        f"its weights differ from the entry of step {step} in digests.jsonl: first tensor "
-        f"{names[0]}, {len(names)} in all"
-    )
+    digests = tensor_digests(weights)
+    for entry in entries:
+        recorded = dict(entry["tensors"])
+        absent = {n for n in recorded if n.endswith(_EXTRA_STATE) and n not in digests}
+        names = [
+            name
+            for name in {**recorded, **digests}
+            if not (name.startswith(_OPTIMIZER) and name not in digests)
+            and (whole or name not in absent)
+            and digests.get(name, "")[:16] != recorded.get(name)
+        ]
+        if not names and (whole or not absent) and digest_of_digests(digests) != entry["model"]:
+            names = ["(all together)"]
+        if names:
+            return (
+                f"its weights differ from the entry of step {step} in digests.jsonl: first tensor "
+                f"{names[0]}, {len(names)} in all"
+            )
+    return None

@@ -126,8 +126,8 @@ class RunFolder:
             self.write_text(name, "".join(json.dumps(entry) + "\n" for entry in kept))
         return lost
 
-    def append(self, name: str, entry: Mapping[str, Any]) -> None:
-        """Append an entry to the record `name`.
+    def append(self, name: str, entry: Mapping[str, Any], durable: bool = False) -> None:
+        """Append an entry to the record `name`. It is `durable` if it is on the disk at the end.
 
         Raises:
             StorageFailure: The file cannot be written.
@@ -135,7 +135,7 @@ class RunFolder:
         if not self.writes:
             return
         try:
-            append_line(self.path / name, json.dumps(finite_or_null(entry)))
+            append_line(self.path / name, json.dumps(finite_or_null(entry)), durable)
         except OSError as error:
             raise storage_failure(self.path / name, error) from error
 

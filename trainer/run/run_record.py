@@ -116,11 +116,10 @@ class RunRecord:
         """Return the checkpoint of `step`. See `find` for the errors."""
         files = self.files
         sidecar = files.path(step)
-        if problem := files.problem(step):
+        if problem := files.problem_in_run(step):
             if step not in {*files.steps(), *files.without_sidecar()}:
                 raise FileNotFoundError(sidecar)
             self._refuse(step, problem)
-        self._refuse_unrecorded(step)
         return StoredWeights(step, str(read_object(sidecar)["sha256"]))
 
     def _refuse(self, step: int, problem: str) -> None:
@@ -128,17 +127,6 @@ class RunRecord:
             f"checkpoint {self.files.path(step, '.pt')} is damaged ({problem}): restore it, or "
             "remove it and its sidecar"
         )
-
-    def _refuse_unrecorded(self, step: int) -> None:
-        """Raise StorageFailure if digests.jsonl has no entry of the checkpoint of `step`.
-
-        A training records the digests of a checkpoint before the file is complete.
-        """
-        if all(entry["kind"] != "checkpoint" for entry in self.files.entries(step)):
-            raise StorageFailure(
-                f"{self.path} has a file of step {step}, which has no entry in digests.jsonl: "
-                "restore both, or remove the file"
-            )
 
     def load(self, step: int) -> Mapping[str, Any]:
         """Return the state in the checkpoint of `step`: tensors on the CPU and plain values.
@@ -183,9 +171,10 @@ class RunRecord:
                         f"it is of step {step}, but the best step of the newest checkpoint is "
                         f"{expected}"
                     )
+            if problem := self.files.unrecorded(step):
+                raise ValueError(problem)
         except ValueError as error:
             raise StorageFailure(f"{self.files.best} is damaged ({error}): restore it") from error
-        self._refuse_unrecorded(step)
         return step
 
     def check_all(self, validated: Sequence[int]) -> tuple[int, int | None]:

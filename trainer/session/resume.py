@@ -68,7 +68,7 @@ def _newest(files: CheckpointFiles, run: RunLog, anyway: bool) -> int | None:
             )
         files.run_id = files.run_id_found()
     # Find its newest checkpoint. Without a checkpoint, the run starts.
-    step = files.newest()
+    step = files.newest(recorded=not anyway)
     if step is None:
         # The generators of a task are seeded, so an id from them would not be unique.
         files.run_id = secrets.token_hex(8)
@@ -79,11 +79,8 @@ def _newest(files: CheckpointFiles, run: RunLog, anyway: bool) -> int | None:
                 f"{run.path} was stopped after step {trained}, before its first "
                 "checkpoint: it restarts at step 0"
             )
-    elif not files.entries(step):
-        run.report(
-            f"the checkpoint of step {step} was not compared with digests.jsonl, which has no "
-            "entry of this step"
-        )
+    elif problem := files.unrecorded(step):
+        run.report(f"the checkpoint of step {step} was not compared: {problem}")
     return step
 
 

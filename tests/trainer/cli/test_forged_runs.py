@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.here import Here, training_here
+from trainer.run.digest import digest_of_digests, saved_digests, tensor_digests
 
 _TASK = "tests.support.tiny:FromFiles"
 _USERS = {
@@ -67,6 +68,21 @@ def _exchange_moments(state: Any) -> None:
         each["exp_avg"], each["exp_avg_sq"] = each["exp_avg_sq"], each["exp_avg"]
 
 
+def _second_entries(run: Path) -> None:
+    """Change the weights, and append entries of the digests that agree with them."""
+    states = list[Any]()
+    _contents(lambda s: (s["model"]["linear.weight"].neg_(), states.append(s)))(run)
+    path = run / "digests.jsonl"
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    for state in states:
+        step, model = state["progress"]["step"], tensor_digests(state["model"])
+        last = [n for n, entry in enumerate(entries) if entry["step"] == step][-1]
+        tensors = entries[last]["tensors"] | {n: digest[:16] for n, digest in model.items()}
+        changed = {"model": digest_of_digests(model), "saved": saved_digests(state)}
+        entries.insert(last + 1, entries[last] | changed | {"tensors": tensors})
+    path.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+
+
 _FORGED: dict[str, Callable[[Path], object]] = {
     "digests of the files": _sidecars(sha256="0" * 64),
     "another run": _sidecars(run_id="0" * 16),
@@ -81,6 +97,12 @@ _FORGED: dict[str, Callable[[Path], object]] = {
     "best_metrics": _contents(lambda s: s["progress"].update(best_metrics={"loss": 0.0})),
     "patience": _contents(lambda s: s["progress"].update(patience_used=3)),
     "scaler": _contents(lambda s: s["scaler"].update(scale=2.0)),
+    "state under texts": _contents(
+        lambda s: s["optimizer"].update(
+            state={str(index): each for index, each in s["optimizer"]["state"].items()}
+        )
+    ),
+    "second entries of the digests": _second_entries,
 }
 
 
@@ -186,16 +208,25 @@ def test_weights_without_an_entry_in_digests_are_refused(
 ) -> None:
     _without_entry(step)(run)
     line = _err(here, reader, 8 if reader == "verify" else 4)
-    assert f"runs/r has a file of step {step}, which has no entry in digests.jsonl: " in line
+    assert f"damaged (step {step} has no entry of a checkpoint in digests.jsonl): restore" in line
 
 
-def test_a_resume_reports_that_the_digests_of_its_checkpoint_are_lost(
-    here: Here, run: Path
-) -> None:
+def test_a_resume_sets_a_checkpoint_without_an_entry_aside(here: Here, run: Path) -> None:
+    digest = here.digest()
     _without_entry(_LAST)(run)
     code, out, _ = here.command(*_READERS["train"])
     assert code == 0
-    assert f"the checkpoint of step {_LAST} was not compared with digests.jsonl" in out
+    assert f"(step {_LAST} has no entry of a checkpoint in digests.jsonl): set aside" in out
+    assert here.digest() == digest
+    assert here.command(*_READERS["verify"])[0] == 0
+
+
+def test_a_resume_without_any_digests_is_refused_but_not_anyway(here: Here, run: Path) -> None:
+    (run / "digests.jsonl").unlink()
+    assert "has no entry of a checkpoint in digests.jsonl" in _err(here, "train", 4)
+    code, out, _ = here.command(*_READERS["train"], "--resume", "anyway")
+    assert code == 0
+    assert f"the checkpoint of step {_LAST} was not compared" in out
 
 
 @pytest.mark.parametrize("reader", [*_USERS, "track"])

@@ -524,7 +524,7 @@ def test_a_truncated_record_is_incomplete(finished: Here) -> None:
     for arguments in (("verify", "runs/r", "--device", "cpu"), ("verify", "runs/r", "runs/twin")):
         code, out, err = finished.command(*arguments)
         assert (code, out) == (8, "")
-        assert "runs/r has a file of step 12, which has no entry in digests.jsonl" in err
+        assert "(step 12 has no entry of a checkpoint in digests.jsonl)" in err
     shutil.rmtree("runs/r/checkpoints")
     for name in ("model.safetensors", "first_checkpoint.json"):
         (finished.path() / name).unlink()
