@@ -102,7 +102,7 @@ def lock(file: Path, locked: Path, uv: str, upgrade: bool) -> Path:
             )
         shutil.copyfile(new, path.with_name(f"{path.name}.new"))
     path.with_name(f"{path.name}.new").replace(path)
-    count = len(names(path.read_text(encoding="utf-8")))
+    count = len(names(path.read_text(encoding="utf-8"), but_not="win32"))
     print(f"trainbox: wrote {path} with {count} package{'s' * (count != 1)}", file=sys.stderr)
     return path
 
