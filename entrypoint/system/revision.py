@@ -1,4 +1,4 @@
-"""The commit of a script's project, from git or from the files of its repository."""
+"""The commit of a project, from git or the files of its repository, and the image's build."""
 
 import os
 import re
