@@ -23,16 +23,10 @@ def markdown(table: Sequence[Row], facts: Mapping[str, Any], advice: Sequence[st
         title = _SCALINGS[scaling].format(unit=unit) + (
             f"; against {own[0].line.base.count}" if scaling else ""
         )
-        named = [_cells(row, unit) for row in own]
-        hidden = set() if scaling else set(_ONLY_IN_SCALING)
-        hidden |= set() if any(row.samples_per_joule for row in own) else {_ENERGY}
-        names = [name for name in named[0] if name not in hidden]
-        lines_ = [
-            names,
-            ["---"] * len(names),
-            *([cells[name] for name in names] for cells in named),
-        ]
-        parts.append(f"### {title}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines_))
+        cells = [_cells(row, unit) for row in own]
+        names = [name for name in cells[0] if any(row[name] != "-" for row in cells)]
+        lines = [names, ["---"] * len(names), *([row[name] for name in names] for row in cells)]
+        parts.append(f"### {title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
     if any(row.rounds > facts["rounds"] for row in table):
         parts.append(
             "`--suggest` measured more cases in later rounds, together with the best case so far. "
@@ -42,11 +36,7 @@ def markdown(table: Sequence[Row], facts: Mapping[str, Any], advice: Sequence[st
         f"- {describe(row.line.case, unit)}: {row.failure}" for row in table if row.failure
     ):
         parts.append("No result:\n\n" + "\n".join(failed))
-    if any(
-        row.workers != row.line.case.workers
-        for row in table
-        if row.workers is not None and row.line.case.workers
-    ):
+    if any(row.workers == 0 and row.line.case.workers for row in table):
         parts.append(
             "The data is in memory and is loaded without workers: `--workers` has no effect."
         )
@@ -69,11 +59,8 @@ def _preamble(table: Sequence[Row], facts: Mapping[str, Any]) -> str:
     return f"`{facts['command']}`: " + "; ".join([*on, *settings, rounds]) + "."
 
 
-_ONLY_IN_SCALING = {"speed-up", "efficiency"}
-_ENERGY = "samples/J"  # only where the GPUs count energy
-
-
 def _cells(row: Row, unit: str) -> dict[str, str]:
+    """Return the cells by column. A table leaves out columns that have no value in any row."""
     case, speed = row.line.case, row.samples_per_second
     batch = row.batch_size or case.batch_size
     plural = "GPUs" if unit == "GPU" else "processes"
@@ -85,7 +72,7 @@ def _cells(row: Row, unit: str) -> dict[str, str]:
         "workers": _text(case.workers if row.workers is None else row.workers),
         "samples/s": "no result" if speed is None else f"{speed.median:,.0f}",
         "least to most": "-" if speed is None else f"{speed.least:,.0f} to {speed.most:,.0f}",
-        _ENERGY: _text(row.samples_per_joule, ".3g"),
+        "samples/J": _text(row.samples_per_joule, ".3g"),
         "an epoch, s": _text(row.epoch_s, ".3g"),
         "waits for data": _text(row.data_share, ".1%"),
         "exchange": _text(row.exchange_share, ".1%"),

@@ -19,6 +19,7 @@ from typing import Any
 from entrypoint.bench.tables import BenchCase, BenchResult, Measured, measurement_order
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import Failure, StorageFailure, shell_code
+from trainbox.contract.files import read_object
 from trainbox.contract.processes import die_with_parent, kill_tree
 from trainbox.contract.streams import say
 from trainbox.contract.temporary import temporary_folder
@@ -52,47 +53,16 @@ class Bench:
 
         If `further` returns more cases, measure these in `rounds` further rounds, and call it
         again. A case that fails is not measured again.
-
-        Raises:
-            Failure: no case can be launched.
         """
         with self._signals_recorded(), temporary_folder("bench-") as folder:
-            self._check_launches()
-            cases = [case for case, outcome in self.outcomes.items() if not outcome.failure]
-            first = 0
+            cases, first = list(self.outcomes), 0
             while cases and not self.stopped_by:
-                self._run(
-                    measurement_order(cases, range(first, first + rounds)), first + rounds, folder
-                )
+                order = measurement_order(cases, range(first, first + rounds))
                 first += rounds
+                self._run(order, first, folder)
                 cases = further(self.outcomes) if further and not self.stopped_by else []
-                self.outcomes |= {
-                    case: BenchResult() for case in cases if case not in self.outcomes
-                }
-
-    def _check_launches(self) -> None:
-        """Check with `trainbox plan` that each case can be launched, before the first training."""
-        for case, outcome in self.outcomes.items():
-            planned = subprocess.run(
-                command_of("entrypoint", "plan", *self._arguments(case, "runs")),
-                env=_environment(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                check=False,
-            )
-            if self.stopped_by:
-                return
-            if planned.returncode:
-                outcome.failure, outcome.exit_code = (
-                    _last_message(planned.stderr),
-                    planned.returncode,
-                )
-        first = next(iter(self.outcomes.values()))
-        if all(outcome.failure for outcome in self.outcomes.values()):
-            raise Failure(
-                f"bench: no case can be launched here: {first.failure}", exit_code=first.exit_code
-            )
+                for case in cases:
+                    self.outcomes.setdefault(case, BenchResult())
 
     def _run(self, todo: Sequence[tuple[int, BenchCase]], rounds: int, folder: Path) -> None:
         took: list[float] = []
@@ -101,11 +71,8 @@ class Bench:
             if outcome.failure:
                 continue
             left = sum(not self.outcomes[later].failure for _, later in todo[position:])
-            about = (
-                f", about {_duration(left * sum(took) / len(took))} left up to round {rounds}"
-                if took
-                else ""
-            )
+            expected = _duration(left * sum(took) / len(took)) if took else ""
+            about = f", about {expected} left up to round {rounds}" if took else ""
             say(f"round {number + 1} of {rounds}, {self._describe(case)}{about}")
             begin = time.monotonic()
             try:
@@ -147,13 +114,8 @@ class Bench:
                     _last_message(log.read_text(encoding="utf-8", errors="replace")),
                     exit_code=shell_code(training.returncode),
                 )
-            measured = Measured(
-                **json.loads((folder / "case" / "measured.json").read_text(encoding="utf-8"))
-            )
-            self.facts = self.facts or _facts(
-                json.loads((folder / "case" / "manifest.json").read_text(encoding="utf-8"))
-            )
-            return measured
+            self.facts = self.facts or _facts(read_object(folder / "case/manifest.json"))
+            return Measured(**read_object(folder / "case/measured.json"))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -187,6 +149,22 @@ class Bench:
                 signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Make the folder --out for the statements inside, which write to it.
+
+    Raises:
+        StorageFailure: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise StorageFailure(
+            f"--out {folder} cannot be written ({error.strerror}): give a writable folder"
+        ) from error
+
+
 def write_files(folder: Path, text: str, report: Mapping[str, Any]) -> None:
     """Write bench.md and bench.json, and let the trainer draw bench.svg.
 
@@ -194,34 +172,15 @@ def write_files(folder: Path, text: str, report: Mapping[str, Any]) -> None:
         StorageFailure: a file cannot be written.
         Failure: the figure cannot be drawn.
     """
-    try:
+    with writing(folder):
         (folder / "bench.md").write_text(text + "\n", encoding="utf-8")
         (folder / "bench.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise StorageFailure(
-            f"--out {folder} cannot be written ({error.strerror}): give a writable folder"
-        ) from error
     drawn = subprocess.run(command_of("trainer", "bench-figure", str(folder)), check=False)
     if drawn.returncode:
         raise Failure(
             f"--out {folder}: bench.svg could not be drawn; bench.md and bench.json are complete",
             exit_code=drawn.returncode,
         )
-
-
-def prepare_folder(folder: Path) -> None:
-    """Make the folder for the tables, before the first training.
-
-    Raises:
-        StorageFailure: the folder cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "bench.md").touch()
-    except OSError as error:
-        raise StorageFailure(
-            f"--out {folder} cannot be written ({error.strerror}): give a writable folder"
-        ) from error
 
 
 def _environment() -> dict[str, str]:

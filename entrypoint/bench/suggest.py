@@ -14,9 +14,9 @@ from entrypoint.bench.tables import (
     BenchCase,
     BenchResult,
     Measured,
-    data_share,
     describe,
     ratio,
+    waiting_share,
 )
 
 _POOR_EFFICIENCY = 0.5
@@ -34,6 +34,11 @@ class _Group:
     def measured(self) -> Measured:
         """The figures of one round of the best case."""
         return next(iter(self.cases[self.best].rounds.values()))
+
+    @property
+    def data_share(self) -> float:
+        """The fraction of the time in which the best case waits for data."""
+        return waiting_share(self.cases[self.best].rounds.values(), "data_seconds") or 0.0
 
 
 def further(outcomes: Mapping[BenchCase, BenchResult], rounds: int, cpus: int) -> list[BenchCase]:
@@ -66,15 +71,11 @@ def suggestions(
             found.append(f"{describe(kind, unit)}: no case has a result")
             continue
         reasons = _more_or_less(group, "batch_size", _more_batch(group)[1])
-        waits = f"it waits for data {data_share(group.cases[group.best]):.0%} of the time"
+        waits = f"it waits for data {group.data_share:.0%} of the time"
         reasons += [*_more_or_less(group, "workers", ""), waits + _more_workers(group, cpus)[1]]
         found.append("; ".join([f"{describe(kind, unit)}: {_options(group.best)}", *reasons]))
-    return [
-        *found,
-        *_count_advice(
-            [group.best for group in groups.values() if group is not None], outcomes, unit
-        ),
-    ]
+    bests = [group.best for group in groups.values() if group is not None]
+    return found + _count_advice(bests, outcomes, unit)
 
 
 def pays(outcome: BenchResult, against: BenchResult) -> bool:
@@ -93,9 +94,8 @@ def _groups(
     by_kind: dict[BenchCase, dict[BenchCase, BenchResult]] = {}
     for case, outcome in outcomes.items():
         if outcome.rounds or outcome.failure:
-            by_kind.setdefault(dataclasses.replace(case, batch_size=None, workers=None), {})[
-                case
-            ] = outcome
+            kind = dataclasses.replace(case, batch_size=None, workers=None)
+            by_kind.setdefault(kind, {})[case] = outcome
     bests = {kind: _best(own, rounds) for kind, own in by_kind.items()}
     return {
         kind: None if best is None else _Group(by_kind[kind], best) for kind, best in bests.items()
@@ -109,16 +109,13 @@ def _best(own: Mapping[BenchCase, BenchResult], rounds: int) -> BenchCase | None
     was measured together with new cases, and the best of these becomes the new best.
     """
     best: BenchCase | None = None
-    for first in range(
-        0,
-        1 + max((number for outcome in own.values() for number in outcome.rounds), default=-1),
-        rounds,
-    ):
+    last = max((number for outcome in own.values() for number in outcome.rounds), default=-1)
+    for first in range(0, last + 1, rounds):
         numbers = set(range(first, first + rounds))
         there = {
             case: one
             for case, one in own.items()
-            if numbers & one.rounds.keys() and not _failed_in(one, numbers)
+            if numbers & one.rounds.keys() and (not one.failure or numbers <= one.rounds.keys())
         }
         if there and (best is None or best in there or own[best].failure):
             best = _best_of(there)
@@ -126,10 +123,6 @@ def _best(own: Mapping[BenchCase, BenchResult], rounds: int) -> BenchCase | None
         good = {case: one for case, one in own.items() if one.rounds and not one.failure}
         return _best_of(good) if good else None
     return best
-
-
-def _failed_in(outcome: BenchResult, numbers: set[int]) -> bool:
-    return outcome.failure is not None and not numbers <= outcome.rounds.keys()
 
 
 def _best_of(there: Mapping[BenchCase, BenchResult]) -> BenchCase:
@@ -168,7 +161,7 @@ def _more_workers(group: _Group, cpus: int) -> tuple[BenchCase | None, str]:
     if _neighbours(group, "workers")[1]:
         return None, ""
     now = group.measured.workers
-    if data_share(group.cases[group.best]) < 1 - 1 / PAYS:
+    if group.data_share < 1 - 1 / PAYS:
         return None, ", and more workers cannot pay"
     if now == 0 and group.best.workers != 0:
         return None, ", and the data is in memory, which needs no workers"
@@ -196,11 +189,11 @@ def _neighbours(group: _Group, name: str) -> tuple[list[BenchCase], list[BenchCa
 
     same = [
         case
-        for case in group.cases
+        for case in sorted(group.cases, key=amount)
         if dataclasses.replace(case, **{name: getattr(best, name)}) == best
     ]
-    less = sorted((case for case in same if amount(case) < amount(best)), key=amount, reverse=True)
-    return less, sorted((case for case in same if amount(case) > amount(best)), key=amount)
+    less = [case for case in same if amount(case) < amount(best)]
+    return less[::-1], [case for case in same if amount(case) > amount(best)]
 
 
 def _more_or_less(group: _Group, name: str, why_no_more: str) -> list[str]:
@@ -209,10 +202,8 @@ def _more_or_less(group: _Group, name: str, why_no_more: str) -> list[str]:
     If a larger value was not measured, `why_no_more` is the reason.
     """
     less, more = _neighbours(group, name)
-    return [
-        *(_comparison(group, case, name) for case in (*more[:1], *less[:1])),
-        *([why_no_more] if why_no_more else []),
-    ]
+    compared = [_comparison(group, case, name) for case in (*more[:1], *less[:1])]
+    return [*compared, why_no_more] if why_no_more else compared
 
 
 def _comparison(group: _Group, case: BenchCase, name: str) -> str:

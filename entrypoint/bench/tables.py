@@ -1,6 +1,7 @@
 """The cases that `trainbox bench` measures, and their figures. Pure."""
 
 import itertools
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,28 +12,10 @@ from trainbox.contract.hints import command
 # A larger value pays if the median of its speed-up is at least this, and each round is faster.
 PAYS = 1.05
 # Options that the bench sets itself.
-_OWN_OPTIONS = {
-    *(
-        "--run",
-        "--runs-dir",
-        "--mirror",
-        "--resume",
-        "--max-steps",
-        "--epochs",
-        "--eval-every",
-        "--checkpoint-minutes",
-        "--measure-seconds",
-    ),
-    *(
-        "--strategy",
-        "--gpu-ids",
-        "--nnodes",
-        "--node-rank",
-        "--rdzv-endpoint",
-        "--rdzv-id",
-        "--batch-size-per-gpu",
-    ),
-}
+_OWN_OPTION = re.compile(
+    "--(?:run|runs-dir|mirror|resume|max-steps|epochs|eval-every|checkpoint-minutes|measure-seconds"
+    "|strategy|gpu-ids|nnodes|node-rank|rdzv-endpoint|rdzv-id|batch-size-per-gpu)"
+)
 _FOREVER = "1000000000"
 
 
@@ -191,21 +174,17 @@ def lines(
     for scaling, batch_size, loaders in itertools.product(scalings, batch_sizes, workers):
         if scaling == "weak" and batch_size is None:
             continue
-
-        def case(
-            count: int, strategy: str, batch: int | None = batch_size, own: int | None = loaders
-        ) -> BenchCase:
-            share = count if scaling == "weak" else 1  # noqa: B023 - called in this turn
-            return BenchCase(
-                count, strategy if count > 1 else "single", batch and batch * share, own
+        for count, strategy in itertools.product(counts, strategies):
+            one, base = (
+                BenchCase(
+                    n,
+                    strategy if n > 1 else "single",
+                    batch_size and batch_size * (n if scaling == "weak" else 1),
+                    loaders,
+                )
+                for n in (count, counts[0])
             )
-
-        pairs = dict.fromkeys(
-            (case(count, strategy), case(counts[0], strategy))
-            for count in counts
-            for strategy in strategies
-        )
-        found += [Line(scaling, one, base) for one, base in pairs]
+            found.append(Line(scaling, one, base))
     return list(dict.fromkeys(found))
 
 
@@ -233,7 +212,7 @@ def measurement_order(cases_: Sequence[BenchCase], rounds: range) -> list[tuple[
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raise WrongUse for training options that the bench sets itself."""
     for argument in arguments:
-        if (name := argument.partition("=")[0]) in _OWN_OPTIONS:
+        if _OWN_OPTION.fullmatch(name := argument.partition("=")[0]):
             raise WrongUse(
                 f"bench sets {name} itself for each of its trainings: drop it "
                 f"(`{command('bench', '--help')}`)"
@@ -267,18 +246,13 @@ def with_defaults(
     off.
     """
     # A batch that does not fit fails. Splitting it would change what is measured.
-    defaults = {"--accumulation": "1"}
-    if cpu:
-        defaults["--threads"] = str(threads)
+    defaults = {"--accumulation": "1"} | ({"--threads": str(threads)} if cpu else {})
     given = {argument.partition("=")[0] for argument in arguments}
     if "--config" in given:
         return list(arguments)
-    unset = [
-        name
-        for name in defaults
-        if name not in given and f"TRAINBOX_{name[2:].upper()}" not in environ
-    ]
-    return [*arguments, *itertools.chain.from_iterable((name, defaults[name]) for name in unset)]
+    given |= {f"--{name[9:].lower()}" for name in environ if name.startswith("TRAINBOX_")}
+    unset = [pair for pair in defaults.items() if pair[0] not in given]
+    return [*arguments, *itertools.chain.from_iterable(unset)]
 
 
 def training_arguments(
@@ -288,21 +262,21 @@ def training_arguments(
 
     `arguments` are shared by all cases, with the task first.
     """
-    device = (
-        ["--device", "cpu", "--processes", str(case.count)] if cpu else ["--gpus", str(case.count)]
-    )
-    batch = [] if case.batch_size is None else ["--batch-size", str(case.batch_size)]
-    loading = [] if case.workers is None else ["--workers", str(case.workers)]
-    never = [
-        argument
-        for name in ("--max-steps", "--eval-every", "--checkpoint-minutes")
-        for argument in (name, _FOREVER)
-    ]
-    ends = [*never, "--measure-seconds", f"{seconds:g}"]
-    folder = ["--runs-dir", runs_dir, "--run", "case", "--mirror=", "--nnodes", "1"]
-    folder += ["--no-rehearsal"]
-    strategy = ["--strategy", case.strategy] if case.count > 1 else []
-    return [*arguments, *device, *batch, *loading, *ends, *folder, *strategy]
+    device = {"--device": "cpu", "--processes": case.count} if cpu else {"--gpus": case.count}
+    options = device | {
+        "--batch-size": case.batch_size,
+        "--workers": case.workers,
+        "--strategy": case.strategy if case.count > 1 else None,
+        "--max-steps": _FOREVER,
+        "--eval-every": _FOREVER,
+        "--checkpoint-minutes": _FOREVER,
+        "--measure-seconds": f"{seconds:g}",
+        "--runs-dir": runs_dir,
+        "--run": "case",
+        "--nnodes": 1,
+    }
+    given = [(name, str(value)) for name, value in options.items() if value is not None]
+    return [*arguments, *itertools.chain.from_iterable(given), "--mirror=", "--no-rehearsal"]
 
 
 def rows(table: Iterable[Line], outcomes: Mapping[BenchCase, BenchResult]) -> list[Row]:
@@ -330,8 +304,8 @@ def _row(line: Line, outcome: BenchResult, base: BenchResult) -> Row:
         epoch_s=measured[0].examples / speed.median,
         speed_up=up,
         efficiency=None if up is None else up.median * line.base.count / line.case.count,
-        data_share=data_share(outcome),
-        exchange_share=_exchange_share(measured),
+        data_share=waiting_share(measured, "data_seconds"),
+        exchange_share=waiting_share(measured, "exchange_seconds"),
         memory_mib=tuple(map(max, zip(*(one.memory_mib for one in measured), strict=True))),
         accumulation=measured[0].accumulation,
         workers=measured[0].workers,
@@ -343,14 +317,12 @@ def _row(line: Line, outcome: BenchResult, base: BenchResult) -> Row:
 
 def _samples_per_joule(measured: Sequence[Measured]) -> float | None:
     """Return the median over the rounds, or None if the energy of a round was not measured."""
-    energies = [one.energy_joules for one in measured]
-    if not all(energies):
-        return None
-    return statistics.median(
+    per_joule = [
         one.samples_per_second * one.seconds / one.energy_joules
         for one in measured
         if one.energy_joules
-    )
+    ]
+    return statistics.median(per_joule) if len(per_joule) == len(measured) else None
 
 
 def ratio(outcome: BenchResult, against: BenchResult) -> Spread | None:
@@ -362,20 +334,14 @@ def ratio(outcome: BenchResult, against: BenchResult) -> Spread | None:
     return Spread.of(ratios) if ratios else None
 
 
-def data_share(outcome: BenchResult) -> float:
-    """Return the fraction of the time in which processes wait for data.
+def waiting_share(measured: Iterable[Measured], name: str) -> float | None:
+    """Return the fraction of the time that processes spend in `name`; None if not measured.
 
     This is the mean over the processes and the median over the rounds.
     """
-    return statistics.median(
-        statistics.fmean(one.data_seconds) / one.seconds for one in outcome.rounds.values()
-    )
-
-
-def _exchange_share(measured: Sequence[Measured]) -> float | None:
     shares = [
-        statistics.fmean(one.exchange_seconds) / one.seconds
+        statistics.fmean(waits) / one.seconds
         for one in measured
-        if one.exchange_seconds is not None
+        if (waits := getattr(one, name)) is not None
     ]
     return statistics.median(shares) if shares else None

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from entrypoint.bench import report, tables
-from entrypoint.bench.runs import Bench, prepare_folder, write_files
+from entrypoint.bench.runs import Bench, write_files, writing
 from entrypoint.bench.suggest import further, suggestions
 from entrypoint.cli.verb import verb
 from entrypoint.driver.process import count_visible
@@ -54,7 +54,8 @@ def bench(
     named = tables.check_strategies(strategies, cpu)
     table = tables.lines(numbers, named, batch_sizes or (None,), workers or (None,))
     if out is not None:
-        prepare_folder(out)
+        with writing(out):  # an error comes before the first training
+            (out / "bench.md").touch()
     unit = "process" if cpu else "GPU"
     shared = tables.with_defaults(arguments, os.environ, cpu, max(1, cpus // max(numbers)))
     runs = Bench(

@@ -1,7 +1,6 @@
 """`trainbox doctor`, which examines the driver, torch and the system for a report."""
 
 import contextlib
-import dataclasses
 import json
 import os
 import signal
@@ -12,12 +11,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from entrypoint.doctor.redaction import private_names
-from entrypoint.doctor.report import DriverAnswer, Examination, TorchAnswer, report
+from entrypoint.doctor.report import Examination, TorchAnswer, report
 from entrypoint.doctor.surroundings import read_surroundings
-from entrypoint.driver.gpus import visible_gpus
+from entrypoint.driver.gpus import Detection, Gpu, visible_gpus
 from entrypoint.driver.process import Driver
-from entrypoint.health.check import Question, about, broken_driver, examine
+from entrypoint.health.check import Question, about, examine
 from entrypoint.health.verdict import Finding, Result, Verdict
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import DeviceMissing, Failure
@@ -42,40 +40,35 @@ def examination_report(
     """
     begin_s = time.monotonic()
     process = _start_torch()
-    driver, verdict = _ask_driver(question, gpus, gpu_ids)
+    driver, visible, verdict = _ask_driver(question, gpus, gpu_ids)
     data_dir = Path(os.environ.get("TRAINBOX_DATA_DIR") or "data")
-    around, identity = read_surroundings(question.runs_dir or Path("runs"), data_dir, os.environ)
+    around, hidden = read_surroundings(question.runs_dir or Path("runs"), data_dir, os.environ)
     on_wait()
-    torch = _torch_answer(
-        process, torch_deadline_s - (time.monotonic() - begin_s), torch_deadline_s
-    )
-    hidden = private_names(identity.homes, identity.users, identity.hosts)
+    torch = _torch_answer(process, begin_s, torch_deadline_s)
     users = user_environment(os.environ)
     taken_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return report(Examination(taken_at, verdict, driver, torch, around, users, hidden))
+    return report(Examination(taken_at, verdict, driver, visible, torch, around, users, hidden))
 
 
 def _ask_driver(
     question: Question, gpus: int | str | None, gpu_ids: str | None
-) -> tuple[DriverAnswer, Verdict]:
+) -> tuple[Detection, tuple[Gpu, ...], Verdict]:
+    """Return the driver's answer, the visible GPUs and the verdict."""
+    driver = Driver()
     try:
-        driver = Driver()
         found = driver.detect()
     except DeviceMissing as error:
-        return DriverAnswer("does not answer", installed=True), broken_driver(question, str(error))
-    summary = found.absent or (
-        "does not work: see the verdict" if found.broken else f"version {found.driver_version}"
-    )
-    seen = DriverAnswer(summary, not found.absent, found.gpus, found.gpus)
+        found = Detection(broken=str(error))
+    visible: tuple[Gpu, ...] = ()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
-        seen = dataclasses.replace(seen, visible=visible_gpus(found.gpus, chosen))
         decided = about(found, question, chosen, gpus, gpu_ids, None)
+        visible = visible_gpus(found.gpus, chosen) if found.gpus else ()
     except Failure as error:  # a wrong selection of GPUs must not stop the report
-        return seen, Verdict(
-            question.mode, (Finding("count", Result.CRITICAL, str(error), source="you"),)
-        )
-    return seen, decided if isinstance(decided, Verdict) else examine(driver, decided)
+        finding = Finding("count", Result.CRITICAL, str(error), source="you")
+        decided = Verdict(question.mode, (finding,))
+    verdict = decided if isinstance(decided, Verdict) else examine(driver, decided)
+    return found, visible, verdict
 
 
 def _start_torch() -> subprocess.Popen[str]:
@@ -91,11 +84,10 @@ def _start_torch() -> subprocess.Popen[str]:
     )
 
 
-def _torch_answer(
-    process: subprocess.Popen[str], within_s: float, deadline_s: float
-) -> TorchAnswer:
+def _torch_answer(process: subprocess.Popen[str], begin_s: float, deadline_s: float) -> TorchAnswer:
     try:
-        out, err = process.communicate(timeout=max(0.0, within_s))
+        left_s = max(0.0, begin_s + deadline_s - time.monotonic())
+        out, err = process.communicate(timeout=left_s)
     except subprocess.TimeoutExpired:
         process.kill()
         # A process that hangs in the driver cannot be killed.
@@ -104,13 +96,12 @@ def _torch_answer(
         return TorchAnswer(
             fault=f"gave no answer within {deadline_s:g} s: check the driver and the disk"
         )
-    last = (err.strip().splitlines() or ["no output"])[-1]
-    if process.returncode < 0:
+    code, last = process.returncode, (err.strip().splitlines() or ["no output"])[-1]
+    if code < 0:
         return TorchAnswer(
-            fault=f"was killed by signal {-process.returncode} "
-            f"({signal.strsignal(-process.returncode)}): {last}"
+            fault=f"was killed by signal {-code} ({signal.strsignal(-code)}): {last}"
         )
     try:
         return TorchAnswer(**json.loads(out.splitlines()[-1]))
     except (IndexError, ValueError, TypeError):
-        return TorchAnswer(fault=f"exited with code {process.returncode} and no answer: {last}")
+        return TorchAnswer(fault=f"exited with code {code} and no answer: {last}")

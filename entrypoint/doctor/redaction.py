@@ -8,13 +8,10 @@ from trainbox.contract.variables import SHOWN_VARIABLES
 
 _LONGEST = 240  # characters shown of a value; an image's NVIDIA_REQUIRE_CUDA has a thousand
 # Other variables that may explain a problem. Only their names are shown.
-_NAMED = (
-    *("RDZV_ID", "RDZV_SECRET", "RDZV_SECRET_FILE", "SET", "http_proxy", "https_proxy", "no_proxy"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
-)
-_NAMED_PREFIXES = (
-    *("CUDA_", "NVIDIA_", "NCCL_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "MKL_"),
-    *("GLOO_", "TP_SOCKET", "SLURM_JOB", "SLURM_STEP", "SLURM_NODE", "PET_", "TRAINBOX_"),
+_NAMED = re.compile(
+    "(?:CUDA|NVIDIA|NCCL|TORCH|TORCHINDUCTOR|PYTORCH|OMP|MKL|GLOO|PET|TRAINBOX)_.*|TP_SOCKET.*"
+    "|SLURM_(?:JOB|STEP|NODE).*|RDZV_ID|RDZV_SECRET|RDZV_SECRET_FILE|SET|(?i:https?_proxy|no_proxy)",
+    re.DOTALL,
 )
 
 # Variables with the address of another machine, and sometimes a port.
@@ -25,18 +22,8 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _OTHERS_HOME = re.compile(r"/(home|Users)/[^/\s:'\"]+")
 
 # Common names of accounts and machines. If they were hidden, much of the report would be hidden.
-_NOBODY = (
-    "root",
-    "trainbox",
-    "ubuntu",
-    "debian",
-    "nvidia",
-    "user",
-    "nobody",
-    "jovyan",
-    "localhost",
-    "local",
-    "localdomain",
+_NOBODY = re.compile(
+    "root|trainbox|ubuntu|debian|nvidia|user|nobody|jovyan|localhost|local|localdomain", re.I
 )
 
 Hidden = Sequence[tuple[str, str]]  # (text to hide, its replacement), the longest text first
@@ -53,7 +40,7 @@ def private_names(homes: Iterable[str], users: Iterable[str], hosts: Iterable[st
         label, _, domain = host.partition(".")
         names |= {host: "[host]", label: "[host]", domain: "[domain]"}
     names |= dict.fromkeys(users, "[user]")
-    kept = ((name, shown) for name, shown in names.items() if name and name.lower() not in _NOBODY)
+    kept = [pair for pair in names.items() if pair[0] and not _NOBODY.fullmatch(pair[0])]
     return sorted(kept, key=lambda pair: -len(pair[0]))
 
 
@@ -96,17 +83,13 @@ def shown_environment(env: Mapping[str, str], hidden: Hidden = ()) -> list[tuple
     return [
         (
             name if _PLAIN_NAME.fullmatch(name) else redacted(name, hidden),
-            _shown(name, env[name], hidden),
+            NOT_SHOWN
+            if name not in SHOWN_VARIABLES
+            else redacted(env[name], hidden) or "(set, empty)",
         )
         for name in sorted(env)
-        if name in SHOWN_VARIABLES or name in _NAMED or name.startswith(_NAMED_PREFIXES)
+        if name in SHOWN_VARIABLES or _NAMED.fullmatch(name)
     ]
-
-
-def _shown(name: str, value: str, hidden: Hidden) -> str:
-    if name not in SHOWN_VARIABLES:
-        return NOT_SHOWN
-    return redacted(value, hidden) or "(set, empty)"
 
 
 def _printable(text: str) -> str:

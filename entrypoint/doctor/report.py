@@ -7,53 +7,16 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from entrypoint.doctor.redaction import Hidden, redacted, shown_environment
-from entrypoint.doctor.surroundings import Folder, Surroundings
-from entrypoint.driver.gpus import Gpu
+from entrypoint.doctor.surroundings import Surroundings
+from entrypoint.driver.gpus import Detection, Gpu
 from entrypoint.health.screen import closing_line
 from entrypoint.health.verdict import Finding, Result, Verdict, by_weight
 
 _REPORTED = (Result.CRITICAL, Result.UNKNOWN, Result.WARN)
-_NETWORK = (
-    "nfs",
-    "nfs4",
-    "lustre",
-    "cifs",
-    "smb3",
-    "gpfs",
-    "beegfs",
-    "ceph",
-    "glusterfs",
-    "afs",
-    "9p",
-    "virtiofs",
-    "panfs",
-)
-_DOCKER_CAPABILITIES = "00000000a80425fb"
-_MIB_PER_GIB = 1024
 _LONGEST_PROBLEM = 800  # characters; the remedy at the end must not be cut off
 _NEEDED = re.compile(r"nvidia(?:ctl|-uvm|\d+)")  # devices for computing; others are for screens
-
-Rows = list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class DriverAnswer:
-    """The answers of the NVIDIA driver.
-
-    Attributes:
-        summary: the version, or why it is not known.
-        installed: whether the driver is installed, even if it does not work.
-        gpus: all GPUs that the driver lists.
-        visible: the GPUs that CUDA_VISIBLE_DEVICES selects.
-    """
-
-    summary: str
-    installed: bool
-    gpus: tuple[Gpu, ...] = ()
-    visible: tuple[Gpu, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,11 +44,12 @@ class TorchAnswer:
 
 @dataclass(frozen=True)
 class Examination:
-    """The values of a report."""
+    """The values of a report. `visible` are the GPUs that CUDA_VISIBLE_DEVICES selects."""
 
     taken_at: str
     verdict: Verdict
-    driver: DriverAnswer
+    driver: Detection
+    visible: tuple[Gpu, ...]
     torch: TorchAnswer
     around: Surroundings
     env: Mapping[str, str]
@@ -94,13 +58,6 @@ class Examination:
 
 def report(seen: Examination) -> str:
     """Return the whole report. Private text is removed from each value of another program."""
-    sections = {
-        "versions": list(seen.around.software.items()),
-        "GPUs": _gpus(seen),
-        "runtime": _runtime(seen.around),
-        "mounts and disk": [(folder.name, _folder(folder)) for folder in seen.around.folders],
-        "limits": _limits(seen.around),
-    }
     lines = [
         f"trainbox doctor, {seen.taken_at}. Names, home folders and values that look like secrets "
         "are removed. Read the report before you paste it.",
@@ -110,9 +67,11 @@ def report(seen: Examination) -> str:
         *(f"- {line}" for line in finding_lines(seen.verdict.findings, seen.hidden)),
         *(f"- {redacted(line, seen.hidden, _LONGEST_PROBLEM)}" for line in problems(seen)),
     ]
+    sections: dict[str, Mapping[str, str]] = {"GPUs": _gpus(seen), **seen.around.sections}
     for title, rows in sections.items():
-        lines += _section(title, [(name, redacted(value, seen.hidden)) for name, value in rows])
-    return "\n".join([*lines, *_section("environment", shown_environment(seen.env, seen.hidden))])
+        lines += _section(title, {name: redacted(row, seen.hidden) for name, row in rows.items()})
+    environment = dict(shown_environment(seen.env, seen.hidden))
+    return "\n".join([*lines, *_section("environment", environment)])
 
 
 def finding_lines(findings: Iterable[Finding], hidden: Hidden) -> list[str]:
@@ -122,15 +81,14 @@ def finding_lines(findings: Iterable[Finding], hidden: Hidden) -> list[str]:
         alike.setdefault(dataclasses.replace(finding, gpu=None, uuid=None), []).append(
             finding.gpu or ""
         )
-    merged = (
-        dataclasses.replace(
-            finding, gpu=",".join(gpus) or None, read=redacted(finding.read, hidden)
-        )
-        for finding, gpus in alike.items()
-    )
     return [
-        dataclasses.replace(finding, limit=redacted(finding.limit, hidden)).line
-        for finding in merged
+        dataclasses.replace(
+            finding,
+            gpu=",".join(gpus) or None,
+            read=redacted(finding.read, hidden),
+            limit=redacted(finding.limit, hidden),
+        ).line
+        for finding, gpus in alike.items()
     ]
 
 
@@ -138,7 +96,7 @@ def problems(seen: Examination) -> list[str]:
     """Return the problems that no check of the verdict covers, each with its remedy."""
     around = seen.around
     found = [difference(seen), *seen.torch.warnings]
-    if not seen.driver.installed and (around.kernel_module or around.pci_gpus):
+    if seen.driver.absent and (around.kernel_module or around.pci_gpus):
         found.append(_gpus_not_given(around))
     if around.own_name_fault:
         found.append(
@@ -150,7 +108,7 @@ def problems(seen: Examination) -> list[str]:
 
 def difference(seen: Examination) -> str:
     """Return the likely reason why torch does not see the visible GPUs, or "" if it does."""
-    answer, driver, visible = seen.torch, seen.driver, len(seen.driver.visible)
+    answer, driver, visible = seen.torch, seen.driver, len(seen.visible)
     if answer.fault:
         return f"torch {answer.fault}"
     if not answer.version:
@@ -158,24 +116,18 @@ def difference(seen: Examination) -> str:
     if answer.count == visible:
         return ""
     left = "" if visible == len(driver.gpus) else f", CUDA_VISIBLE_DEVICES leaves {visible}"
-    counts = (
-        f"driver sees {len(driver.gpus)} GPU{'s' if len(driver.gpus) != 1 else ''}{left}, torch "
-        f"sees {answer.count}"
-    )
-    return f"{counts}: {_reason(seen)}"
+    counts = f"{len(driver.gpus)} GPU{'s' if len(driver.gpus) != 1 else ''}{left}"
+    return f"driver sees {counts}, torch sees {answer.count}: {_reason(seen)}"
 
 
 def _reason(seen: Examination) -> str:
-    answer, visible, devices = seen.torch, seen.driver.visible, seen.around.devices
+    answer, visible, devices = seen.torch, seen.visible, seen.around.devices
     too_old = any(
         finding.check == "cuda" and finding.result is Result.CRITICAL
         for finding in seen.verdict.findings
     )
-    closed = [
-        f"/dev/{name}"
-        for name, access in devices.items()
-        if _NEEDED.fullmatch(name) and access != "rw"
-    ]
+    needed = [name for name in devices if _NEEDED.fullmatch(name)]
+    closed = [f"/dev/{name}" for name in needed if devices[name] != "rw"]
     reasons = {
         "Trainbox plans with the driver's list; start the container with "
         "NVIDIA_DRIVER_CAPABILITIES=compute,utility": (answer.count > len(visible)),
@@ -210,177 +162,46 @@ def _gpus_not_given(around: Surroundings) -> str:
             f"{around.pci_gpus} NVIDIA GPU(s) on the PCI bus, but no driver is loaded: install "
             "the driver on the host"
         )
-    inside = (
+    reason = (
         "this container has no access to it: start it with --gpus all (it needs "
         "nvidia-container-toolkit on the host)"
-    )
-    missing = (
-        "its libraries are missing: install the driver's user-space packages, such as "
+        if around.signs
+        else "its libraries are missing: install the driver's user-space packages, such as "
         "libnvidia-compute"
     )
-    return (
-        f"the host runs NVIDIA driver {around.kernel_module}, but "
-        f"{inside if around.signs else missing}"
-    )
+    return f"the host runs NVIDIA driver {around.kernel_module}, but {reason}"
 
 
-def _gpus(seen: Examination) -> Rows:
+def _gpus(seen: Examination) -> dict[str, str]:
     answer, driver = seen.torch, seen.driver
-    versions = [f"CUDA {answer.cuda}" if answer.cuda else "without CUDA"]
-    versions += [f"cuDNN {answer.cudnn}"] if answer.cudnn else []
-    versions += [f"NCCL {answer.nccl}"] if answer.nccl else []
-    rows = [
-        ("driver", driver.summary),
-        ("kernel module", seen.around.kernel_module or "not loaded here"),
-    ]
-    rows += [
-        ("CUDA", finding.read)
+    summary = driver.absent or driver.broken or f"version {driver.driver_version}"
+    rows = {"driver": summary}
+    rows |= {
+        finding.check: finding.read
         for finding in seen.verdict.findings
         if finding.check == "cuda" and finding.result is Result.PASS
-    ]
-    rows += [
-        (_span([gpu.label for gpu in group]), text)
-        for text, group in groupby(driver.gpus, _gpu_text)
-    ]
-    rows += [("memory in use", used)] if (used := _memory_in_use(seen.verdict)) else []
-    rows += [
-        (
-            "torch",
-            ", ".join([answer.version, *versions, *["Apple GPU"] * answer.mps])
-            if answer.version
-            else "no answer",
-        )
-    ]
-    if answer.file and not answer.file.startswith(seen.around.python_prefix):
-        rows.append(("torch's path", f"{answer.file}, which is outside this Python's folder"))
-    rows.append(
-        (
-            "seen",
-            f"by the driver {len(driver.gpus)}, visible {len(driver.visible)}, by torch "
-            f"{answer.count}",
-        )
+    }
+    used_mib = {gpu["gpu"]: gpu.get("memory_used_mib", "unknown") for gpu in seen.verdict.gpus}
+    for gpu in driver.gpus:
+        used = f", {used_mib[gpu.label]} MiB in use" if gpu.label in used_mib else ""
+        fault = f": {gpu.fault}" if gpu.fault else ""
+        rows[f"GPU {gpu.label}"] = f"{gpu.name}, {gpu.memory_mib} MiB{used}{fault}"
+    versions = f"CUDA {answer.cuda}, cuDNN {answer.cudnn}, NCCL {answer.nccl or None}"
+    rows["torch"] = (
+        f"{answer.version}, {versions}, {answer.file}" if answer.version else "no answer"
     )
-    rows += (
-        [(f"torch's {index}", name) for index, name in enumerate(answer.names)]
-        if _other_names(seen)
-        else []
+    rows["seen"] = (
+        f"by the driver {len(driver.gpus)}, visible {len(seen.visible)}, by torch {answer.count}"
     )
-    if answer.error and (driver.installed or not answer.version):
-        rows.append(("torch's error", answer.error))
+    if answer.names or answer.mps:
+        rows["torch's GPUs"] = ", ".join(answer.names) or "Apple GPU"
+    if answer.error and not (driver.absent and answer.version):
+        rows["torch's error"] = answer.error
     return rows
 
 
-def _memory_in_use(verdict: Verdict) -> str:
-    used = [
-        (
-            str(gpu["gpu"]),
-            f"{gpu['memory_used_mib']:,} MiB" if "memory_used_mib" in gpu else "unknown",
-        )
-        for gpu in verdict.gpus
-    ]
-    groups = groupby(used, lambda pair: pair[1])
-    return ", ".join(
-        f"{_span([label for label, _ in group])}: {memory}" for memory, group in groups
-    )
-
-
-def _other_names(seen: Examination) -> bool:
-    return sorted(seen.torch.names) != sorted(gpu.name for gpu in seen.driver.visible)
-
-
-def _gpu_text(gpu: Gpu) -> str:
-    return f"{gpu.name}, {gpu.memory_mib:,} MiB{f': {gpu.fault}' if gpu.fault else ''}"
-
-
-def _span(labels: Sequence[str]) -> str:
-    return f"GPU {labels[0]}" if len(labels) == 1 else f"GPU {labels[0]} to {labels[-1]}"
-
-
-def _runtime(around: Surroundings) -> Rows:
-    groups = f", groups {' '.join(map(str, around.groups))}" if around.groups else ""
-    named = "" if around.has_passwd_entry else ", no passwd entry"
-    effective, seccomp = (
-        around.process_status.get("CapEff", "unknown"),
-        around.process_status.get("Seccomp", "unknown"),
-    )
-    capabilities = {"0" * 16: "none", _DOCKER_CAPABILITIES: "Docker's default"}.get(
-        effective, effective
-    )
-    nodes: dict[str, list[str]] = {}
-    for name, access in around.devices.items():
-        nodes.setdefault(access or "no access", []).append(name)
-    name = "resolved to a loopback address" if around.own_name_loopback else "resolved"
-    return [
-        (
-            "inside",
-            ", ".join(around.signs) or "no container and no scheduler detected",
-        ),
-        ("user", f"uid {around.uid}, gid {around.gid}{groups}{named}"),
-        ("capabilities", capabilities),
-        (
-            "no new privileges",
-            {"0": "off", "1": "on"}.get(around.process_status.get("NoNewPrivs", ""), "unknown"),
-        ),
-        ("seccomp", {"0": "off", "1": "strict", "2": "filter"}.get(seccomp, seccomp)),
-        (
-            "/dev",
-            "; ".join(f"{access}: {' '.join(names)}" for access, names in nodes.items())
-            or "no nvidia*",
-        ),
-        ("PCI bus", f"{around.pci_gpus} NVIDIA GPU(s)"),
-        ("between nodes", f"NCCL over {around.nccl_network}"),
-        ("own host name", around.own_name_fault or name),
-    ]
-
-
-def _folder(folder: Folder) -> str:
-    path = (
-        folder.path
-        if folder.path == folder.found
-        else f"{folder.path} is missing; would be in {folder.found}"
-    )
-    remote = ", over the network" if folder.file_system in _NETWORK else ""
-    remote = ", through a program" if folder.file_system.startswith("fuse") else remote
-    access = (
-        "read-only"
-        if folder.read_only
-        else "writable"
-        if folder.writable
-        else "not writable by this user"
-    )
-    return (
-        f"{path}: {folder.file_system}{remote}, {access}, {_size(folder.free_mib)} free of "
-        f"{_size(folder.total_mib)}"
-    )
-
-
-def _limits(around: Surroundings) -> Rows:
-    memory = "unknown" if around.memory_mib is None else _size(around.memory_mib)
-    limit = "none" if around.memory_limit_mib is None else _size(around.memory_limit_mib)
-    return [
-        ("CPUs", f"{around.cpus} usable of {around.host_cpus}"),
-        ("memory", f"{memory}, cgroup limit {limit}"),
-        ("pids", f"cgroup limit {'none' if around.pids_limit is None else around.pids_limit}"),
-        ("ulimits", ", ".join(_ulimit(name, *both) for name, both in around.ulimits.items())),
-    ]
-
-
-def _ulimit(name: str, soft: int, hard: int) -> str:
-    def text(limit: int) -> str:
-        if limit < 0:
-            return "unlimited"
-        return f"{limit // 1024} KiB" if name in ("memlock", "core") else str(limit)
-
-    raised = f" (can be raised to {text(hard)})" if soft != hard else ""
-    return f"{name} {text(soft)}{raised}"
-
-
-def _size(mib: int) -> str:
-    return f"{mib:,} MiB" if mib < 10 * _MIB_PER_GIB else f"{mib // _MIB_PER_GIB:,} GiB"
-
-
-def _section(title: str, rows: Rows) -> list[str]:
+def _section(title: str, rows: Mapping[str, str]) -> list[str]:
     if not rows:
         return []
-    width = max(len(name) for name, _ in rows)
-    return ["", f"## {title}", *(f"    {name:<{width}}  {value}" for name, value in rows)]
+    width = max(len(name) for name in rows)
+    return ["", f"## {title}", *(f"    {name:<{width}}  {row}" for name, row in rows.items())]

@@ -1,148 +1,101 @@
-"""Read the surroundings of a training on this machine as values.
+"""Read the surroundings of a training on this machine as rows of a report.
 
 Nothing is written. The network is used only to resolve this machine's host name.
 """
 
 import importlib.metadata
-import json
 import os
 import platform
 import pwd
 import re
 import resource
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
-from entrypoint.doctor.redaction import other_hosts
+from entrypoint.doctor.redaction import Hidden, other_hosts, private_names
 from entrypoint.health.node import nearest
 from entrypoint.system.cgroup import file_text, levels
 from entrypoint.system.cpus import usable_cpus
 from entrypoint.system.infiniband import read_infiniband
+from entrypoint.system.memory import memory_of_cgroups
+from entrypoint.system.revision import image_build, revision
 
-_MIB = 2**20
 _ROOT = Path(__file__).parents[2]
-_UNLIMITED = 2**60  # bytes: cgroups of version 1 write a number near 2**63 for "no limit"
-_GIT_S, _RESOLVE_S = 5.0, 5.0
-_ULIMITS = {
-    "nofile": resource.RLIMIT_NOFILE,
-    "nproc": resource.RLIMIT_NPROC,
-    "memlock": resource.RLIMIT_MEMLOCK,
-    "core": resource.RLIMIT_CORE,
-}
-
-
-@dataclass(frozen=True)
-class Folder:
-    """A folder that trainings use.
-
-    `found` is the folder itself, or the existing folder in which it would be created.
-    """
-
-    name: str
-    path: str
-    found: str
-    file_system: str
-    read_only: bool
-    writable: bool
-    free_mib: int
-    total_mib: int
+_GIB = 2**30
+_RESOLVE_S = 5.0
+_PACKAGES = ("torch", "torchvision", "numpy", "nvidia-ml-py")
+_MARKS = ("/.dockerenv", "/run/.containerenv")  # files that container engines create
+_USER_NAMES = ("USER", "LOGNAME", "LNAME", "USERNAME", "SUDO_USER", "SLURM_JOB_USER")
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The software, the permissions, the folders and the limits of this machine.
+    """This machine as rows of a report, and the values that explain problems.
 
-    A value is None if the system does not report it or sets no limit.
+    Attributes:
+        sections: the rows of each section, by the title of the section.
+        signs: the containers and schedulers around this process.
+        devices: NVIDIA's nodes in /dev, with this user's access, such as rw.
+        kernel_module: the version of NVIDIA's module, empty if it is not loaded.
+        pci_gpus: the number of NVIDIA GPUs on the PCI bus.
+        own_name_fault: why this machine's host name cannot be resolved, or empty.
     """
 
-    software: Mapping[str, str]
-    python_prefix: str
-    signs: tuple[str, ...]  # of containers and schedulers
-    uid: int
-    gid: int
-    groups: tuple[int, ...]
-    has_passwd_entry: bool
-    process_status: Mapping[str, str]  # lines of /proc/self/status
-    devices: Mapping[str, str]  # NVIDIA's nodes in /dev, with this user's access, such as rw
-    kernel_module: str  # version of NVIDIA's module, empty if it is not loaded
-    pci_gpus: int  # the number of NVIDIA GPUs on the PCI bus
-    nccl_network: str  # that NCCL uses between nodes
-    folders: tuple[Folder, ...]
-    cpus: int
-    host_cpus: int | None
-    memory_mib: int | None
-    memory_limit_mib: int | None
-    pids_limit: int | None
-    ulimits: Mapping[str, tuple[int, int]]  # soft and hard, -1 for none; memlock and core in bytes
-    own_name_fault: str  # why this machine's host name cannot be resolved, or empty
-    own_name_loopback: bool
-
-
-@dataclass(frozen=True)
-class Identity:
-    """The names that identify a user or a machine, which a report hides."""
-
-    homes: tuple[str, ...]
-    users: tuple[str, ...]
-    hosts: tuple[str, ...]
+    sections: Mapping[str, Mapping[str, str]]
+    signs: tuple[str, ...]
+    devices: Mapping[str, str]
+    kernel_module: str
+    pci_gpus: int
+    own_name_fault: str
 
 
 def read_surroundings(
     runs_dir: Path, data_dir: Path, env: Mapping[str, str]
-) -> tuple[Surroundings, Identity]:
-    """Return the surroundings and the names to hide.
+) -> tuple[Surroundings, Hidden]:
+    """Return the surroundings, and the names to hide.
 
     If git or the name resolution hangs, this takes up to ten seconds.
     """
     fault, canonical, loopback = _own_name()
-    folders = {
-        "root": Path("/"),
-        "home": Path(env.get("HOME") or "/"),
-        "runs": runs_dir,
-        "data": data_dir,
+    marks = tuple(mark for mark in _MARKS if Path(mark).exists())
+    cgroup = file_text(Path("/proc/self/cgroup"))
+    signs = container_signs(env, cgroup, platform.release(), marks)
+    devices, pci_gpus = _devices(), _pci_gpus()
+    kernel_module = _first(r"(\d+(?:\.\d+)+)", "/proc/driver/nvidia/version")
+    account, groups = _account(), " ".join(map(str, os.getgroups()))
+    homes = [home for home in (env.get("HOME"), account and account.pw_dir) if home]
+    homes += [os.path.realpath(home) for home in homes]
+    users = [env.get(name, "") for name in _USER_NAMES] + [account.pw_name if account else ""]
+    users += [Path(home).name for home in homes if home.startswith(("/home/", "/Users/"))]
+    hidden = private_names(homes, users, [socket.gethostname(), canonical, *other_hosts(env)])
+    runtime = {
+        "inside": ", ".join(signs) or "no container and no scheduler detected",
+        "user": f"uid {os.getuid()}, gid {os.getgid()}, groups {groups or 'none'}"
+        f"{'' if account else ', no passwd entry'}",
+        "permissions": _permissions(file_text(Path("/proc/self/status"))),
+        "/dev": ", ".join(f"{name} {access or 'no access'}" for name, access in devices.items())
+        or "no nvidia*",
+        "PCI bus": f"{pci_gpus} NVIDIA GPU(s)",
+        "kernel module": kernel_module or "not loaded here",
+        "between nodes": f"NCCL over {read_infiniband(env).network}",
+        "own host name": fault or f"resolved{' to a loopback address' if loopback else ''}",
     }
+    folders = {"root": Path("/"), "home": Path(env.get("HOME") or "/"), "runs": runs_dir}
     # Doctor only looks at these folders and does not write to them.
-    folders |= {"temporary": Path("/tmp"), "shared memory": Path("/dev/shm")}  # noqa: S108
+    folders |= {"data": data_dir, "temporary": Path("/tmp"), "shared memory": Path("/dev/shm")}  # noqa: S108
     mounts = file_text(Path("/proc/self/mounts"))
-    account = _account()
-    found = Surroundings(
-        software=_software(env),
-        python_prefix=sys.prefix,
-        signs=container_signs(
-            env, file_text(Path("/proc/self/cgroup")), platform.release(), _marks()
-        ),
-        uid=os.getuid(),
-        gid=os.getgid(),
-        groups=tuple(sorted({*os.getgroups()} - {os.getgid()})),
-        has_passwd_entry=account is not None,
-        process_status=dict(
-            re.findall(
-                r"^(CapEff|NoNewPrivs|Seccomp):\s+(\S+)", file_text(Path("/proc/self/status")), re.M
-            )
-        ),
-        devices=_devices(),
-        kernel_module=_first(r"(\d+(?:\.\d+)+)", file_text(Path("/proc/driver/nvidia/version")))
-        or "",
-        pci_gpus=_pci_gpus(),
-        nccl_network=read_infiniband(env).network,
-        folders=tuple(
-            folder for name, path in folders.items() if (folder := _folder(name, path, mounts))
-        ),
-        cpus=usable_cpus(),
-        host_cpus=os.cpu_count(),
-        memory_mib=_memory_mib(),
-        memory_limit_mib=_in_mib(_cgroup_limit("memory", "memory.max", "memory.limit_in_bytes")),
-        pids_limit=_cgroup_limit("pids", "pids.max", "pids.max"),
-        ulimits={name: resource.getrlimit(number) for name, number in _ULIMITS.items()},
-        own_name_fault=fault,
-        own_name_loopback=loopback,
-    )
-    return found, _identity(env, account, canonical)
+    sections = {
+        "versions": _versions(env),
+        "runtime": runtime,
+        "mounts and disk": {name: _folder(path, mounts) for name, path in folders.items()},
+        "limits": _limits(),
+    }
+    return Surroundings(sections, signs, devices, kernel_module, pci_gpus, fault), hidden
 
 
 def container_signs(
@@ -152,24 +105,17 @@ def container_signs(
 
     `marks` are the existing marker files, such as /.dockerenv.
     """
-    kinds = {
-        "docker": "Docker",
-        "libpod": "Podman",
-        "kubepods": "Kubernetes",
-        "containerd": "containerd",
-        "lxc": "LXC",
+    signs = {
+        "Docker": "/.dockerenv" in marks or "docker" in cgroup,
+        "Podman": "/run/.containerenv" in marks or "libpod" in cgroup,
+        "Apptainer": "APPTAINER_NAME" in env or "SINGULARITY_NAME" in env,
+        "Kubernetes": "KUBERNETES_SERVICE_HOST" in env or "kubepods" in cgroup,
+        "containerd": "containerd" in cgroup,
+        "LXC": "lxc" in cgroup,
+        "a SLURM job": "SLURM_JOB_ID" in env,
+        "WSL": "microsoft" in kernel.lower(),
     }
-    names = {
-        "APPTAINER_NAME": "Apptainer",
-        "SINGULARITY_NAME": "Apptainer",
-        "KUBERNETES_SERVICE_HOST": "Kubernetes",
-        "SLURM_JOB_ID": "a SLURM job",
-    }
-    signs = [{"/.dockerenv": "Docker", "/run/.containerenv": "Podman"}[mark] for mark in marks]
-    signs += [sign for name, sign in names.items() if name in env]
-    signs += [sign for kind, sign in kinds.items() if kind in cgroup]
-    signs += ["WSL"] if "microsoft" in kernel.lower() else []
-    return tuple(dict.fromkeys(signs))
+    return tuple(sign for sign, found in signs.items() if found)
 
 
 def file_system_of(path: str, mounts: str) -> str:
@@ -188,71 +134,33 @@ def file_system_of(path: str, mounts: str) -> str:
     return kind
 
 
-def _marks() -> tuple[str, ...]:
-    """Return the marker files of container engines that exist."""
-    return tuple(mark for mark in ("/.dockerenv", "/run/.containerenv") if Path(mark).exists())
-
-
-def _software(env: Mapping[str, str]) -> dict[str, str]:
+def _versions(env: Mapping[str, str]) -> dict[str, str]:
     """Return the names and versions of the software, and the name of the CPU."""
-    try:
-        system = platform.freedesktop_os_release()["PRETTY_NAME"]
-    except (OSError, KeyError):
-        system = platform.platform(terse=True)
-    cpu = (
-        _first(r"^model name\s*: (.*)$", file_text(Path("/proc/cpuinfo")))
-        or platform.processor()
-        or "unknown"
-    )
+    # Outside of a checkout, git would describe the repository around the installed package.
+    checkout = revision(_ROOT) if (_ROOT / ".git").exists() else None
+    system = _first('^PRETTY_NAME="(.*)"', "/etc/os-release") or platform.system()
     libc = " ".join(platform.libc_ver())
-    software = {"trainbox": f"{_version('trainbox')}, revision {_revision(env)}"}
-    if image := env.get("TRAINBOX_IMAGE_DIGEST"):
-        software["image"] = image
-    software["python"] = f"{platform.python_version()}, {sys.prefix}"
-    packages = (
-        f"{name} {_version(name)}" for name in ("torch", "torchvision", "numpy", "nvidia-ml-py")
-    )
-    return software | {
-        "packages": ", ".join(packages),
+    return {
+        "trainbox": f"{_version('trainbox')}, "
+        f"revision {image_build(env).get('revision') or checkout or 'unknown'}",
+        "python": f"{platform.python_version()}, {sys.prefix}",
+        "packages": ", ".join(f"{name} {_version(name)}" for name in _PACKAGES),
         "system": f"{system}, kernel {platform.release()} {platform.machine()}, {libc}",
-        "CPU": cpu,
+        "CPU": _first(r"^model name\s*: (.*)$", "/proc/cpuinfo") or platform.processor(),
     }
 
 
 def _version(package: str) -> str:
-    """Return the version of an installed package."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+    installed = importlib.metadata.distributions(name=package)
+    return next((distribution.version for distribution in installed), "not installed")
 
 
-def _revision(env: Mapping[str, str]) -> str:
-    """Return the revision from the image's build information, else from git."""
-    if baked := env.get("TRAINBOX_BUILD_INFO"):
-        try:
-            return str(json.loads(Path(baked).read_text(encoding="utf-8"))["revision"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return f"unknown ({baked}: {type(error).__name__})"
-    if not (_ROOT / ".git").exists():
-        return "unknown"  # git would describe the user's repository around an installed package
-    command = [
-        "git",
-        "--no-optional-locks",
-        "-C",
-        str(_ROOT),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=12",
-        "--exclude=*",
-    ]
-    try:
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=_GIT_S
-        ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown (git failed)"
+def _permissions(status: str) -> str:
+    """Return the capabilities and the restrictions of this process, as the kernel writes them."""
+    return ", ".join(
+        f"{name} {value}"
+        for name, value in re.findall(r"^(CapEff|NoNewPrivs|Seccomp):\s+(\S+)", status, re.M)
+    )
 
 
 def _devices() -> dict[str, str]:
@@ -260,13 +168,12 @@ def _devices() -> dict[str, str]:
 
     The access comes from the mode of each file. Opening a node would wake a driver that may hang.
     """
-    nodes = [node for node in sorted(Path("/dev").glob("nvidia*")) if not node.is_dir()] + list(
-        Path("/dev").glob("dxg")
-    )
+    found = (node for name in ("nvidia*", "dxg") for node in sorted(Path("/dev").glob(name)))
     modes = {"r": os.R_OK, "w": os.W_OK}
     return {
         node.name: "".join(letter for letter, mode in modes.items() if os.access(node, mode))
-        for node in nodes
+        for node in found
+        if not node.is_dir()
     }
 
 
@@ -277,44 +184,39 @@ def _pci_gpus() -> int:
     return sum(kind.startswith(("0x0300", "0x0302")) for kind in kinds)
 
 
-def _folder(name: str, path: Path, mounts: str) -> Folder | None:
-    """Return the properties of the folder `path`, or None if it cannot be examined."""
+def _folder(path: Path, mounts: str) -> str:
     absolute = Path(os.path.realpath(path))
     found = nearest(absolute)
     try:
         disk = os.statvfs(found)
-    except OSError:
-        return None
-    return Folder(
-        name,
-        str(absolute),
-        str(found),
-        file_system_of(str(found), mounts),
-        bool(disk.f_flag & os.ST_RDONLY),
-        os.access(found, os.W_OK | os.X_OK),
-        disk.f_bavail * disk.f_frsize // _MIB,
-        disk.f_blocks * disk.f_frsize // _MIB,
-    )
+    except OSError as error:
+        return f"{found}: {error.strerror}"
+    where = found if found == absolute else f"{absolute} is missing; would be in {found}"
+    if disk.f_flag & os.ST_RDONLY:
+        access = "read-only"
+    else:
+        access = f"{'' if os.access(found, os.W_OK | os.X_OK) else 'not '}writable by this user"
+    free, total = (blocks * disk.f_frsize / _GIB for blocks in (disk.f_bavail, disk.f_blocks))
+    kind = file_system_of(str(found), mounts)
+    return f"{where}: {kind}, {access}, {free:,.1f} GiB free of {total:,.1f}"
 
 
-def _memory_mib() -> int | None:
-    total_kib = _first(r"^MemTotal: +(\d+) kB", file_text(Path("/proc/meminfo")))
-    return int(total_kib) // 1024 if total_kib else None
-
-
-def _cgroup_limit(controller: str, version_2_file: str, version_1_file: str) -> int | None:
-    """Return the lowest limit of this process's cgroup and its parents, or None."""
-    texts = [
-        file_text(level / (version_2_file if version_2 else version_1_file)).strip()
-        for level, version_2 in levels(controller)
-    ]
-    return min(
-        (int(text) for text in texts if text.isdigit() and int(text) < _UNLIMITED), default=None
-    )
-
-
-def _in_mib(size: int | None) -> int | None:
-    return None if size is None else size // _MIB
+def _limits() -> dict[str, str]:
+    limits_mib = [each.limit_mib for each in memory_of_cgroups() if each.limit_mib is not None]
+    pids = [file_text(level / "pids.max").strip() for level, _ in levels("pids")]
+    lowest = min((int(limit) for limit in pids if limit.isdigit()), default="none")
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / _GIB
+    pairs = {
+        name: resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))
+        for name in ("nofile", "nproc", "memlock", "core")
+    }
+    ulimits = ", ".join(f"{name} {soft} (hard {hard})" for name, (soft, hard) in pairs.items())
+    return {
+        "CPUs": f"{usable_cpus()} usable of {os.cpu_count()}",
+        "memory": f"{total:,.1f} GiB, cgroup limit in MiB: {min(limits_mib, default='none')}",
+        "pids": f"cgroup limit {lowest}",
+        "ulimits": re.sub(r"-1\b", "unlimited", ulimits),
+    }
 
 
 def _own_name() -> tuple[str, str, bool]:
@@ -322,15 +224,14 @@ def _own_name() -> tuple[str, str, bool]:
 
     A thread resolves the name, because a broken resolver takes minutes.
     """
-    answers: list[tuple[str, str, bool]] = []
+    answers = [(f"no answer within {_RESOLVE_S:g} s", "", False)]
 
     def resolve() -> None:
         try:
             found = socket.getaddrinfo(
                 socket.gethostname(), None, type=socket.SOCK_STREAM, flags=socket.AI_CANONNAME
             )
-            addresses = {str(entry[4][0]) for entry in found}
-            loopback = all(address.startswith("127.") or address == "::1" for address in addresses)
+            loopback = all(ip_address(entry[4][0]).is_loopback for entry in found)
             answers.append(("", found[0][3], loopback))
         except (OSError, UnicodeError) as error:
             answers.append((getattr(error, "strerror", None) or str(error), "", False))
@@ -338,7 +239,7 @@ def _own_name() -> tuple[str, str, bool]:
     thread = threading.Thread(target=resolve, daemon=True)
     thread.start()
     thread.join(_RESOLVE_S)
-    return answers[0] if answers else (f"no answer within {_RESOLVE_S:g} s", "", False)
+    return answers[-1]
 
 
 def _account() -> pwd.struct_passwd | None:
@@ -349,23 +250,7 @@ def _account() -> pwd.struct_passwd | None:
         return None
 
 
-def _identity(
-    env: Mapping[str, str], account: pwd.struct_passwd | None, canonical: str
-) -> Identity:
-    """Return the names to hide: homes, users and hosts."""
-    homes = [env.get("HOME", ""), account.pw_dir if account else ""]
-    homes += [os.path.realpath(home) for home in homes if home]
-    users = [
-        env.get(name, "")
-        for name in ("USER", "LOGNAME", "LNAME", "USERNAME", "SUDO_USER", "SLURM_JOB_USER")
-    ]
-    users += [account.pw_name if account else ""]
-    users += [Path(home).name for home in homes if home.startswith(("/home/", "/Users/"))]
-    hosts = (socket.gethostname(), canonical, *other_hosts(env))
-    return Identity(tuple(homes), tuple(users), hosts)
-
-
-def _first(pattern: str, text: str) -> str | None:
-    """Return the first group of the first match, or None."""
-    match = re.search(pattern, text, re.M)
-    return match[1] if match else None
+def _first(pattern: str, path: str) -> str:
+    """Return the first group of the first match in a file, or an empty string."""
+    match = re.search(pattern, file_text(Path(path)), re.M)
+    return match[1] if match else ""

@@ -12,8 +12,8 @@ from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.script.python import installed, python_of_path
 from entrypoint.script.target import Target
+from entrypoint.system.revision import image_build
 from trainbox.contract.energy import earlier_joules
-from trainbox.contract.files import read_object
 from trainbox.contract.secret_rule import arguments_without_secrets, shown_variable
 
 _SCHEDULER = "SLURM_"
@@ -33,7 +33,7 @@ def describe(target: Target, env: Mapping[str, str]) -> dict[str, Any]:
         "arguments": arguments_without_secrets(target.arguments),
         "sources": {},
         "revision": None,
-        "build": _build(env) | {"extra_lock_sha256": _extra_lock_sha256()},
+        "build": image_build(env) | {"extra_lock_sha256": _extra_lock_sha256()},
         "image_digest": env.get("TRAINBOX_IMAGE_DIGEST"),
         "python": version,
         "interpreter": {"path": python.command[0], "from": python.origin} if python else None,
@@ -80,13 +80,6 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "name": gpu.name,
         "memory_mib": gpu.memory_mib,
     }
-
-
-def _build(env: Mapping[str, str]) -> dict[str, Any]:
-    try:
-        return read_object(Path(env.get("TRAINBOX_BUILD_INFO", "")))
-    except (OSError, ValueError):
-        return {}
 
 
 def _extra_lock_sha256() -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.script import opened
-from entrypoint.script.revision import committed, repository, revision
+from entrypoint.system.revision import committed, repository, revision
 from trainbox.contract.files import read_bytes
 from trainbox.contract.streams import message
 

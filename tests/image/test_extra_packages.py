@@ -148,7 +148,7 @@ def test_a_requirement_that_moves_torch_is_refused(checkout: Checkout) -> None:
     (checkout.path / "my.txt").write_text("einops==0.8.2\ntorch==2.0\n")
     done = checkout.run("make", "build", "REQUIREMENTS=my.txt")
     assert done.returncode == 2, done.stderr
-    assert "torch==2.0 needs torch 2.0.0, but requirements.lock has torch 2." in done.stderr
+    assert "you require torch==2.0 and torch==2." in done.stderr
     assert "Error 2" in done.stderr and "Traceback" not in done.stderr
     assert not (checkout.path / "my.lock").exists()
     built = checkout.compose("build", "train", IMAGE="trainbox-test-none", REQUIREMENTS="my.txt")

@@ -127,7 +127,7 @@ def test_every_second_round_is_in_reverse_order() -> None:
 
 FOREVER = "--max-steps 1000000000 --eval-every 1000000000 --checkpoint-minutes 1000000000"
 LENGTH = (
-    f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --mirror= --nnodes 1 --no-rehearsal"
+    f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --nnodes 1 --mirror= --no-rehearsal"
 )
 
 
@@ -135,11 +135,11 @@ LENGTH = (
     ("case", "arguments", "cpu", "expected"),
     [
         (TWO, ["mnist", "--set", "width=8"], False,
-         f"mnist --set width=8 --gpus 2 --batch-size 64 --workers 4 {LENGTH} --strategy ddp"),
+         f"mnist --set width=8 --gpus 2 --batch-size 64 --workers 4 --strategy ddp {LENGTH}"),
         (BenchCase(1, "single", None, None), [], True,
          f"--device cpu --processes 1 {LENGTH}"),
         (BenchCase(2, "ddp", None, 0), ["digits"], True,
-         f"digits --device cpu --processes 2 --workers 0 {LENGTH} --strategy ddp"),
+         f"digits --device cpu --processes 2 --workers 0 --strategy ddp {LENGTH}"),
     ],
 )  # fmt: skip
 def test_the_arguments_of_a_training(

@@ -203,17 +203,23 @@ def test_a_signal_ends_the_case_and_prints_the_finished_cases(
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (
-            ["--gpus", "1,2"],
-            3,
-            "bench: no case can be launched here: --gpus 1 requested, no GPU found: run "
-            "on a GPU host",
-        ),
-        (
-            ["--processes", "1", "--lr", "nan"],
-            2,
-            "no case can be launched here: Invalid value for '--lr': nan is not",
-        ),
+        (["--gpus", "1,2"], 3, "--gpus 1 requested, no GPU found: run on a GPU host"),
+        (["--processes", "1", "--lr", "nan"], 2, "Invalid value for '--lr': nan is not"),
+    ],
+)
+def test_if_no_case_can_be_launched_the_code_is_that_of_the_first(
+    forked: Trainbox, arguments: list[str], code: int, text: str
+) -> None:
+    ended = forked("bench", "digits", *arguments, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert ended.code == code
+    assert ended.err.splitlines()[-1].startswith(f"trainbox: bench: no case was measured: {text}")
+    assert f"no result: {text}" in ended.err and f": {text}" in ended.out
+    assert [path.name for path in Path(forked.folder).iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
         (
             ["--gpus", "2", "--device", "cpu"],
             2,

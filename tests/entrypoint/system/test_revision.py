@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.script.revision import revision
+from entrypoint.system.revision import revision
 
 _COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -1,11 +1,13 @@
-"""The commit of a script's project, from git or from the files of its repository."""
+"""The commit of a project, from git or the files of its repository, and the image's build."""
 
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from trainbox.contract.files import read_text
+from trainbox.contract.files import read_object, read_text
 from trainbox.contract.python_path import user_environment
 
 _GIT_S = 5.0
@@ -33,6 +35,14 @@ def committed(folder: Path) -> frozenset[str]:
     """Return git's digests of the files in the commit; empty if they are not known."""
     listed = _git(folder, "ls-tree", "-r", "--full-tree", "HEAD") or ""
     return frozenset(line.split()[2] for line in listed.splitlines())
+
+
+def image_build(env: Mapping[str, str]) -> dict[str, Any]:
+    """Return the build information of the image; empty outside of an image."""
+    try:
+        return read_object(Path(env.get("TRAINBOX_BUILD_INFO", "")))
+    except (OSError, ValueError):
+        return {}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
