@@ -1,15 +1,15 @@
-"""The newest verdict as pages for Prometheus and for probes."""
+"""The newest verdict as metrics for Prometheus and as an answer for probes."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from entrypoint.health.screen import closing_line
-from entrypoint.health.server import Page
 from entrypoint.health.verdict import Result, Verdict
 
 # Prometheus alerts compare these numbers. From 3 on, a run must not start.
@@ -36,7 +36,6 @@ _ENERGY = ("trainbox_gpu_energy_joules", "Energy used since the driver was loade
 _ECC = ("trainbox_gpu_ecc_errors", "Memory errors since the driver was loaded")
 _XIDS = ("trainbox_gpu_xids", "Xids since the monitor was started")
 _GPU = ("gpu", "uuid", "name")
-_TEXT = "text/plain; charset=utf-8"
 
 
 class Latest(Collector):
@@ -45,25 +44,33 @@ class Latest(Collector):
     def __init__(self, stale_s: float) -> None:
         self._stale_s = stale_s
         self._newest: tuple[float, Verdict, Mapping[tuple[str, int], int]] | None = None
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
 
     def put(self, verdict: Verdict, xids: Mapping[tuple[str, int], int]) -> None:
         """Replace the verdict, and the number of events of each (UUID, Xid)."""
         self._newest = (time.monotonic(), verdict, dict(xids))
 
-    def page(self, path: str, headers: Mapping[str, str]) -> Page:
-        """Return /metrics or /healthz."""
-        if path == "/metrics":
-            try:
-                encoder, content_type = choose_encoder(headers.get("accept", ""))
-            except (TypeError, ValueError):  # a version that is not a number
-                encoder, content_type = choose_encoder("")
-            return Page("200 OK", content_type, encoder(self._registry))
-        status, text = (
-            self.healthz() if path == "/healthz" else ("404 Not Found", "/healthz or /metrics")
-        )
-        return Page(status, _TEXT, f"{text}\n".encode())
+    def application(self) -> WSGIApplication:
+        """Return /metrics and /healthz."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        metrics = make_wsgi_app(registry)
+
+        def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+            if environ["PATH_INFO"] == "/metrics":
+                try:
+                    choose_encoder(environ.get("HTTP_ACCEPT", ""))
+                except (TypeError, ValueError):  # a version that is not a number
+                    status, text = "400 Bad Request", "the version in Accept is malformed"
+                else:
+                    return metrics(environ, start_response)  # type: ignore[no-any-return]
+            elif environ["PATH_INFO"] == "/healthz":
+                status, text = self.healthz()
+            else:
+                status, text = "404 Not Found", "/healthz or /metrics"
+            start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"{text}\n".encode()]
+
+        return answer
 
     def healthz(self) -> tuple[str, str]:
         """Return (HTTP status, text); 503 if the verdict is too old, since the monitor hangs."""
