@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from entrypoint.driver.readings import Unread
 from trainbox.contract.errors import DeviceMissing, WrongUse
 
 
@@ -18,7 +19,6 @@ class Gpu:
         mig_parent: the UUID of the GPU that a slice is part of.
         capability: the compute capability (major, minor), None if the driver does not report it.
         fault: why a GPU that the driver lists cannot be used.
-        fault_code: NVML's number of this fault, if it has one.
     """
 
     index: int
@@ -27,8 +27,7 @@ class Gpu:
     memory_mib: int
     mig_index: int | None = None
     mig_parent: str | None = None
-    fault: str | None = None
-    fault_code: int | None = None
+    fault: Unread | None = None
     capability: tuple[int, int] | None = None
 
     @property

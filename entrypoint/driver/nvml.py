@@ -192,8 +192,7 @@ def _devices(index: int) -> list[Gpu]:
     if isinstance(found, Unread):
         # The GPU stays in the list, so that a plan that would use it fails and indices do not
         # shift.
-        code = None if found.code == NOT_NVML else found.code
-        return [Gpu(index, f"unknown-{index}", "unknown", 0, fault=str(found), fault_code=code)]
+        return [Gpu(index, f"unknown-{index}", "unknown", 0, fault=found)]
     devices: list[Gpu] = found
     return devices
 
@@ -209,7 +208,8 @@ def _usable(index: int) -> list[Gpu]:
         return slices
     if mode is None:
         return [whole]
-    return [Gpu(whole.index, whole.uuid, whole.name, 0, fault="MIG mode is on without a slice")]
+    without_slice = Unread(NOT_NVML, "MIG mode is on without a slice")
+    return [Gpu(whole.index, whole.uuid, whole.name, 0, fault=without_slice)]
 
 
 def _slices(handle: object, whole: Gpu) -> list[Gpu]:

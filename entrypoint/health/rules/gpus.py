@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from entrypoint.driver.gpus import Gpu
-from entrypoint.driver.readings import Readings, Sample, Unread
+from entrypoint.driver.readings import NOT_NVML, Readings, Sample, Unread
 from entrypoint.health.limits import Limits
 from entrypoint.health.rules.derived import derived
 from entrypoint.health.rules.rule import Rule, Values
@@ -71,22 +71,18 @@ def _judge_gpu(
     """Return the findings on one GPU. If the GPU does not answer, there is only one."""
     # A GPU that cannot be used, or that the driver has lost, has no values to judge.
     uuid = gpu.mig_parent or gpu.uuid
-    if gpu.fault and gpu.fault_code is None:
+    if gpu.fault and gpu.fault.code == NOT_NVML:
         return [
             Finding(
                 "handle",
                 Result.CRITICAL,
-                gpu.fault,
+                str(gpu.fault),
                 limit="usable",
                 source="CUDA",
                 action="use_others",
             )
         ]
-    readings: Readings = (
-        {"handle": Unread(gpu.fault_code, gpu.fault)}
-        if gpu.fault and gpu.fault_code
-        else samples[-1].gpus[uuid]
-    )
+    readings: Readings = {"handle": gpu.fault} if gpu.fault else samples[-1].gpus[uuid]
     broken = [
         value for value in readings.values() if isinstance(value, Unread) and value.code in LOST
     ]

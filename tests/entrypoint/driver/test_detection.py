@@ -90,7 +90,7 @@ def test_the_list_as_json(host: Callable[..., Host]) -> None:
     ended = host("geforce")("health", "--list", "--json")
     assert (ended.code, ended.err) == (0, "")
     common = {"name": "NVIDIA GeForce RTX 3080", "memory_mib": 10240}
-    whole = {"mig_index": None, "mig_parent": None, "fault": None, "fault_code": None}
+    whole = {"mig_index": None, "mig_parent": None, "fault": None}
     whole |= {"capability": [8, 6]}
     assert json.loads(ended.out) == [{"index": i, "uuid": uuid(i)} | common | whole for i in (0, 1)]
 
@@ -296,6 +296,7 @@ def test_health_judges_the_gpus_that_a_launch_would_use(host: Callable[..., Host
     bad = four("health")
     assert (bad.code, bad.err) == (1, "")
     assert bad.out.splitlines()[-1] == "CLOSED, CRITICAL: 4 GPUs; handle (GPU 1)"
+    assert "          read   NVML 15: GPU is lost" in bad.out.splitlines()
     good = four("health", "--gpu-ids", "0,2")
     assert (good.code, good.err) == (0, "")
     assert good.out.splitlines()[-1].startswith("OPEN, PASS: 2 GPUs")

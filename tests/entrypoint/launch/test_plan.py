@@ -15,6 +15,7 @@ import entrypoint.launch.cluster
 import entrypoint.launch.nodes
 import entrypoint.launch.plan
 from entrypoint.driver.gpus import Gpu, labels
+from entrypoint.driver.readings import Unread
 from entrypoint.launch.cluster import Cluster
 from entrypoint.launch.plan import plan_launch, plan_script, plan_sweep
 from entrypoint.launch.request import LaunchRequest
@@ -29,7 +30,7 @@ from trainbox.contract.launch_facts import LaunchFacts, launch_facts
 NONE: tuple[Gpu, ...] = ()
 FOUR = tuple(Gpu(index, f"GPU-{letter}", "H100", 81559) for index, letter in enumerate("abcd"))
 ONE, TWO = FOUR[:1], FOUR[:2]
-LOST = (FOUR[0], dataclasses.replace(FOUR[1], fault="NVML 15: GPU is lost"), *FOUR[2:])
+LOST = (FOUR[0], dataclasses.replace(FOUR[1], fault=Unread(15, "GPU is lost")), *FOUR[2:])
 # A Hopper and a Volta GPU, and the architectures of a torch without code for Volta.
 VOLTA = (
     dataclasses.replace(FOUR[0], capability=(9, 0)),
