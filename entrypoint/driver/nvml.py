@@ -15,6 +15,7 @@ from entrypoint.driver.gpus import Detection, Gpu
 from entrypoint.driver.readers import DRIVER_READERS, READERS
 from entrypoint.driver.readings import NOT_NVML, Readings, Sample, Unread, Value
 
+RETRIED_AFTER_S = 600.0  # for a reading that crashed or hung; the driver may be repaired
 _REMEDIES = {
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was updated under "
     "a running kernel module: reboot the host",
@@ -33,10 +34,11 @@ class Session:
     ) -> None:
         """Start without NVML, which the first question initializes.
 
-        Readings named in `left_out` are never made. `begins` is called with the name of each
-        reading before it is made, and with "" after the last one of a GPU.
+        Readings named in `left_out` are made from RETRIED_AFTER_S on. `begins` is called with the
+        name of each reading before it is made, and with "" after the last one of a GPU.
         """
         self._left_out, self._begins = left_out, begins
+        self._retried_s = time.monotonic() + RETRIED_AFTER_S
         self._initialized = False
         self._events: Any = None
         self._registered: dict[str, Unread | None] = {}
@@ -114,7 +116,7 @@ class Session:
             return dict.fromkeys(("handle", *names), handle)
         readings: dict[str, Value | Unread] = {"handle": 0}
         for name in names:
-            if name in self._left_out:
+            if name in self._left_out and time.monotonic() < self._retried_s:
                 readings[name] = Unread(NOT_NVML, "left out: an earlier call crashed or hung")
                 continue
             self._begins(name)

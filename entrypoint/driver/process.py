@@ -75,7 +75,7 @@ class Driver:
     a caller gives up on a question, the question stays open. `answer` waits for it before the next
     one is sent, so hanging processes cannot pile up.
 
-    A reading in which the process crashed once or hung twice is left out from then on, and all
+    A reading in which the process crashed once or hung twice is left out for some minutes, and all
     others are still made. A single hang may be one of the whole driver, which no reading causes.
     """
 

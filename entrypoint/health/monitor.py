@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
+from math import inf
 
 from entrypoint.driver.process import Driver
 from entrypoint.driver.readings import Sample, Unread
@@ -20,9 +22,12 @@ from entrypoint.health.node import read_node
 from entrypoint.health.rules.derived import window
 from entrypoint.health.screen import closing_line
 from entrypoint.health.server import served
-from entrypoint.health.verdict import Result, Verdict
+from entrypoint.health.verdict import Finding, Result, Verdict
 from trainbox.contract.errors import DeviceMissing, WrongUse
 from trainbox.contract.streams import message
+
+STEADY_S = 60.0
+Warned = dict[tuple[str, str | None], tuple[float, Finding]]  # by check and GPU
 
 
 def monitor(
@@ -77,20 +82,24 @@ class _Examinations:
         options: tuple[int | str | None, str | None, int | None],
     ) -> None:
         self.xids: Counter[tuple[str, int]] = Counter()  # by (UUID, Xid), since the start
-        self._reported, self._last_line = set[str](), ""
+        self._reported, self._last_line = set[tuple[str, ...]](), ""
+        self._warned: Warned = {}
         self._driver, self._options, self._base = driver, options, question
         self._question: Question | None = None
         self._samples: list[Sample] = []
 
     def news(self, seen: Verdict) -> list[str]:
-        """Return the lines of the findings that the previous verdict did not have."""
-        logged = (Result.WARN, Result.UNKNOWN, Result.CRITICAL)
-        reported = {finding.line for finding in seen.findings if finding.result in logged}
-        lines = sorted(reported - self._reported)
+        """Return the lines of the findings whose results the previous verdict did not have."""
+        lines = {
+            (f.check, f.gpu or "", f.result, f.read if f.check == "xid" else ""): f.line
+            for f in seen.findings
+            if f.result in (Result.WARN, Result.UNKNOWN, Result.CRITICAL)
+        }
+        news = sorted(line for key, line in lines.items() if key not in self._reported)
         if (last := closing_line(seen)) != self._last_line:
-            lines.append(last)
-        self._reported, self._last_line = reported, last
-        return lines
+            news.append(last)
+        self._reported, self._last_line = set(lines), last
+        return news
 
     def next(self) -> Verdict:
         if self._driver.waiting_since_s is not None and (still := self._awaited()) is not None:
@@ -136,10 +145,31 @@ class _Examinations:
         # Xids are kept until the monitor restarts. Rates use only the samples that could be read.
         whole = dataclasses.replace(sample, xids=tuple(self.xids))
         if sample.fault is not None:
-            return verdict([whole], question, read_node(question.runs_dir))
+            return self._steady([whole], question)
         self._samples = window([*self._samples, dataclasses.replace(sample, xids=())])
-        seen = [*self._samples[:-1], whole]
-        return verdict(seen, question, read_node(question.runs_dir))
+        return self._steady([*self._samples[:-1], whole], question)
+
+    def _steady(self, samples: list[Sample], question: Question) -> Verdict:
+        seen = verdict(samples, question, read_node(question.runs_dir))
+        findings = steady(seen.findings, self._warned, samples[-1].time_s)
+        return dataclasses.replace(seen, findings=findings)
+
+
+def steady(findings: Iterable[Finding], warned: Warned, now_s: float) -> tuple[Finding, ...]:
+    """Return the findings, with a WARN kept until its check has passed for a minute.
+
+    A value at its limit would otherwise change its result with each sample. `warned` has the newest
+    warnings and their times, and is updated.
+    """
+    steadied = []
+    for finding in findings:
+        key = finding.check, finding.gpu
+        if finding.result is Result.WARN:
+            warned[key] = now_s, finding
+        elif finding.result is not Result.PASS or now_s - warned.get(key, (-inf,))[0] >= STEADY_S:
+            warned.pop(key, None)
+        steadied.append(warned[key][1] if key in warned else finding)
+    return tuple(steadied)
 
 
 def _address(listen: str) -> tuple[str, int]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.driver import nvml
 from tests.support.commands import clean_environment
 from tests.support.nvml_stub.build import stub_env, write_config
 
@@ -74,3 +75,23 @@ def test_only_the_process_that_queries_the_driver_imports_its_library(
         timeout=120,
     )
     assert (ended.stdout, ended.stderr) == ("[]\n", "")
+
+
+def test_a_reading_that_was_left_out_is_made_again_after_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nvml.pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetCount", lambda: 1)
+    monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetHandleByUUID", lambda _uuid: "handle")
+    monkeypatch.setattr(nvml, "DRIVER_READERS", {})
+    monkeypatch.setitem(nvml.READERS, "temperature_c", lambda _handle: 33)
+    now_s = 1000.0
+    monkeypatch.setattr(nvml.time, "monotonic", lambda: now_s)
+    session = nvml.Session(left_out=["temperature_c"])
+
+    def read() -> object:
+        return session.sample(["GPU-1"], ["temperature_c"]).gpus["GPU-1"]["temperature_c"]
+
+    assert str(read()) == "left out: an earlier call crashed or hung"
+    now_s += nvml.RETRIED_AFTER_S
+    assert read() == 33

@@ -20,8 +20,9 @@ import pytest
 
 from entrypoint.health.check import check_names
 from entrypoint.health.limits import Limits, read_limits
+from entrypoint.health.monitor import Warned, steady
 from entrypoint.health.rules.table import rules_for
-from entrypoint.health.verdict import Mode
+from entrypoint.health.verdict import Finding, Mode, Result
 from tests.support.commands import Ended, Trainbox, finish, wait_until
 from tests.support.health_cases import (
     CASES,
@@ -617,6 +618,29 @@ def test_the_monitor_judges_the_rate_of_a_counter(
         assert time.monotonic() < deadline_s
     if status == 503:
         watching.wait_for(503)
+
+
+def test_a_warning_stays_until_its_check_has_passed_for_a_minute() -> None:
+    warned: Warned = {}
+    at = {0: WARN, 5: PASS, 10: WARN, 60: PASS, 70: PASS, 75: WARN, 80: CRITICAL, 85: PASS}
+    steadied = {}
+    for now_s, result in at.items():
+        found = Finding("memory", Result(result), f"at {now_s} s")
+        (finding,) = steady([found], warned, now_s)
+        steadied[now_s] = finding.read
+    assert [now_s for now_s, read in steadied.items() if read != f"at {now_s} s"] == [5, 60]
+    assert (steadied[5], steadied[60]) == ("at 0 s", "at 10 s")
+
+
+def test_the_monitor_logs_a_warning_once(monitor: Callable[..., Monitor], tmp_path: Path) -> None:
+    watching = monitor({"gpu1.temperature": 87})
+    watching.next_line("temperature WARN: 87")
+    watching.next_line("OPEN, WARN")
+    put(tmp_path, "h100", {"gpu1.temperature": 88}, count=2)
+    while "88" not in watching.get("/metrics")[1]:
+        time.sleep(0.02)
+    put(tmp_path, "h100", {"gpu1.temperature": 89}, count=2)
+    assert "CRITICAL: 89" in watching.next_line("GPU 1")
 
 
 def test_a_driver_that_hangs_and_recovers(monitor: Callable[..., Monitor], tmp_path: Path) -> None:
