@@ -5,12 +5,13 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from entrypoint.driver.gpus import Detection, Gpu, select, visible_gpus
 from entrypoint.driver.process import Driver
-from entrypoint.driver.readings import Sample, Unread
+from entrypoint.driver.readings import NOT_NVML, Sample, Unread
 from entrypoint.health.limits import Limits
 from entrypoint.health.node import NodeReadings, judge_infiniband, judge_node, read_node
 from entrypoint.health.rules.gpus import Selection, judge_gpus
@@ -26,18 +27,25 @@ from entrypoint.health.rules.table import names_to_read, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 from trainbox.contract.errors import DeviceMissing, WrongUse
 
+_NOT_READ = Unread(NOT_NVML, "not read")
 NO_ANSWER = 10  # NVML's TIMEOUT, for a driver that does not answer
-_DESCRIBING = (
-    "name",
-    "vbios",
-    "temperature_c",
-    "utilization_percent",
-    "memory_used_mib",
-    "power_w",
-    "energy_mj",
-    "ecc_corrected",
-    "ecc_uncorrected",
-)  # for the screen and for Prometheus
+# The figures of a GPU for the screen, for --json and for Prometheus: the reading that each is made
+# from, and the function that makes it.
+_FIGURES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    **{
+        name: (name, lambda value: value)
+        for name in (
+            *("vbios", "temperature_c", "utilization_percent", "memory_used_mib", "power_w"),
+            *("sm_clock_mhz", "memory_clock_mhz", "pcie_generation", "pcie_width", "energy_mj"),
+            *("ecc_corrected", "ecc_uncorrected", "pcie_replays"),
+        )
+    },
+    "nvlink_errors": ("nvlink_errors", sum),
+    "nvlink_crc_errors": ("nvlink_crc", sum),
+    "remapped_rows_corrected": ("remapped_rows", itemgetter(0)),
+    "remapped_rows_uncorrected": ("remapped_rows", itemgetter(1)),
+}
+_DESCRIBING = ("name", *(reading for reading, _ in _FIGURES.values()))
 _SAMPLES = 10  # several samples, to distinguish a lasting state from a short one
 _SAMPLE_INTERVAL_S = 0.1
 # A reading that hangs costs two deadlines before it is left out. If more than two readings hang, it
@@ -334,15 +342,16 @@ def _description(gpu: Gpu, newest: Sample) -> dict[str, Any]:
     """Return the properties of a GPU that the screen and Prometheus show."""
     readings = newest.gpus.get(gpu.mig_parent or gpu.uuid, {})
     figures = {
-        name: value
-        for name in _DESCRIBING[2:]
-        if isinstance(value := readings.get(name), int)
+        name: make(value)
+        for name, (reading, make) in _FIGURES.items()
+        if not isinstance(value := readings.get(reading, _NOT_READ), Unread)
         # The energy of a GPU has no shares of its slices.
         and not (name == "energy_mj" and gpu.mig_parent)
     }
     return {
         "gpu": gpu.label,
         "uuid": gpu.uuid,
+        **({"mig_parent": gpu.mig_parent} if gpu.mig_parent else {}),
         "name": gpu.name,
         "memory_mib": gpu.memory_mib,
         **figures,

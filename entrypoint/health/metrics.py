@@ -2,15 +2,22 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from entrypoint.health.screen import closing_line
 from entrypoint.health.verdict import Result, Verdict
+from entrypoint.system.torch_build import torch_cuda
 
 # Prometheus alerts compare these numbers. From 3 on, a run must not start.
 LEVELS = {
@@ -21,20 +28,42 @@ LEVELS = {
     Result.UNKNOWN: 3,
     Result.CRITICAL: 4,
 }
-# The figures of a GPU: their metric, its text, and the factor to Prometheus' base unit.
+# For each figure of a GPU: its metric, the text, and the factor to Prometheus' base unit.
 _GAUGES = {
-    "temperature_c": ("trainbox_gpu_temperature_celsius", "The GPU's temperature", 1),
+    "temperature_c": ("temperature_celsius", "The GPU's temperature", 1),
     "utilization_percent": (
-        "trainbox_gpu_utilization_ratio",
+        "utilization_ratio",
         "Share of the time in which a program computed on the GPU",
         0.01,
     ),
-    "memory_used_mib": ("trainbox_gpu_memory_used_bytes", "Memory in use on the GPU", 2**20),
-    "power_w": ("trainbox_gpu_power_watts", "Power that the GPU draws", 1),
+    "memory_mib": ("memory_size_bytes", "Memory of the GPU", 2**20),
+    "memory_used_mib": ("memory_used_bytes", "Memory in use on the GPU", 2**20),
+    "power_w": ("power_watts", "Power that the GPU draws", 1),
+    "sm_clock_mhz": ("sm_clock_hertz", "Clock of the multiprocessors", 10**6),
+    "memory_clock_mhz": ("memory_clock_hertz", "Clock of the memory", 10**6),
+    "pcie_generation": ("pcie_generation", "Generation of the PCIe link now", 1),
+    "pcie_width": ("pcie_width_lanes", "Lanes of the PCIe link now", 1),
 }
-_ENERGY = ("trainbox_gpu_energy_joules", "Energy used since the driver was loaded")
-_ECC = ("trainbox_gpu_ecc_errors", "Memory errors since the driver was loaded")
+# The metrics that count since the driver was loaded: the text, the factor, and their figures by the
+# label `kind`, or by "" without this label.
+_COUNTERS = {
+    "energy_joules": ("Energy used", 0.001, {"": "energy_mj"}),
+    "ecc_errors": (
+        "Memory errors",
+        1,
+        {"corrected": "ecc_corrected", "uncorrected": "ecc_uncorrected"},
+    ),
+    "remapped_rows": (
+        "Memory rows remapped after errors",
+        1,
+        {"corrected": "remapped_rows_corrected", "uncorrected": "remapped_rows_uncorrected"},
+    ),
+    "pcie_replays": ("Replays of the PCIe link", 1, {"": "pcie_replays"}),
+    "nvlink_errors": ("Replays and recoveries of the NVLinks", 1, {"": "nvlink_errors"}),
+    "nvlink_crc_errors": ("CRC errors of the NVLinks", 1, {"": "nvlink_crc_errors"}),
+}
 _XIDS = ("trainbox_gpu_xids", "Xids since the monitor was started")
+_LAST_XID = ("trainbox_gpu_last_xid", "The newest Xid since the monitor was started, 0 for none")
 _GPU = ("gpu", "uuid", "name")
 
 
@@ -46,7 +75,7 @@ class Latest(Collector):
         self._newest: tuple[float, Verdict, Mapping[tuple[str, int], int]] | None = None
 
     def put(self, verdict: Verdict, xids: Mapping[tuple[str, int], int]) -> None:
-        """Replace the verdict, and the number of events of each (UUID, Xid)."""
+        """Replace the verdict, and the number of events of each (UUID, Xid), the newest last."""
         self._newest = (time.monotonic(), verdict, dict(xids))
 
     def application(self) -> WSGIApplication:
@@ -97,43 +126,68 @@ class Latest(Collector):
             "Time since the last examination",
             value=time.monotonic() - at_s,
         )
+        yield InfoMetricFamily(
+            "trainbox_health",
+            "The versions of Trainbox and of the driver, and the CUDA that torch is built for",
+            value={
+                "version": version("trainbox"),
+                "driver_version": verdict.driver_version or "",
+                "torch_cuda": torch_cuda() or "",
+            },
+        )
         yield _checks(verdict)
         yield from _figures(verdict)
-        events = CounterMetricFamily(*_XIDS, labels=["uuid", "xid"])
-        for (uuid, xid), count in xids.items():
-            events.add_metric([uuid, str(xid)], count)
-        yield events
+        yield from _xids(verdict, xids)
 
 
 def _checks(verdict: Verdict) -> Metric:
     checks = GaugeMetricFamily(
         "trainbox_health_check",
         "The worst result of a check: -1 NA, 0 PASS, 1 INFO, 2 WARN, 3 UNKNOWN, 4 CRITICAL",
-        labels=["check", "gpu", "uuid"],
+        labels=["check", *_GPU],
     )
-    levels: dict[tuple[str, str, str], int] = {}
+    names = {gpu["uuid"]: gpu["name"] for gpu in verdict.gpus}
+    levels: dict[tuple[str, ...], int] = {}
     for finding in verdict.findings:
-        key = (finding.check, finding.gpu or "", finding.uuid or "")
+        uuid = finding.uuid or ""
+        key = (finding.check, finding.gpu or "", uuid, names.get(uuid, ""))
         levels[key] = max(levels.get(key, LEVELS[Result.NA]), LEVELS[finding.result])
-    for key, level in levels.items():
-        checks.add_metric(list(key), level)
+    for labels, level in levels.items():
+        checks.add_metric(labels, level)
     return checks
 
 
 def _figures(verdict: Verdict) -> Iterator[Metric]:
     gpus = [([gpu[label] for label in _GPU], gpu) for gpu in verdict.gpus]
     for name, (metric, text, factor) in _GAUGES.items():
-        gauge = GaugeMetricFamily(metric, text, labels=_GPU)
+        gauge = GaugeMetricFamily(f"trainbox_gpu_{metric}", text, labels=_GPU)
         for labels, gpu in gpus:
-            if name in gpu:
+            if name in gpu and (gpu[name] or name != "memory_mib"):  # 0 if it is hidden
                 gauge.add_metric(labels, round(gpu[name] * factor, 2))
         yield gauge
-    energy = CounterMetricFamily(*_ENERGY, labels=_GPU)
-    errors = CounterMetricFamily(*_ECC, labels=[*_GPU, "kind"])
+    for metric, (text, factor, figures) in _COUNTERS.items():
+        kind_label = [] if "" in figures else ["kind"]
+        counter = CounterMetricFamily(f"trainbox_gpu_{metric}", text, labels=[*_GPU, *kind_label])
+        for labels, gpu in gpus:
+            for kind, name in figures.items():
+                if name in gpu:
+                    counter.add_metric([*labels, *filter(None, [kind])], gpu[name] * factor)
+        yield counter
+    boards = InfoMetricFamily("trainbox_gpu", "The firmware of the GPU", labels=_GPU)
     for labels, gpu in gpus:
-        if "energy_mj" in gpu:
-            energy.add_metric(labels, gpu["energy_mj"] / 1000)
-        for kind in ("corrected", "uncorrected"):
-            if (name := f"ecc_{kind}") in gpu:
-                errors.add_metric([*labels, kind], gpu[name])
-    yield from (energy, errors)
+        boards.add_metric(labels, {"vbios": gpu.get("vbios", "")})
+    yield boards
+
+
+def _xids(verdict: Verdict, xids: Mapping[tuple[str, int], int]) -> Iterator[Metric]:
+    """Return the number of Xids of each GPU and the newest one: from 0, so that a rise is seen."""
+    events = CounterMetricFamily(*_XIDS, labels=_GPU)
+    last = GaugeMetricFamily(*_LAST_XID, labels=_GPU)
+    for gpu in verdict.gpus:
+        # The driver reports the Xids of slices for their GPU.
+        uuid = gpu.get("mig_parent", gpu["uuid"])
+        own = {xid: count for (owner, xid), count in xids.items() if owner == uuid}
+        labels = [gpu[label] for label in _GPU]
+        events.add_metric(labels, sum(own.values()))
+        last.add_metric(labels, [0, *own][-1])
+    yield from (events, last)

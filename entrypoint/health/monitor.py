@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable
 from math import inf
 
@@ -81,7 +80,7 @@ class _Examinations:
         question: Question,
         options: tuple[int | str | None, str | None, int | None],
     ) -> None:
-        self.xids: Counter[tuple[str, int]] = Counter()  # by (UUID, Xid), since the start
+        self.xids: dict[tuple[str, int], int] = {}  # by (UUID, Xid), the newest last
         self._reported, self._last_line = set[tuple[str, ...]](), ""
         self._warned: Warned = {}
         self._driver, self._options, self._base = driver, options, question
@@ -141,7 +140,8 @@ class _Examinations:
         return None
 
     def _judged(self, sample: Sample, question: Question) -> Verdict:
-        self.xids.update(sample.xids)
+        for xid in sample.xids:
+            self.xids[xid] = self.xids.pop(xid, 0) + 1
         # Xids are kept until the monitor restarts. Rates use only the samples that could be read.
         whole = dataclasses.replace(sample, xids=tuple(self.xids))
         if sample.fault is not None:

@@ -506,6 +506,7 @@ EVERY_CALL = {
     "clocks_throttle_reasons": "nvmlDeviceGetCurrentClocksThrottleReasons(held)",
     "pcie.width": "nvmlDeviceGetCurrPcieLinkWidth(held)",
     "pcie.max_width": "nvmlDeviceGetMaxPcieLinkWidth(held)",
+    "clock": "nvmlDeviceGetClockInfo(held, 1)",
     "pcie.generation": "nvmlDeviceGetCurrPcieLinkGeneration(held)",
     "pcie.max_generation": "nvmlDeviceGetMaxPcieLinkGeneration(held)",
     "pcie.replays": "nvmlDeviceGetPcieReplayCounter(held)",

@@ -523,8 +523,12 @@ def monitor(trainbox: Trainbox, library: Path, tmp_path: Path) -> Iterator[Calla
 
 
 def check_metric(check: str, gpu: int) -> str:
+    return f'trainbox_health_check{{check="{check}",{labels(gpu)}}}'
+
+
+def labels(gpu: int) -> str:
     uuid = f"GPU-00000000-0000-0000-0000-00000000000{gpu}"
-    return f'trainbox_health_check{{check="{check}",gpu="{gpu}",uuid="{uuid}"}}'
+    return f'gpu="{gpu}",name="NVIDIA H100 80GB HBM3",uuid="{uuid}"'
 
 
 def test_the_monitor_closes_and_opens(monitor: Callable[..., Monitor], tmp_path: Path) -> None:
@@ -533,22 +537,31 @@ def test_the_monitor_closes_and_opens(monitor: Callable[..., Monitor], tmp_path:
     assert watching.metric("trainbox_health_open") == "1.0"
     assert watching.metric(check_metric("ecc-uncorrected", 1)) == "0.0"
     assert watching.metric(check_metric("retired-pages", 1)) == "-1.0"
-    power = (
-        'trainbox_gpu_power_watts{gpu="1",name="NVIDIA H100 80GB '
-        'HBM3",uuid="GPU-00000000-0000-0000-0000-000000000001"}'
-    )
-    assert watching.metric(power) == "71.0"
+    assert watching.metric(f"trainbox_gpu_power_watts{{{labels(1)}}}") == "71.0"
+    assert watching.metric(f"trainbox_gpu_sm_clock_hertz{{{labels(1)}}}") == "3.45e+08"
+    assert watching.metric(f"trainbox_gpu_xids_total{{{labels(1)}}}") == "0.0"
     names = {line.partition("{")[0] for line in watching.get("/metrics")[1].splitlines()}
     assert {name for name in names if name.startswith("trainbox_gpu_")} == {
         "trainbox_gpu_temperature_celsius",
         "trainbox_gpu_utilization_ratio",
+        "trainbox_gpu_memory_size_bytes",
         "trainbox_gpu_memory_used_bytes",
         "trainbox_gpu_power_watts",
+        "trainbox_gpu_sm_clock_hertz",
+        "trainbox_gpu_memory_clock_hertz",
+        "trainbox_gpu_pcie_generation",
+        "trainbox_gpu_pcie_width_lanes",
         "trainbox_gpu_energy_joules_total",
         "trainbox_gpu_ecc_errors_total",
+        "trainbox_gpu_remapped_rows_total",
+        "trainbox_gpu_pcie_replays_total",
+        "trainbox_gpu_nvlink_errors_total",
+        "trainbox_gpu_nvlink_crc_errors_total",
+        "trainbox_gpu_xids_total",
+        "trainbox_gpu_last_xid",
+        "trainbox_gpu_info",
     }
-    of_gpu = power.partition("{")[2].removesuffix("}")
-    assert watching.metric(f"trainbox_gpu_energy_joules_total{{{of_gpu}}}") == "5000.0"
+    assert watching.metric(f"trainbox_gpu_energy_joules_total{{{labels(1)}}}") == "5000.0"
     put(tmp_path, "h100", {"gpu1.ecc.volatile.uncorrected": 3}, count=2)
     assert watching.wait_for(503) == "CLOSED, CRITICAL: 2 GPUs; ecc-uncorrected (GPU 1)\n"
     assert "3 uncorrected memory errors" in watching.next_line("GPU 1")
@@ -577,9 +590,8 @@ def test_the_monitor_remembers_an_xid(monitor: Callable[..., Monitor], tmp_path:
             assert watching.wait_for(200) == "OPEN, WARN: 2 GPUs; xid (GPU 1)\n"
     put(tmp_path, "h100", count=2)
     assert watching.wait_for(503).startswith("CLOSED, CRITICAL: 2 GPUs; xid (GPU 1")
-    uuid = "GPU-00000000-0000-0000-0000-000000000001"
-    for xid in expected:
-        assert watching.metric(f'trainbox_gpu_xids_total{{uuid="{uuid}",xid="{xid}"}}') == "1.0"
+    assert watching.metric(f"trainbox_gpu_xids_total{{{labels(1)}}}") == "10.0"
+    assert watching.metric(f"trainbox_gpu_last_xid{{{labels(1)}}}") == "79.0"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from entrypoint.health.server import MOST_CONNECTIONS, served
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 
 UUID = "GPU-1"
+OF_GPU = f'gpu="1",name="H100",uuid="{UUID}"'
 VERDICT = Verdict(
     Mode.MONITOR,
     (Finding("xid", Result.WARN, "Xid 31", gpu="1", uuid=UUID),),
@@ -40,7 +41,7 @@ Address = tuple[str, int]
 
 def latest() -> Latest:
     newest = Latest(stale_s=NO_TIMEOUT_S)
-    newest.put(VERDICT, {(UUID, 31): 2})
+    newest.put(VERDICT, {(UUID, 79): 1, (UUID, 31): 2})
     return newest
 
 
@@ -122,7 +123,7 @@ def test_an_answer(method: str, path: str, status: int, text: str) -> None:
 
 def test_metrics_have_the_format_that_the_client_accepts() -> None:
     with serving() as address:
-        assert 'xid="31"} 2.0\n' in get(address, "/metrics")[1]
+        assert f"trainbox_gpu_xids_total{{{OF_GPU}}} 3.0\n" in get(address, "/metrics")[1]
         accept = "application/openmetrics-text;version="
         assert get(address, "/metrics", {"Accept": f"{accept}1.0.0"})[1].endswith("# EOF\n")
         assert get(address, "/metrics", {"Accept": f"{accept}one"})[0] == 400
@@ -132,13 +133,35 @@ def test_the_metrics_have_prometheus_units() -> None:
     registry = CollectorRegistry()
     registry.register(latest())
     lines = generate_latest(registry).decode().splitlines()
-    of_gpu = f'gpu="1",name="H100",uuid="{UUID}"'
+    corrected, uncorrected = (
+        f'gpu="1",kind="{kind}",name="H100",uuid="{UUID}"' for kind in ("corrected", "uncorrected")
+    )
     assert {line for line in lines if line.startswith("trainbox_gpu_")} == {
-        f"trainbox_gpu_utilization_ratio{{{of_gpu}}} 0.35",
-        f"trainbox_gpu_memory_used_bytes{{{of_gpu}}} 3.145728e+06",
-        f"trainbox_gpu_energy_joules_total{{{of_gpu}}} 1.5",
-        f'trainbox_gpu_ecc_errors_total{{gpu="1",kind="corrected",name="H100",uuid="{UUID}"}} 7.0',
-        f'trainbox_gpu_ecc_errors_total{{gpu="1",kind="uncorrected",name="H100",uuid="{UUID}"}} '
-        "1.0",
-        f'trainbox_gpu_xids_total{{uuid="{UUID}",xid="31"}} 2.0',
+        f"trainbox_gpu_utilization_ratio{{{OF_GPU}}} 0.35",
+        f"trainbox_gpu_memory_size_bytes{{{OF_GPU}}} 8.5520809984e+10",
+        f"trainbox_gpu_memory_used_bytes{{{OF_GPU}}} 3.145728e+06",
+        f"trainbox_gpu_energy_joules_total{{{OF_GPU}}} 1.5",
+        f"trainbox_gpu_ecc_errors_total{{{corrected}}} 7.0",
+        f"trainbox_gpu_ecc_errors_total{{{uncorrected}}} 1.0",
+        f'trainbox_gpu_info{{{OF_GPU},vbios=""}} 1.0',
+        f"trainbox_gpu_xids_total{{{OF_GPU}}} 3.0",
+        f"trainbox_gpu_last_xid{{{OF_GPU}}} 31.0",
     }
+    assert f'trainbox_health_check{{check="xid",{OF_GPU}}} 2.0' in lines
+
+
+def test_a_counter_of_xids_begins_at_0_and_a_slice_has_those_of_its_gpu() -> None:
+    gpus = (
+        {"gpu": "0", "uuid": "GPU-0", "name": "H100", "memory_mib": 0},
+        {"gpu": "1:0", "uuid": "MIG-1", "mig_parent": UUID, "name": "H100 MIG", "memory_mib": 0},
+    )
+    newest, registry = Latest(stale_s=NO_TIMEOUT_S), CollectorRegistry()
+    newest.put(Verdict(Mode.MONITOR, (), gpus), {(UUID, 79): 1})
+    registry.register(newest)
+    counted = [
+        registry.get_sample_value(
+            "trainbox_gpu_xids_total", {label: str(gpu[label]) for label in ("gpu", "uuid", "name")}
+        )
+        for gpu in gpus
+    ]
+    assert counted == [0, 1]

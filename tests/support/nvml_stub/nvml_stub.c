@@ -221,6 +221,9 @@ ON_DEVICE(nvmlDeviceGetMemoryInfo, "memory", (Device device, Memory *out),
     *out = (Memory){memory().total, memory().free, memory().used + memory().reserved})  // here reserved counts as used
 ON_DEVICE(nvmlDeviceGetMemoryInfo_v2, "memory_v2", (Device device, Memory2 *out),
     if (!check_version(out->version, 2, sizeof *out)) *out = memory())
+ON_DEVICE(nvmlDeviceGetClockInfo, "clock", (Device device, unsigned kind, unsigned *out),
+    static const char *const names[] = {"graphics", "sm", "mem", NULL};
+    *out = get("clock.%s", pick(names, kind)))
 ON_DEVICE(nvmlDeviceGetUtilizationRates, "utilization", (Device device, Utilization *out),
     *out = (Utilization){get("utilization.gpu"), get("utilization.memory")})
 ON_DEVICE(nvmlDeviceGetTemperature, "temperature", (Device device, unsigned sensor, unsigned *out),
