@@ -68,6 +68,7 @@ def _unreadable() -> Iterable[Case]:
         "temperature": "temperature",
         "temperature-margin": "margin",
         "pcie-width": "pcie.width",
+        "pcie-generation": "pcie.generation",
         "nvlink": "nvlink.state",
         "nvlink-errors": "nvlink.errors",
         "fabric": "fabric",
@@ -202,7 +203,18 @@ CASES = (
     Case("temperature-margin", "a GPU without margins", NA, profile="geforce"),
     on_gpu_1("pcie-width", PASS, "pcie.width", 16),
     on_gpu_1("pcie-width", WARN, "pcie.width", 8),
-    Case("pcie-width", "`gpu.pcie.generation=1`, idle", PASS, keys={"gpu.pcie.generation": 1}),
+    Case("pcie-generation", "no fault", PASS),
+    Case("pcie-generation", "`gpu.pcie.generation=1`, idle", PASS, keys={"gpu.pcie.generation": 1}),
+    *(
+        Case(
+            "pcie-generation",
+            f"`gpu1.pcie.generation=4`, `utilization.gpu={load}`",
+            result,
+            keys={"gpu1.pcie.generation": 4, "gpu1.utilization.gpu": load},
+        )
+        for load, result in ((49, PASS), (50, WARN))
+    ),
+    Case("pcie-generation", "MIG slices", NA, profile="a100-mig"),
     on_gpu_1("nvlink", PASS, "nvlink3.state", 1),
     on_gpu_1("nvlink", CRITICAL, "nvlink3.state", 0, 1),
     on_gpu_1("nvlink", WARN, "nvlink3.state", 0, limits='nvlink_inactive = "WARN"'),
@@ -381,6 +393,7 @@ PROFILES: dict[str, set[str]] = {
     "v100": {"sram-threshold", "row-remap", "temperature-margin", "fabric", "mig"},
     "a100": {"retired-pages", "temperature-margin", "fabric"},
     "a100-mig": {
+        "pcie-generation",
         "row-remap",
         "retired-pages",
         "temperature-margin",
@@ -391,6 +404,7 @@ PROFILES: dict[str, set[str]] = {
     },
     "h100": {"retired-pages"},
     "h100-mig": {
+        "pcie-generation",
         "row-remap",
         "retired-pages",
         "nvlink",

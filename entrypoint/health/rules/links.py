@@ -4,6 +4,8 @@ from entrypoint.health.limits import SOURCES, Limits
 from entrypoint.health.rules.rule import USUAL, Judgement, Rule, Values, at_threshold
 from entrypoint.health.verdict import Mode, Result
 
+LOADED_PERCENT = 50  # of the time in which a program computes on the GPU
+
 
 def _pcie_width(values: Values, _limits: Limits) -> Judgement:
     width, most = values["pcie_width"], values["pcie_max_width"]
@@ -12,6 +14,25 @@ def _pcie_width(values: Values, _limits: Limits) -> Judgement:
         1,
         f"{width} lanes",
         f"{most}, the device's and the slot's",
+        Result.WARN,
+        "inspect",
+    )
+
+
+def _pcie_generation(values: Values, _limits: Limits) -> Judgement:
+    """Judge the generation under load: an idle GPU lowers it to save power."""
+    now, most, load = (
+        values["pcie_generation"],
+        values["pcie_max_generation"],
+        values["utilization_percent"],
+    )
+    read, limit = f"generation {now} at {load} % load", f"{most}, the device's and the slot's"
+    loaded = load >= LOADED_PERCENT
+    return at_threshold(
+        (most - now) * loaded,
+        1,
+        read,
+        f"{limit}, from {LOADED_PERCENT} % load",
         Result.WARN,
         "inspect",
     )
@@ -114,6 +135,12 @@ def _fabric_health(mask: int, summary: int) -> dict[str, Result]:
 
 RULES = (
     Rule("pcie-width", ("pcie_width", "pcie_max_width"), _pcie_width),
+    Rule(
+        "pcie-generation",
+        ("pcie_generation", "pcie_max_generation", "utilization_percent"),
+        _pcie_generation,
+        "NVIDIA, nvidia-smi",
+    ),
     Rule(
         "pcie-replays",
         ("pcie_replays_per_minute",),

@@ -21,7 +21,7 @@ import pytest
 from entrypoint.health.check import check_names
 from entrypoint.health.limits import Limits, read_limits
 from entrypoint.health.monitor import Warned, steady
-from entrypoint.health.rules.table import rules_for
+from entrypoint.health.rules.table import RULES, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result
 from tests.support.commands import Ended, Trainbox, finish, wait_until
 from tests.support.health_cases import (
@@ -97,6 +97,10 @@ def test_the_page_lists_each_rule() -> None:
     listed = [cell for line in page.splitlines() for cell in re.findall(r"^\| (`.*?) \|", line)]
     names = re.findall(r"`([a-z-]+)`", " ".join(listed))
     assert sorted(names) == sorted(check_names())
+    for rule in RULES:
+        (listing,) = (line for line in page.splitlines() if line.startswith(f"| `{rule.check}`"))
+        source = re.sub(r"\[(.*?)\](\[.*?\])?", r"\1", listing.split("|")[3])
+        assert rule.source in source, rule.check
     watched = re.search(r"During a training, Trainbox judges (.*?)\.", page, re.DOTALL)
     assert watched
     rules = [rule.check for rule in rules_for(Mode.WATCH)]
