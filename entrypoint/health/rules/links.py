@@ -21,21 +21,12 @@ def _pcie_width(values: Values, _limits: Limits) -> Judgement:
 
 def _pcie_generation(values: Values, _limits: Limits) -> Judgement:
     """Judge the generation under load: an idle GPU lowers it to save power."""
-    now, most, load = (
-        values["pcie_generation"],
-        values["pcie_max_generation"],
-        values["utilization_percent"],
-    )
-    read, limit = f"generation {now} at {load} % load", f"{most}, the device's and the slot's"
-    loaded = load >= LOADED_PERCENT
-    return at_threshold(
-        (most - now) * loaded,
-        1,
-        read,
-        f"{limit}, from {LOADED_PERCENT} % load",
-        Result.WARN,
-        "inspect",
-    )
+    now, most = values["pcie_generation"], values["pcie_max_generation"]
+    load = values["utilization_percent"]
+    missing = most - now if load >= LOADED_PERCENT else 0
+    read = f"generation {now} at {load} % load"
+    limit = f"{most}, the device's and the slot's, from {LOADED_PERCENT} % load"
+    return at_threshold(missing, 1, read, limit, Result.WARN, "inspect")
 
 
 def _pcie_replays(values: Values, limits: Limits) -> Judgement:
