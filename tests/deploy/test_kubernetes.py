@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from entrypoint.health.limits import read_limits
 from entrypoint.launch.supervise import STOP_BUDGET_S
 from tests.support.commands import Ended, Trainbox, clean_environment
 from tests.support.nvml_stub.build import stub_env, write_config
@@ -33,6 +34,7 @@ JOBS = ("base", "one-node", "several-nodes", "sweep")
 TRAININGS = (*JOBS, "jobset", "trainjob-runtime")
 MULTI_NODE = ("several-nodes", "jobset", "trainjob")
 OVERLAYS = ("one-node", "several-nodes", "sweep", "jobset", "trainjob")
+OTHERS = ("trainjob", "tensorboard", "monitor", "storage", "storage-one-node")
 JOB_NAME, JOBSET_NAME = "batch.kubernetes.io/job-name", "jobset.sigs.k8s.io/jobset-name"
 
 SECRET = "0123456789abcdef0123456789abcdef"  # noqa: S105 - what the page's command makes
@@ -84,11 +86,9 @@ def jobset_of(folder: Path) -> Object:
 
 
 def template_of(folder: Path) -> Object:
-    """Return the pod template of the folder's Job, JobSet, runtime or Deployment."""
-    (deployment, *_) = [thing for thing in objects(folder) if thing["kind"] == "Deployment"] or [
-        job_of(folder)
-    ]
-    template: Object = deployment["spec"]["template"]
+    """Return the pod template of the folder's Job, JobSet, runtime, Deployment or DaemonSet."""
+    services = [thing for thing in objects(folder) if thing["kind"] in ("Deployment", "DaemonSet")]
+    template: Object = (services or [job_of(folder)])[0]["spec"]["template"]
     return template
 
 
@@ -97,17 +97,17 @@ def template_of(folder: Path) -> Object:
 
 def test_all_folders_are_tested() -> None:
     folders = {path.parent.name for path in DEPLOY.glob("*/kustomization.yaml")}
-    assert folders == {*TRAININGS, "trainjob", "tensorboard", "storage", "storage-one-node"}
+    assert folders == {*TRAININGS, *OTHERS}
     kinds = {thing["kind"] for folder in DEPLOY.iterdir() for thing in objects(folder)} - {
         "ConfigMap"
     }
     assert kinds == {
-        *("Job", "JobSet", "TrainJob", "ClusterTrainingRuntime", "Deployment"),
+        *("Job", "JobSet", "TrainJob", "ClusterTrainingRuntime", "Deployment", "DaemonSet"),
         *("Service", "NetworkPolicy", "PersistentVolumeClaim"),
     }
 
 
-@pytest.mark.parametrize("name", [*TRAININGS, "tensorboard"])
+@pytest.mark.parametrize("name", [*TRAININGS, "tensorboard", "monitor"])
 def test_pod_security_restricted_admits_the_pod(name: str) -> None:
     """The pod has only keys that are known to be allowed.
 
@@ -136,6 +136,8 @@ def test_pod_security_restricted_admits_the_pod(name: str) -> None:
         *(
             "terminationGracePeriodSeconds",
             "tolerations",
+            "nodeSelector",
+            "runtimeClassName",
             "initContainers",
             "containers",
             "volumes",
@@ -254,6 +256,23 @@ def test_tensorboard_reads_takes_no_gpu_and_is_reached_by_no_pod() -> None:
     assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"] == labels
     assert service["spec"].get("type", "ClusterIP") == "ClusterIP"
     assert policy["spec"] == {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"]}
+
+
+def test_the_monitor_sees_all_gpus_without_a_request_and_is_reached_by_prometheus() -> None:
+    daemons, policy = (one(DEPLOY / "monitor", kind) for kind in ("DaemonSet", "NetworkPolicy"))
+    (container,) = daemons["spec"]["template"]["spec"]["containers"]
+    assert "nvidia.com/gpu" not in container["resources"]["limits"]
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in container["env"]
+    assert container["args"][:3] == ["health", "--monitor", "--listen=0.0.0.0:9400"]
+    assert container["ports"] == [{"name": "http", "containerPort": 9400}]
+    labels = daemons["spec"]["template"]["metadata"]["labels"]
+    assert daemons["spec"]["selector"]["matchLabels"] == labels
+    assert policy["spec"]["podSelector"]["matchLabels"] == labels
+    (rule,) = policy["spec"]["ingress"]
+    assert rule["ports"] == [{"port": "http"}]
+    assert len(rule["from"]) == 1
+    _, changed = read_limits(DEPLOY / "monitor/limits.toml")
+    assert set(changed) == {"memory_mib_per_process", "shm_mib_per_process", "disk_mib"}
 
 
 # Retries.
