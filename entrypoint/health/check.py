@@ -79,22 +79,8 @@ def check_names(mode: Mode = Mode.CHECK) -> list[str]:
     rules = [rule.check for rule in rules_for(mode)]
     if mode is Mode.LIVE:
         return ["driver", "count", "handle", *rules]
-    others = [
-        "driver",
-        "count",
-        "handle",
-        "unique-uuid",
-        "architecture",
-        "same-name",
-        "same-vbios",
-        "cpus",
-        "shm",
-        "memory",
-        "disk",
-        "output",
-        "cuda",
-        "infiniband",
-    ]
+    others = ["driver", "count", "handle", "unique-uuid", "architecture", "same-name", "same-vbios"]
+    others += ["cpus", "shm", "memory", "disk", "output", "cuda", "infiniband"]
     others += ["xid"] if mode is not Mode.GATE else []
     if mode is Mode.DEEP:
         from entrypoint.health.deep.cases import CHECKS  # takes 10 ms
@@ -185,20 +171,14 @@ def about(
     question = dataclasses.replace(question, processes=processes or 1)
     if found.broken:
         return broken_driver(question, found.broken, found.code)
-    if found.absent:
-        wanted = f"--gpu-ids {gpu_ids}" if gpu_ids else f"--gpus {gpus}" if gpus is not None else ""
-        missing = len(gpu_ids.split(",")) if gpu_ids else gpus if isinstance(gpus, int) else 1
-        return without_driver(
-            dataclasses.replace(question, wanted=wanted, selection=Selection(missing=missing)),
-            found.absent,
-        )
-    selection, wanted = choose(found.gpus, cuda_visible_devices, gpus, gpu_ids)
-    return dataclasses.replace(
-        question,
-        selection=selection,
-        wanted=wanted,
-        processes=processes or max(1, len(selection.gpus)),
+    # Without a driver, no GPU is hidden.
+    visible = None if found.absent else cuda_visible_devices
+    selection, wanted = choose(found.gpus, visible, gpus, gpu_ids)
+    processes = processes or max(1, len(selection.gpus))
+    question = dataclasses.replace(
+        question, selection=selection, wanted=wanted, processes=processes
     )
+    return without_driver(question, found.absent) if found.absent else question
 
 
 def examine(
@@ -302,16 +282,7 @@ def without_driver(question: Question, reason: str) -> Verdict:
     """Return the verdict without an NVIDIA driver: CRITICAL if a GPU was requested."""
     findings = [Finding("driver", Result.NA, reason)]
     if question.wanted:
-        findings = [
-            Finding(
-                "driver",
-                Result.CRITICAL,
-                reason,
-                limit="present",
-                source="you",
-                action="give_gpus",
-            )
-        ]
+        findings = [Finding("driver", Result.CRITICAL, reason, "present", "you", "give_gpus")]
         findings += judge_count(question.selection, question.wanted)
     if question.mode is not Mode.LIVE:
         findings += judge_node(
@@ -323,19 +294,8 @@ def without_driver(question: Question, reason: str) -> Verdict:
 def broken_driver(question: Question, reason: str, code: int = NO_ANSWER) -> Verdict:
     """Return the verdict on a driver that does not work. `code` is NVML's error number."""
     action = driver_action(code)
-    return _of(
-        question,
-        [
-            Finding(
-                "driver",
-                Result.CRITICAL,
-                reason,
-                limit="answers",
-                source="NVIDIA",
-                action=action,
-            )
-        ],
-    )
+    found = Finding("driver", Result.CRITICAL, reason, "answers", "NVIDIA", action)
+    return _of(question, [found])
 
 
 def _description(gpu: Gpu, newest: Sample) -> dict[str, Any]:

@@ -5,54 +5,50 @@ import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 from trainbox.contract.errors import WrongUse
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of the rules. A TOML file can override each field."""
+    """The limits of the rules with their sources. A TOML file can override each field."""
 
-    ecc_uncorrected: int = 0  # errors since the driver was loaded; more is CRITICAL
-    remapped_rows: int = 512  # this number or more is WARN
-    remap_pending: str = "WARN"  # WARN or CRITICAL: the result if a row remap is pending
-    retired_pages: int = 63  # this number or more is CRITICAL
-    slowdown_samples: int = 6  # slow samples of the last 10; this number or more is CRITICAL
-    shutdown_margin_c: int = 3  # °C below the device's shutdown; CRITICAL from there
-    pcie_replays_per_minute: float = 8  # more is WARN
+    # errors since the driver was loaded; more is CRITICAL
+    ecc_uncorrected: Annotated[int, "NVIDIA Health Validation"] = 0
+    # this number or more is WARN
+    remapped_rows: Annotated[int, "NVIDIA, row remapping: a GPU has 512 spare rows"] = 512
+    # WARN or CRITICAL: the result if a row remap is pending
+    remap_pending: Annotated[str, "Trainbox; other tools fail it"] = "WARN"
+    # this number or more is CRITICAL
+    retired_pages: Annotated[int, "NVIDIA, dynamic page retirement: at most 64 pages"] = 63
+    # slow samples of the last 10; this number or more is CRITICAL
+    slowdown_samples: Annotated[int, "Trainbox"] = 6
+    # °C below the device's shutdown; CRITICAL from there
+    shutdown_margin_c: Annotated[int, "the device, and Trainbox's margin"] = 3
+    # more is WARN
+    pcie_replays_per_minute: Annotated[float, "DCGM"] = 8
     # WARN or CRITICAL: the result if a link is down on this GPU but not on the others in use
-    nvlink_inactive: str = "CRITICAL"
+    nvlink_inactive: Annotated[str, "NVIDIA Health Validation"] = "CRITICAL"
     # new replays and recoveries of a link; this number or more is CRITICAL
-    nvlink_errors: int = 1
-    nvlink_crc_per_second: float = 100  # this number or more is CRITICAL
-    memory_in_use_mib: int = 1024  # on a GPU before the start; more is WARN
-    shm_mib_per_process: int = 64  # less is WARN; Docker's default /dev/shm has 64 in all
-    memory_mib_per_process: int = 2048  # less is WARN
-    disk_mib: int = 2048  # free where runs are written; less is WARN
+    nvlink_errors: Annotated[int, "DCGM"] = 1
+    # this number or more is CRITICAL
+    nvlink_crc_per_second: Annotated[float, "DCGM"] = 100
+    # on a GPU before the start; more is WARN
+    memory_in_use_mib: Annotated[int, "Trainbox"] = 1024
+    # less is WARN; Docker's default /dev/shm has 64 in all
+    shm_mib_per_process: Annotated[int, "Trainbox"] = 64
+    # less is WARN
+    memory_mib_per_process: Annotated[int, "Trainbox"] = 2048
+    # free where runs are written; less is WARN
+    disk_mib: Annotated[int, "Trainbox"] = 2048
     # speed relative to the median of similar GPUs or pairs; less is WARN
-    deep_slowest_of_median: float = 0.8
+    deep_slowest_of_median: Annotated[float, "Trainbox"] = 0.8
 
 
-SOURCES = {
-    "ecc_uncorrected": "NVIDIA Health Validation",
-    "remapped_rows": "NVIDIA, row remapping: a GPU has 512 spare rows",
-    "remap_pending": "Trainbox; other tools fail it",
-    "retired_pages": "NVIDIA, dynamic page retirement: at most 64 pages",
-    "slowdown_samples": "Trainbox",
-    "shutdown_margin_c": "the device, and Trainbox's margin",
-    "pcie_replays_per_minute": "DCGM",
-    "nvlink_inactive": "NVIDIA Health Validation",
-    "nvlink_errors": "DCGM",
-    "nvlink_crc_per_second": "DCGM",
-    "memory_in_use_mib": "Trainbox",
-    "shm_mib_per_process": "Trainbox",
-    "memory_mib_per_process": "Trainbox",
-    "disk_mib": "Trainbox",
-    "deep_slowest_of_median": "Trainbox",
+SOURCES: dict[str, str] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(Limits, include_extras=True).items()
 }
-
-
 _RESULTS = ("remap_pending", "nvlink_inactive")
 
 

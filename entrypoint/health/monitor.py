@@ -5,7 +5,6 @@ It serves /healthz for probes and /metrics for Prometheus.
 
 import contextlib
 import dataclasses
-import os
 import signal
 import sys
 import threading
@@ -15,7 +14,7 @@ from math import inf
 
 from entrypoint.driver.process import Driver
 from entrypoint.driver.readings import Sample, Unread
-from entrypoint.health.check import NO_ANSWER, Question, about, take_sample, verdict, without_driver
+from entrypoint.health.check import NO_ANSWER, Question, ask, take_sample, verdict
 from entrypoint.health.metrics import Latest
 from entrypoint.health.node import read_node
 from entrypoint.health.rules.derived import window
@@ -103,27 +102,12 @@ class _Examinations:
     def next(self) -> Verdict:
         if self._driver.waiting_since_s is not None and (still := self._awaited()) is not None:
             return still
-        gpus = self._options[0]
-        if gpus == 0:
-            return without_driver(self._base, "not queried: --gpus 0")
-        if self._question is None:
-            try:
-                found = about(
-                    self._driver.detect(),
-                    self._base,
-                    os.environ.get("CUDA_VISIBLE_DEVICES"),
-                    *self._options,
-                )
-            except DeviceMissing as error:
-                return self._judged(
-                    Sample(time.monotonic(), fault=Unread(NO_ANSWER, str(error))), self._base
-                )
-            if isinstance(found, Verdict):
-                return found
-            self._question = None if found.selection.missing else found
-            if self._question is None:
-                return self._judged(take_sample(self._driver, found, events=True), found)
-        return self._judged(take_sample(self._driver, self._question, events=True), self._question)
+        question = self._question or ask(self._driver, self._base, *self._options)
+        if isinstance(question, Verdict):
+            return question
+        # GPUs that are missing are searched for again.
+        self._question = None if question.selection.missing else question
+        return self._judged(take_sample(self._driver, question, events=True), question)
 
     def _awaited(self) -> Verdict | None:
         """Return a verdict while a late answer is missing, or None once it has come.

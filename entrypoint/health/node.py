@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.driver.readings import Readings
-from entrypoint.health.limits import SOURCES, Limits
+from entrypoint.health.limits import Limits
 from entrypoint.health.verdict import Finding, Result
 from entrypoint.system.cgroup import file_text
 from entrypoint.system.cpus import usable_cpus
@@ -73,75 +73,44 @@ def judge_node(
     node: NodeReadings, driver: Readings, processes: int, uses_gpus: bool, limits: Limits
 ) -> list[Finding]:
     """Return the findings on a node on which `processes` processes will be started."""
+    shm, memory = limits.shm_mib_per_process, limits.memory_mib_per_process
     findings = [
-        _at_least(
-            "cpus",
-            node.cpus,
-            processes,
-            "usable CPU(s)",
-            f"{processes}, one per process",
-            "Trainbox",
-            "make_room",
-        ),
+        _at_least("cpus", node.cpus, processes, "usable CPU(s)", f"{processes}, one per process"),
         _at_least(
             "shm",
             node.shm_free_mib,
-            limits.shm_mib_per_process * processes,
+            shm * processes,
             "MiB free in /dev/shm",
-            f"{limits.shm_mib_per_process} MiB per process, for loader workers",
-            SOURCES["shm_mib_per_process"],
-            "make_room",
+            f"{shm} MiB per process, for loader workers",
         ),
         _at_least(
             "memory",
             node.memory_free_mib,
-            limits.memory_mib_per_process * processes,
+            memory * processes,
             "MiB of memory free under the cgroup's limit",
-            f"{limits.memory_mib_per_process} MiB per process",
-            SOURCES["memory_mib_per_process"],
-            "make_room",
+            f"{memory} MiB per process",
         ),
     ]
     if node.output is not None:
-        findings += _judge_output(node, limits)
+        unit, limit = f"MiB free for {node.output}", f"{limits.disk_mib} MiB"
+        findings += [
+            _at_least("disk", node.disk_free_mib, limits.disk_mib, unit, limit),
+            _judge_output(node),
+        ]
     return [*findings, judge_cuda(node.wheels_cuda, driver)] if uses_gpus else findings
 
 
-def _judge_output(node: NodeReadings, limits: Limits) -> list[Finding]:
-    unit, limit = f"MiB free for {node.output}", f"{limits.disk_mib} MiB"
-    disk = _at_least(
-        "disk", node.disk_free_mib, limits.disk_mib, unit, limit, SOURCES["disk_mib"], "make_room"
-    )
-    if node.output_fault:
-        return [
-            disk,
-            Finding(
-                "output",
-                Result.CRITICAL,
-                node.output_fault,
-                limit="writable",
-                source="Trainbox",
-                action="fix_mount",
-            ),
-        ]
-    return [disk, Finding("output", Result.PASS, f"{node.output} can be written")]
+def _judge_output(node: NodeReadings) -> Finding:
+    if fault := node.output_fault:
+        return Finding("output", Result.CRITICAL, fault, "writable", "Trainbox", "fix_mount")
+    return Finding("output", Result.PASS, f"{node.output} can be written")
 
 
-def _at_least(
-    check: str, found: int | None, least: int, unit: str, limit: str, source: str, action: str
-) -> Finding:
+def _at_least(check: str, found: int | None, least: int, unit: str, limit: str) -> Finding:
     if found is None:
         return Finding(check, Result.NA, "not reported by this system")
-    good = found >= least
-    result = Result.PASS if good else Result.WARN
-    return Finding(
-        check,
-        result,
-        f"{found:,} {unit}",
-        limit=limit,
-        source=source,
-        action="" if good else action,
-    )
+    result, action = (Result.PASS, "") if found >= least else (Result.WARN, "make_room")
+    return Finding(check, result, f"{found:,} {unit}", limit, "Trainbox", action)
 
 
 def judge_cuda(wheels: str | None, driver: Readings) -> Finding:
@@ -153,27 +122,15 @@ def judge_cuda(wheels: str | None, driver: Readings) -> Finding:
     if wheels is None:
         return Finding("cuda", Result.NA, "torch here is built without CUDA, or is not installed")
     if not isinstance(known, int):
-        return Finding(
-            "cuda",
-            Result.UNKNOWN,
-            f"the driver does not report its CUDA version ({known})",
-            action="ask_host",
-        )
+        read = f"the driver does not report its CUDA version ({known})"
+        return Finding("cuda", Result.UNKNOWN, read, action="ask_host")
     supported = f"{known // 1000}.{known % 1000 // 10}"
-    good = known // 1000 >= int(wheels.split(".", 1)[0])
     version = driver.get("driver_version")
     read = f"driver {version} supports CUDA up to {supported}, torch is built for {wheels}"
-    if good:
+    if known // 1000 >= int(wheels.split(".", 1)[0]):
         return Finding("cuda", Result.PASS, read)
-    read = f"this image is too new for this driver: {read}"
-    return Finding(
-        "cuda",
-        Result.CRITICAL,
-        read,
-        limit="the same major version",
-        source="CUDA",
-        action="update_driver",
-    )
+    read, limit = f"this image is too new for this driver: {read}", "the same major version"
+    return Finding("cuda", Result.CRITICAL, read, limit, "CUDA", "update_driver")
 
 
 def judge_infiniband(found: InfiniBand) -> list[Finding]:
@@ -183,16 +140,8 @@ def judge_infiniband(found: InfiniBand) -> list[Finding]:
     read = f"NCCL between nodes: {found.network}"
     if not found.fault:
         return [Finding("infiniband", Result.PASS, read)]
-    return [
-        Finding(
-            "infiniband",
-            Result.WARN,
-            read,
-            limit="its library loads",
-            source="NCCL",
-            action="install_infiniband",
-        )
-    ]
+    limit, action = "its library loads", "install_infiniband"
+    return [Finding("infiniband", Result.WARN, read, limit, "NCCL", action)]
 
 
 def _free_mib(folder: Path) -> int | None:

@@ -1,7 +1,7 @@
 """Define the findings of checks, and the verdict that follows from them. Pure."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -51,20 +51,20 @@ class Mode(StrEnum):
 class Finding:
     """The result of one check on a GPU, between several GPUs, or on the node.
 
-    Between GPUs, `gpu` is a label such as `0+1`, and `uuid` is None. On the node, both are None.
     `read` describes the reading. `limit` is the limit for it, and `source` is the origin of the
-    limit. `action` is a name of `ACTIONS`, or empty. `optional` marks an UNKNOWN that closes
+    limit. `action` is a name of `ACTIONS`, or empty. Between GPUs, `gpu` is a label such as `0+1`,
+    and `uuid` is None. On the node, both are None. `optional` marks an UNKNOWN that closes
     nothing: of a missing permission, or of a rule that does not need its value to open the gate.
     """
 
     check: str
     result: Result
     read: str
-    gpu: str | None = None
-    uuid: str | None = None
     limit: str = ""
     source: str = ""
     action: str = ""
+    gpu: str | None = None
+    uuid: str | None = None
     optional: bool = False
 
     @property
@@ -170,7 +170,6 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints (docs/reference/health.schema.json)."""
-        closing = self.closing
         return {
             "schema_version": SCHEMA_VERSION,
             "mode": str(self.mode),
@@ -181,22 +180,13 @@ class Verdict:
             "required": list(self.required),
             "limits_overridden": self.overridden or {},
             "gpus": list(self.gpus),
-            "findings": [
-                {
-                    "check": finding.check,
-                    "result": str(finding.result),
-                    "closes": finding in closing,
-                    "gpu": finding.gpu,
-                    "uuid": finding.uuid,
-                    "read": finding.read,
-                    "limit": finding.limit,
-                    "source": finding.source,
-                    "action": finding.action,
-                    "advice": finding.advice,
-                }
-                for finding in self.findings
-            ],
+            "findings": [self._finding_to_json(finding) for finding in self.findings],
         }
+
+    def _finding_to_json(self, finding: Finding) -> dict[str, Any]:
+        fields = asdict(finding) | {"result": str(finding.result), "advice": finding.advice}
+        del fields["optional"]
+        return fields | {"closes": self._closes(finding)}
 
 
 def worst(results: Iterable[Result]) -> Result:

@@ -67,9 +67,9 @@ class Probe:
         if not self.on_gpus:
             return Finding(f"deep-{test}", result, f"{self.name}: {read}", **more)
         gpu, uuid = "+".join(device.label for device in self.devices), self.devices[0].uuid
-        return Finding(
-            f"deep-{test}", result, read, gpu, uuid if len(self.devices) == 1 else None, **more
-        )
+        if len(self.devices) > 1:
+            return Finding(f"deep-{test}", result, read, gpu=gpu, **more)
+        return Finding(f"deep-{test}", result, read, gpu=gpu, uuid=uuid, **more)
 
 
 @dataclass(frozen=True)

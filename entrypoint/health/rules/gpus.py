@@ -72,16 +72,8 @@ def _judge_gpu(
     # A GPU that cannot be used, or that the driver has lost, has no values to judge.
     uuid = gpu.mig_parent or gpu.uuid
     if gpu.fault and gpu.fault.code == NOT_NVML:
-        return [
-            Finding(
-                "handle",
-                Result.CRITICAL,
-                str(gpu.fault),
-                limit="usable",
-                source="CUDA",
-                action="use_others",
-            )
-        ]
+        read = str(gpu.fault)
+        return [Finding("handle", Result.CRITICAL, read, "usable", "CUDA", "use_others")]
     readings: Readings = {"handle": gpu.fault} if gpu.fault else samples[-1].gpus[uuid]
     broken = [
         value for value in readings.values() if isinstance(value, Unread) and value.code in LOST
@@ -111,9 +103,7 @@ def _error_finding(check: str, error: Unread, limit: str = "") -> Finding:
     if error.code in ABSENT:
         return Finding(check, Result.NA, read)
     if error.code in LOST:
-        return Finding(
-            check, Result.CRITICAL, read, limit=limit, source="NVIDIA", action=LOST[error.code]
-        )
+        return Finding(check, Result.CRITICAL, read, limit, "NVIDIA", LOST[error.code])
     if error.code == NO_PERMISSION:
         return Finding(check, Result.UNKNOWN, read, limit=limit, action="grant", optional=True)
     action = (
@@ -128,23 +118,15 @@ def _apply(rule: Rule, values: Values, limits: Limits) -> Finding:
     if missing:
         return _unread(rule, missing)
     found = rule.judge(values, limits)
-    return Finding(
-        rule.check,
-        found.result,
-        found.read,
-        limit=found.limit,
-        source=rule.source,
-        action=found.action,
-    )
+    judged = rule.check, found.result, found.read
+    return Finding(*judged, found.limit, rule.source, found.action)
 
 
 def _unread(rule: Rule, errors: Sequence[Unread]) -> Finding:
     """Return the finding for the most severe error among the values of a rule."""
     error = max(errors, key=lambda error: (error.code not in ABSENT, error.code != NO_PERMISSION))
     if error.code == CORRUPTED_INFOROM:
-        return Finding(
-            rule.check, Result.WARN, str(error), limit="intact", source="NVIDIA", action="inspect"
-        )
+        return Finding(rule.check, Result.WARN, str(error), "intact", "NVIDIA", "inspect")
     found = _error_finding(rule.check, error)
     return replace(
         found,
@@ -171,6 +153,5 @@ def _xid_findings(samples: Sequence[Sample], uuid: str, values: Values) -> list[
 
 def _xid_finding(xid: int, links_down: bool) -> Finding:
     result, meaning, action = xid_result(xid, links_down)
-    return Finding(
-        "xid", result, f"Xid {xid}: {meaning}", source="NVIDIA's Xid catalogue", action=action
-    )
+    read, source = f"Xid {xid}: {meaning}", "NVIDIA's Xid catalogue"
+    return Finding("xid", result, read, source=source, action=action)

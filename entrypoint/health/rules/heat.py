@@ -3,8 +3,8 @@
 from entrypoint.driver.readings import Unread
 from entrypoint.health.limits import SOURCES, Limits
 from entrypoint.health.rules.derived import SLOWDOWN_WINDOW
-from entrypoint.health.rules.rule import USUAL, Judgement, Rule, Values, at_threshold
-from entrypoint.health.verdict import Mode, Result
+from entrypoint.health.rules.rule import WATCHED, Judgement, Rule, Values, at_threshold
+from entrypoint.health.verdict import Result
 
 SUSTAINED_S = 5.0  # a slowdown over a shorter time is not CRITICAL
 
@@ -31,12 +31,8 @@ def _slowdown(values: Values, limits: Limits) -> Judgement:
 
 
 def _temperature(values: Values, limits: Limits) -> Judgement:
-    temperature, slowdown, shutdown = (
-        values["temperature_c"],
-        values["slowdown_c"],
-        values["shutdown_c"],
-    )
-    working = values["working_c"]
+    temperature, working = values["temperature_c"], values["working_c"]
+    slowdown, shutdown = values["slowdown_c"], values["shutdown_c"]
     # On most GPUs slowdown and shutdown are 3 °C apart, so the warning is at the working limit.
     warning = slowdown if isinstance(working, Unread) else min(working, slowdown)
     read, critical = f"{temperature} °C", shutdown - limits.shutdown_margin_c
@@ -51,11 +47,8 @@ def _temperature(values: Values, limits: Limits) -> Judgement:
 
 def _margin(values: Values, limits: Limits) -> Judgement:
     """Judge the temperature of a GPU that reports the degrees left to its working limit."""
-    margin, slowdown, shutdown = (
-        values["margin_c"],
-        values["slowdown_margin_c"],
-        values["shutdown_margin_c"],
-    )
+    margin = values["margin_c"]
+    slowdown, shutdown = values["slowdown_margin_c"], values["shutdown_margin_c"]
     read, critical = f"{margin} °C left", shutdown + limits.shutdown_margin_c
     limit = f"slowdown at {slowdown}, CRITICAL from {critical}, shutdown at {shutdown}"
     if margin <= critical:
@@ -64,20 +57,20 @@ def _margin(values: Values, limits: Limits) -> Judgement:
 
 
 RULES = (
-    Rule("slowdown", ("slowdown",), _slowdown, "DCGM", modes=USUAL | {Mode.WATCH}),
+    Rule("slowdown", ("slowdown",), _slowdown, "DCGM", modes=WATCHED),
     Rule(
         "temperature",
         ("temperature_c", "slowdown_c", "shutdown_c"),
         _temperature,
         SOURCES["shutdown_margin_c"],
-        also=("working_c",),
-        modes=USUAL | {Mode.WATCH},
+        ("working_c",),
+        WATCHED,
     ),
     Rule(
         "temperature-margin",
         ("margin_c", "slowdown_margin_c", "shutdown_margin_c"),
         _margin,
         SOURCES["shutdown_margin_c"],
-        modes=USUAL | {Mode.WATCH},
+        modes=WATCHED,
     ),
 )

@@ -1,7 +1,7 @@
 """Judge a GPU's PCIe link, NVLinks and NVSwitch fabric."""
 
 from entrypoint.health.limits import SOURCES, Limits
-from entrypoint.health.rules.rule import USUAL, Judgement, Rule, Values, at_threshold
+from entrypoint.health.rules.rule import USUAL, WATCHED, Judgement, Rule, Values, at_threshold
 from entrypoint.health.verdict import Mode, Result
 
 LOADED_PERCENT = 50  # of the time in which a program computes on the GPU
@@ -9,14 +9,8 @@ LOADED_PERCENT = 50  # of the time in which a program computes on the GPU
 
 def _pcie_width(values: Values, _limits: Limits) -> Judgement:
     width, most = values["pcie_width"], values["pcie_max_width"]
-    return at_threshold(
-        most - width,
-        1,
-        f"{width} lanes",
-        f"{most}, the device's and the slot's",
-        Result.WARN,
-        "inspect",
-    )
+    read, limit = f"{width} lanes", f"{most}, the device's and the slot's"
+    return at_threshold(most - width, 1, read, limit, Result.WARN, "inspect")
 
 
 def _pcie_generation(values: Values, _limits: Limits) -> Judgement:
@@ -144,8 +138,8 @@ RULES = (
         ("nvlink_active", "nvlink_peers", "nvswitch", "gpus_in_use"),
         _nvlink,
         SOURCES["nvlink_inactive"],
-        also=("nvlink_switch", "fabric"),
-        modes=USUAL | {Mode.WATCH},
+        ("nvlink_switch", "fabric"),
+        WATCHED,
         ends_a_run=True,
         may_recover=True,  # the hardware trains a link again after errors
     ),
@@ -154,20 +148,20 @@ RULES = (
         ("nvlink_errors", "nvlink_errors_risen"),
         _nvlink_errors,
         SOURCES["nvlink_errors"],
-        modes=USUAL | {Mode.WATCH},
+        modes=WATCHED,
     ),
     Rule(
         "nvlink-crc",
         ("nvlink_crc_per_second",),
         _nvlink_crc,
         SOURCES["nvlink_crc_per_second"],
-        modes=USUAL - {Mode.GATE} | {Mode.WATCH},
+        modes=WATCHED - {Mode.GATE},
     ),
     Rule(
         "fabric",
         ("fabric", "gpus_in_use"),
         _fabric,
-        modes=USUAL | {Mode.WATCH},
+        modes=WATCHED,
         ends_a_run=True,
         may_recover=True,
     ),

@@ -15,16 +15,7 @@ def judge_driver(sample: Sample) -> list[Finding]:
     if sample.fault is None:
         return [Finding("driver", Result.PASS, f"version {sample.driver.get('driver_version')}")]
     action = driver_action(sample.fault.code)
-    return [
-        Finding(
-            "driver",
-            Result.CRITICAL,
-            str(sample.fault),
-            limit="answers",
-            source="NVIDIA",
-            action=action,
-        )
-    ]
+    return [Finding("driver", Result.CRITICAL, str(sample.fault), "answers", "NVIDIA", action)]
 
 
 def driver_action(code: int) -> str:
@@ -40,10 +31,8 @@ def judge_count(selection: Selection, wanted: str) -> list[Finding]:
     found = len(selection.gpus)
     read = f"{found} of {found + selection.missing} GPUs requested" if wanted else f"{found} GPUs"
     if selection.missing:
-        return [
-            Finding("count", Result.CRITICAL, read, limit=wanted, source="you", action="use_others")
-        ]
-    return [Finding("count", Result.PASS, read, limit=wanted, source="you" if wanted else "")]
+        return [Finding("count", Result.CRITICAL, read, wanted, "you", "use_others")]
+    return [Finding("count", Result.PASS, read, wanted, "you" if wanted else "")]
 
 
 def judge_mixture(sample: Sample, selection: Selection) -> list[Finding]:
@@ -64,16 +53,8 @@ def judge_mixture(sample: Sample, selection: Selection) -> list[Finding]:
         result, action = (Result.WARN, "inspect") if len(values) > 1 else (Result.PASS, "")
         if values:
             read = ", ".join(sorted(values))
-            findings.append(
-                Finding(
-                    f"same-{name}",
-                    result,
-                    read,
-                    limit="the same on all",
-                    source="Trainbox",
-                    action=action,
-                )
-            )
+            same = f"same-{name}", result, read
+            findings.append(Finding(*same, "the same on all", "Trainbox", action))
     return findings
 
 
@@ -87,16 +68,9 @@ def judge_uuids(selection: Selection) -> list[Finding]:
         return []
     if not equal:
         return [Finding("unique-uuid", Result.PASS, f"{len(by_uuid)} UUIDs")]
-    return [
-        Finding(
-            "unique-uuid",
-            Result.CRITICAL,
-            f"the same UUID: {', '.join(equal)}; CUDA would use one of them only",
-            limit="one UUID for each GPU",
-            source="CUDA",
-            action="use_others",
-        )
-    ]
+    read = f"the same UUID: {', '.join(equal)}; CUDA would use one of them only"
+    limit = "one UUID for each GPU"
+    return [Finding("unique-uuid", Result.CRITICAL, read, limit, "CUDA", "use_others")]
 
 
 def judge_architectures(architectures: Sequence[str], selection: Selection) -> list[Finding]:
@@ -118,14 +92,9 @@ def _judge_architecture(architectures: Sequence[str], gpu: Gpu) -> Finding:
         read = "the driver does not report the compute capability"
         return Finding("architecture", Result.NA, read)
     if reason := without_code(gpu.capability, architectures):
-        return Finding(
-            "architecture",
-            Result.CRITICAL,
-            f"torch has no code for this GPU: {reason}",
-            limit="an architecture that torch is built for",
-            source="CUDA",
-            action="change_torch",
-        )
+        read = f"torch has no code for this GPU: {reason}"
+        limit = "an architecture that torch is built for"
+        return Finding("architecture", Result.CRITICAL, read, limit, "CUDA", "change_torch")
     major, minor = gpu.capability
     read = f"compute capability {major}.{minor}, torch is built for {' '.join(architectures)}"
     return Finding("architecture", Result.PASS, read)

@@ -1,7 +1,9 @@
 """Judge the errors of a GPU's memory, and the driver's recovery action."""
 
+from dataclasses import replace
+
 from entrypoint.health.limits import SOURCES, Limits
-from entrypoint.health.rules.rule import USUAL, Judgement, Rule, Values, at_threshold
+from entrypoint.health.rules.rule import USUAL, WATCHED, Judgement, Rule, Values, at_threshold
 from entrypoint.health.verdict import Mode, Result
 
 
@@ -23,14 +25,8 @@ def _recovery_action(values: Values, _limits: Limits) -> Judgement:
 
 def _ecc(values: Values, limits: Limits) -> Judgement:
     count, most = values["ecc_uncorrected"], limits.ecc_uncorrected
-    return at_threshold(
-        count,
-        most + 1,
-        f"{count} uncorrected memory errors since the driver was loaded",
-        f"at most {most}",
-        Result.CRITICAL,
-        "reset_gpu",
-    )
+    read = f"{count} uncorrected memory errors since the driver was loaded"
+    return at_threshold(count, most + 1, read, f"at most {most}", Result.CRITICAL, "reset_gpu")
 
 
 def _sram(values: Values, _limits: Limits) -> Judgement:
@@ -65,48 +61,19 @@ def _retired_pages(values: Values, limits: Limits) -> Judgement:
     return at_threshold(pages, limits.retired_pages, read, limit, Result.CRITICAL, "replace")
 
 
-RULES = (
-    Rule(
-        "recovery-action",
-        ("recovery_action",),
-        _recovery_action,
-        modes=USUAL | {Mode.LIVE, Mode.WATCH},
-        ends_a_run=True,
-        unknown_closes=True,
-    ),
-    Rule(
-        "ecc-uncorrected",
-        ("ecc_uncorrected",),
-        _ecc,
-        SOURCES["ecc_uncorrected"],
-        modes=USUAL | {Mode.WATCH},
-        ends_a_run=True,
-        unknown_closes=True,
-    ),
-    Rule(
-        "sram-threshold",
-        ("sram_threshold_exceeded",),
-        _sram,
-        modes=USUAL | {Mode.WATCH},
-        ends_a_run=True,
-        unknown_closes=True,
-    ),
-    Rule(
-        "row-remap",
-        ("remapped_rows",),
-        _row_remap,
-        SOURCES["remapped_rows"],
-        modes=USUAL | {Mode.WATCH},
-        ends_a_run=True,
-        unknown_closes=True,
-    ),
-    Rule(
-        "retired-pages",
-        ("retired_pages", "retired_pages_pending"),
-        _retired_pages,
-        SOURCES["retired_pages"],
-        modes=USUAL | {Mode.WATCH},
-        ends_a_run=True,
-        unknown_closes=True,
-    ),
+# All of these show damage, so each ends a training.
+RULES = tuple(
+    replace(rule, modes=rule.modes | WATCHED, ends_a_run=True, unknown_closes=True)
+    for rule in (
+        Rule("recovery-action", ("recovery_action",), _recovery_action, modes=USUAL | {Mode.LIVE}),
+        Rule("ecc-uncorrected", ("ecc_uncorrected",), _ecc, SOURCES["ecc_uncorrected"]),
+        Rule("sram-threshold", ("sram_threshold_exceeded",), _sram),
+        Rule("row-remap", ("remapped_rows",), _row_remap, SOURCES["remapped_rows"]),
+        Rule(
+            "retired-pages",
+            ("retired_pages", "retired_pages_pending"),
+            _retired_pages,
+            SOURCES["retired_pages"],
+        ),
+    )
 )

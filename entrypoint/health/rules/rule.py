@@ -24,6 +24,7 @@ class Judgement:
 # several samples does not run in the gate, which takes only one. A rule that would find the
 # processes of the training does not run in the monitor.
 USUAL = frozenset({Mode.GATE, Mode.CHECK, Mode.DEEP, Mode.MONITOR})
+WATCHED = USUAL | {Mode.WATCH}
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,8 @@ def _inforom(values: Values, _limits: Limits) -> Judgement:
 
 def _persistence(values: Values, _limits: Limits) -> Judgement:
     on = values["persistence"]
-    return at_threshold(
-        1 - on,
-        1,
-        "on" if on else "off: each start waits for the driver",
-        "on",
-        Result.WARN,
-        "change_mode",
-    )
+    read = "on" if on else "off: each start waits for the driver"
+    return at_threshold(1 - on, 1, read, "on", Result.WARN, "change_mode")
 
 
 def _compute_mode(values: Values, limits: Limits) -> Judgement:

@@ -142,19 +142,19 @@ def test_a_correct_result_passes_with_its_speed() -> None:
             "deep-matmul",
             Result.PASS,
             "51.2 TFLOP/s; as it should",
-            "2",
-            "GPU-2",
             "within the error bound of float32, the same bits each time",
             "Higham, Accuracy and Stability of Numerical Algorithms, section 3.1",
+            gpu="2",
+            uuid="GPU-2",
         ),
         Finding(
             "deep-memory",
             Result.PASS,
             "3,012 GB/s; as it should",
-            "2",
-            "GPU-2",
             "all values right",
             "Trainbox",
+            gpu="2",
+            uuid="GPU-2",
         ),
     ]
     slower = text(line("all-reduce", 41.2e9), line("all-reduce", 39.9e9, rank=1))
