@@ -264,18 +264,13 @@ def _of(
     Required checks of `--deep` are exempt, because their findings are added later.
     """
     judged = {finding.check for finding in findings}
-    absent = [
-        name for name in question.required if name not in judged and not name.startswith("deep")
+    unknown = [
+        Finding(name, Result.UNKNOWN, "required, but not judged here")
+        for name in question.required
+        if name not in judged and not name.startswith("deep")
     ]
-    unknown = [Finding(name, Result.UNKNOWN, "required, but not judged here") for name in absent]
-    return Verdict(
-        question.mode,
-        (*findings, *unknown),
-        gpus,
-        driver_version,
-        question.required,
-        question.overridden,
-    )
+    found, required = (*findings, *unknown), question.required
+    return Verdict(question.mode, found, gpus, driver_version, required, question.overridden)
 
 
 def without_driver(question: Question, reason: str) -> Verdict:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from entrypoint.driver.process import Driver
@@ -56,40 +56,26 @@ def watched(
     begin_s = time.monotonic()
     verdict = examine(driver, question)
     if closing := verdict.closing:
-        shown = "; ".join(finding.line for finding in closing[:_FINDINGS_SHOWN])
-        more = (
-            f"; and {len(closing) - _FINDINGS_SHOWN} more" if len(closing) > _FINDINGS_SHOWN else ""
-        )
+        shown = [finding.line for finding in closing[:_FINDINGS_SHOWN]]
+        if more := len(closing) - len(shown):
+            shown.append(f"and {more} more")
         raise DeviceMissing(
-            f"the health gate is closed. {shown}{more} (`{command('health')}` lists all "
+            f"the health gate is closed. {'; '.join(shown)} (`{command('health')}` lists all "
             "findings; HEALTH=0 trains nevertheless)"
         )
     line = f"health     {closing_line(verdict)}, {time.monotonic() - begin_s:.2f} s"
     say(line, sys.stderr if telemetry else sys.stdout)
     # Watch the GPUs during the body.
     known = {(finding.check, finding.gpu or ""): finding.result for finding in verdict.findings}
-    is_sweep = plan.strategy == "sweep"
-    if telemetry:
-        listener = Driver()
-        watch = Watch(
-            driver,
-            listener,
-            plan.gpus,
-            limits,
-            telemetry.metrics,
-            known,
-            ends_a_run=not is_sweep,
-            telemetry=telemetry,
-        )
-        try:
-            yield watch
-        finally:
-            listener.close()  # a restarted script gets another one
-        return
-    with temporary_folder("health-") as folder:
-        events = folder / "events.jsonl"
-        yield Watch(driver, Driver(), plan.gpus, limits, events, known, ends_a_run=not is_sweep)
-        if events.exists():
+    listener = Driver()
+    with ExitStack() as stack:
+        stack.callback(listener.close)  # a restarted script gets another one
+        events = telemetry.metrics if telemetry else None
+        if events is None:
+            events = stack.enter_context(temporary_folder("health-")) / "events.jsonl"
+        ends_a_run = plan.strategy != "sweep"
+        yield Watch(driver, listener, plan.gpus, limits, events, known, ends_a_run, telemetry)
+        if not telemetry and events.exists():
             # A killed or crashed trainer did not write these events to the run. Only code of the
             # trainer writes there, so it runs in a process of its own.
             subprocess.run(command_of("trainer.run.gpu_events", str(events)), check=False)

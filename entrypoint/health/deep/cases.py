@@ -62,14 +62,23 @@ class Probe:
         kind = "GPU" if self.on_gpus else "CPU processes" if others else "CPU process"
         return f"{kind} {', '.join(others)} and {last}" if others else f"{kind} {last}"
 
-    def finding(self, test: str, result: Result, read: str, **more: Any) -> Finding:
+    def finding(
+        self,
+        test: str,
+        result: Result,
+        read: str,
+        limit: str = "",
+        source: str = "",
+        action: str = "",
+    ) -> Finding:
         """Return a finding on the devices; on the node if they are CPU processes."""
+        found = Finding(f"deep-{test}", result, read, limit, source, action)
         if not self.on_gpus:
-            return Finding(f"deep-{test}", result, f"{self.name}: {read}", **more)
-        gpu, uuid = "+".join(device.label for device in self.devices), self.devices[0].uuid
-        if len(self.devices) > 1:
-            return Finding(f"deep-{test}", result, read, gpu=gpu, **more)
-        return Finding(f"deep-{test}", result, read, gpu=gpu, uuid=uuid, **more)
+            return replace(found, read=f"{self.name}: {read}")
+        gpu = "+".join(device.label for device in self.devices)
+        return replace(
+            found, gpu=gpu, uuid=self.devices[0].uuid if len(self.devices) == 1 else None
+        )
 
 
 @dataclass(frozen=True)
@@ -220,30 +229,22 @@ def _reading(outcome: ProbeOutput, test: str, after_a_fault: bool) -> Reading:
     if wrong := [line for line in lines if not line["right"]]:
         read = "WRONG: " + "; ".join(f"{_prefix(probe, line)}{line['detail']}" for line in wrong)
         action = "drain" if not probe.on_gpus else "reset_gpu" if test in _TOGETHER else "replace"
-        finding = probe.finding(
-            test, Result.CRITICAL, read, limit=limit, source=source, action=action
-        )
+        finding = probe.finding(test, Result.CRITICAL, read, limit, source, action)
         return Reading(probe, test, finding, speed)
     if len(lines) == len(probe.devices) and not (outcome.fault and test == probe.tests[-1]):
         read = f"{in_unit(test, speed)}; {lines[0]['detail']}"
-        return Reading(
-            probe, test, probe.finding(test, Result.PASS, read, limit=limit, source=source), speed
-        )
+        finding = probe.finding(test, Result.PASS, read, limit, source)
+        return Reading(probe, test, finding, speed)
     action = (
         "make_room" if not probe.on_gpus else "reset_gpu" if outcome.killed_after_s else "ask_host"
     )
     if after_a_fault:
-        return Reading(
-            probe,
-            test,
-            probe.finding(test, Result.UNKNOWN, "not tested after the failure", action=action),
-        )
+        read = "not tested after the failure"
+        return Reading(probe, test, probe.finding(test, Result.UNKNOWN, read, action=action))
     limit, source = "exit code 0", "Trainbox"
     if outcome.killed_after_s:
         limit, source = f"finished within {outcome.killed_after_s:g} s", "--deadline-s"
-    finding = probe.finding(
-        test, Result.CRITICAL, outcome.fault, limit=limit, source=source, action=action
-    )
+    finding = probe.finding(test, Result.CRITICAL, outcome.fault, limit, source, action)
     return Reading(probe, test, finding)
 
 
