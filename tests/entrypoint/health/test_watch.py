@@ -58,6 +58,9 @@ class Answering:
     def sample(self, _uuids: Any, _names: Any = (), events: bool = False) -> Sample:
         return Sample(1.0, self.read, driver={"driver_version": "1", "cuda": 99000})
 
+    def close(self) -> None:
+        """Do nothing."""
+
 
 def events(watch: Watch) -> list[tuple[str, str, str]]:
     lines = watch.events.read_text().splitlines() if watch.events.exists() else []
