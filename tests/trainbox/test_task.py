@@ -48,6 +48,12 @@ def test_the_public_api_is_the_classes_that_the_trainer_uses() -> None:
             {"ce": torch.ones(4), "map": torch.ones(4, 7)},
             r"loss 'map' has shape \(4, 7\) instead of \(4,\)",
         ),
+        (
+            {"mse": (torch.ones(4, 1) - torch.ones(4)).square()},
+            r"loss 'mse' has shape \(4, 4\) instead of \(4,\), one value per example: an output "
+            r"of shape \(4, 1\) met targets of shape \(4,\), so squeeze the output with "
+            r"nn.Flatten\(0\)",
+        ),
         (torch.ones(4), "losses\\(\\) returned Tensor: return a dict"),
         ((torch.ones(4),), "losses\\(\\) returned tuple: return a dict"),
         (None, "losses\\(\\) returned None: return a dict"),

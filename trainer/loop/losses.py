@@ -89,11 +89,18 @@ def check_losses(task: Task, losses: dict[str, Tensor], size: int) -> None:
                 "train_metrics: return a tensor of shape (B,) with this name"
             )
     for name, loss in losses.items():
-        if tuple(loss.shape) != (size,):
+        shape = tuple(loss.shape)
+        if shape != (size,):
+            # A mean over the second dimension would train to nonsense.
+            remedy = (
+                f"an output of shape ({size}, 1) met targets of shape ({size},), so squeeze the "
+                "output with nn.Flatten(0) or .squeeze(1)"
+                if shape == (size, size)
+                else "use reduction='none' and average over all dimensions but the first"
+            )
             raise WrongUse(
-                f"task {type(task).__name__}: loss {name!r} has shape {tuple(loss.shape)} "
-                f"instead of ({size},), one value per example: use reduction='none' and average "
-                "over all dimensions but the first"
+                f"task {type(task).__name__}: loss {name!r} has shape {shape} instead of "
+                f"({size},), one value per example: {remedy}"
             )
     if not any(loss.requires_grad for loss in losses.values()):
         raise WrongUse(
