@@ -4,8 +4,8 @@ import subprocess
 from pathlib import Path
 
 from entrypoint.launch.supervise import ignore_stop_signals
-from entrypoint.script.folder import METRICS
 from entrypoint.system.commands import command_of
+from trainbox.contract.record_folder import METRICS
 from trainbox.contract.streams import message
 
 _END_S = 20.0  # TensorBoard's files are a copy, so their end is not worth a longer wait

@@ -49,7 +49,7 @@ class Sources:
         for name in names:
             self.add(Path(os.fsdecode(name)))
 
-    def look(self, _is_last: bool) -> None:
+    def look(self) -> None:
         """Save the new files when no other one has come for a second."""
         if time.monotonic() - self._new_s > _SETTLED_S:
             self._new_s = math.inf
