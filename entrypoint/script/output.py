@@ -1,9 +1,7 @@
 """The output of a script's ranks: to this process's streams, and to one log for each rank."""
 
 import errno
-import json
 import os
-import select
 import selectors
 import termios
 import threading
@@ -13,9 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from trainbox.contract.entries import parsed
 from trainbox.contract.files import append_regular
 from trainbox.contract.storage import storage_failure
-from trainbox.contract.streams import message
+from trainbox.contract.streams import message, write_in_time
 
 # A log is replaced by an empty one at this size, and the one before it is kept as NAME.1.log.
 LOG_BYTES = 64 * 2**20
@@ -39,11 +38,11 @@ class Log:
             self._file = append_regular(path)
         except OSError as error:
             raise storage_failure(path, error) from error
-        self.lost: str | None = None
+        self._has_lost = False
 
     def write(self, data: bytes) -> None:
-        """Append `data`. If this fails once, `lost` has the reason, and nothing more is written."""
-        if self.lost is not None:
+        """Append `data`. If this fails, print it once, and write nothing more."""
+        if self._has_lost:
             return
         try:
             if os.fstat(self._file.fileno()).st_size + len(data) > self._limit:
@@ -53,13 +52,11 @@ class Log:
             if os.write(self._file.fileno(), data) < len(data):  # the rest did not fit on the disk
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self.lost = error.strerror
+            self._has_lost = True
+            message(f"{self.path} cannot be written ({error.strerror}): it is not complete")
 
     def close(self) -> None:
-        """Close the log, and print why it is not complete, if it is not."""
         self._file.close()
-        if self.lost is not None:
-            message(f"{self.path} could not be written ({self.lost}): it is not complete")
 
 
 class Shown:
@@ -79,16 +76,11 @@ class Shown:
         Raises:
             OSError: the reader has gone, or it does not read.
         """
-        while data:
-            if not select.select([], [self._number], [], _LOOK_EVERY_S)[1]:
-                if self._stopping():
-                    self._waited_s += _LOOK_EVERY_S
-                if self._waited_s > PATIENCE_S:
-                    raise TimeoutError("the reader of the output does not read")
-                continue
-            # A part of this size never blocks when the reader of a pipe has made room.
-            with suppress(BlockingIOError):
-                data = data[os.write(self._number, data[: select.PIPE_BUF]) :]
+        rest = memoryview(data)
+        while rest := write_in_time(self._number, rest, _LOOK_EVERY_S):
+            self._waited_s += _LOOK_EVERY_S if self._stopping() else 0.0
+            if self._waited_s > PATIENCE_S:
+                raise TimeoutError("the reader of the output does not read")
 
 
 class Stream:
@@ -148,15 +140,8 @@ class Stream:
 def reported(line: bytes) -> dict[str, Any] | None:
     """Return the entry in `line` if it is a JSON object with a whole number as its step."""
     line = line.strip()
-    if not line.startswith(b"{") or len(line) > _LONGEST_LINE:
-        return None
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(entry, dict) or type(entry.get("step")) is not int:
-        return None
-    return entry
+    entry = parsed(line) if line.startswith(b"{") and len(line) <= _LONGEST_LINE else None
+    return entry if entry is not None and type(entry.get("step")) is int else None
 
 
 class Pipes:

@@ -23,7 +23,7 @@ from entrypoint.script.output import Log, Pipes, Shown, Stream
 from entrypoint.script.python import Python
 from entrypoint.script.sources import Sources, changed, roots_of
 from entrypoint.script.target import Target
-from entrypoint.script.telemetry import NAMES, GpuRecord
+from entrypoint.script.telemetry import GpuRecord
 from trainbox.contract.energy import shown_kwh
 from trainbox.contract.errors import (
     STOPPED_ITSELF,
@@ -33,15 +33,16 @@ from trainbox.contract.errors import (
     signal_of,
 )
 from trainbox.contract.files import open_regular
+from trainbox.contract.hints import from_here
 from trainbox.contract.internal import Internal
 from trainbox.contract.processes import adopt_orphans, kill_tree, launched_cpu_s
 from trainbox.contract.python_path import user_folders
-from trainbox.contract.record_folder import LOGS, MANIFEST, METRICS
+from trainbox.contract.record_folder import LOGS, MANIFEST
 from trainbox.contract.streams import message, say
 from trainbox.contract.temporary import temporary_folder
 
 if TYPE_CHECKING:
-    from entrypoint.health.watch import Telemetry, Watch
+    from entrypoint.health.watch import Telemetry, Watch  # most trials do without it
 
 # What Python and torch print if the script has no variables of torchrun.
 _NEEDS_TORCHRUN = re.compile(
@@ -90,7 +91,7 @@ def run(start: Start) -> int:
     gpus = GpuRecord(folder, plan.gpus, manifest)
     python = target.python or Python()
     chosen = "" if python.is_ours else f"; {python.command[0]} ({python.origin})"
-    message(f"{target.name} in {_shown(folder.path)}: {plan.reason}{chosen}")
+    message(f"{target.name} in {from_here(folder.path)}: {plan.reason}{chosen}")
     if plan.settings:
         message(plan.settings)
     if sys.platform == "linux":
@@ -167,7 +168,7 @@ def closing(
 ) -> list[str]:
     """Return the lines that `trainbox run` prints at the end."""
     again = "" if code == 0 or not _can_succeed(code) else ": the same command starts it again"
-    rows = {"run": _shown(folder.path), "exit code": f"{code}{again}"}
+    rows = {"run": from_here(folder.path), "exit code": f"{code}{again}"}
     rows["duration"] = f"{duration_s:.1f} s" + (f", {starts} starts" if starts > 1 else "")
     samples = folder.newest("samples")
     if type(samples) in (int, float):
@@ -201,7 +202,7 @@ def _manifest(start: Start) -> dict[str, Any]:
     if folder.writes and (folder.path / MANIFEST).exists():
         if is_manifest(known := folder.read_json(MANIFEST) or {}):
             return known
-        message(f"{_shown(folder.path / MANIFEST)} was damaged: it begins again")
+        message(f"{from_here(folder.path / MANIFEST)} was damaged: it begins again")
     folder.write_json(MANIFEST, new)
     return new
 
@@ -224,13 +225,7 @@ def _run_once(
     with ExitStack() as stack:
         watch = None
         if start.watched is not None:
-            from entrypoint.health.watch import Telemetry  # most trials of a sweep do without it
-
-            def position() -> dict[str, Any]:
-                return {"kind": "health", "step": gpus.step()}
-
-            telemetry = Telemetry(folder.path / METRICS, position, NAMES, gpus.take)
-            watch = stack.enter_context(start.watched(telemetry))
+            watch = stack.enter_context(start.watched(gpus))
         pipes_folder = stack.enter_context(temporary_folder("script-"))
         streams, terminals = _streams(start, received, stack)
         takers = {name: stream.take for name, stream in streams.items()}
@@ -277,15 +272,6 @@ def _sources(
             start.folder.write_json(MANIFEST, manifest)
 
     return Sources(start.folder.path, roots, manifest, save)
-
-
-def _shown(path: Path) -> str:
-    """Return the path from the current folder, if it is below it."""
-    try:
-        here = Path.cwd()
-    except FileNotFoundError:  # it has been removed
-        return str(path)
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def _streams(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from entrypoint.script.python import Python, choose_python
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.files import open_regular
 from trainbox.contract.hints import nearest
 
 
@@ -62,11 +63,7 @@ def find_script(
     """
     file = Path(name)
     try:
-        if file.is_dir():
-            raise WrongUse(f"{name} is a folder: name the script in it, or -m MODULE")
-        if file.exists() and not file.is_file():
-            raise WrongUse(f"{name} is not a regular file: name a Python file or a program")
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             begin = opened.read(256)
     except OSError as error:
         # An executable program may be unreadable.

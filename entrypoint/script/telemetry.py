@@ -9,18 +9,24 @@ from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.readings import Sample
 from entrypoint.script.folder import ScriptFolder
 from trainbox.contract.energy import Energy, earlier_joules
+from trainbox.contract.record_folder import METRICS
 
-NAMES = ("utilization_percent", "memory_used_mib", "energy_mj")
 _EVERY_S = 10.0
 
 
 class GpuRecord:
-    """Appends the readings of the GPUs to metrics.jsonl, and adds up their energy."""
+    """Appends the readings of the GPUs to metrics.jsonl, and adds up their energy.
+
+    This is the `Telemetry` of a watch.
+    """
+
+    names: tuple[str, ...] = ("utilization_percent", "memory_used_mib", "energy_mj")
 
     def __init__(
         self, folder: ScriptFolder, gpus: Sequence[Gpu], manifest: Mapping[str, Any]
     ) -> None:
         self._folder, self._gpus = folder, gpus
+        self.metrics = folder.path / METRICS
         self._next_s = 0.0
         self._energy = Energy(earlier_joules(manifest))
 
@@ -28,10 +34,9 @@ class GpuRecord:
         """Add the energy since the previous sample, and write an entry every 10 s."""
 
         def each(name: str) -> list[int | None]:
-            found = [
-                sample.gpus.get(g.uuid, {}) if g.mig_parent is None else {} for g in self._gpus
-            ]
-            values = [readings.get(name) for readings in found]
+            # The driver does not report these values for a part of a GPU (MIG).
+            whole = ["" if gpu.mig_parent else gpu.uuid for gpu in self._gpus]
+            values = [sample.gpus.get(uuid, {}).get(name) for uuid in whole]
             return [value if isinstance(value, int) else None for value in values]
 
         counters = zip(self._gpus, each("energy_mj"), strict=True)

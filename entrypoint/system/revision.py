@@ -1,14 +1,10 @@
 """The commit of a project, from git or the files of its repository."""
 
-import os
 import re
-import subprocess
 from pathlib import Path
 
 from trainbox.contract.files import read_bytes
-from trainbox.contract.python_path import user_environment
-
-_GIT_S = 5.0
+from trainbox.contract.git import git
 
 
 def revision(folder: Path, is_dirty: bool = False) -> str | None:
@@ -17,7 +13,7 @@ def revision(folder: Path, is_dirty: bool = False) -> str | None:
     `-dirty` follows if files were changed, or if `is_dirty`. The image does not have git, and git
     refuses the folder of another user. Then `-unchecked` follows, because changes are not known.
     """
-    described = _git(folder, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
+    described = git(folder, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
     if described is None:
         return _head(folder)
     return f"{described.removesuffix('-dirty')}-dirty" if is_dirty else described or None
@@ -31,24 +27,8 @@ def repository(folder: Path) -> Path | None:
 
 def committed(folder: Path) -> frozenset[str]:
     """Return git's digests of the files in the commit; empty if they are not known."""
-    listed = _git(folder, "ls-tree", "-r", "--full-tree", "HEAD") or ""
+    listed = git(folder, "ls-tree", "-r", "--full-tree", "HEAD") or ""
     return frozenset(line.split()[2] for line in listed.splitlines())
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_GIT_S,
-            check=False,
-            env={**user_environment(os.environ), "LC_ALL": "C"},  # git may run a user's filter
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() if found.returncode == 0 else None
 
 
 def _head(folder: Path) -> str | None:

@@ -6,7 +6,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from trainbox.contract.build_info import build_info
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.git import git
 from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.secret_rule import shown_variable
 from trainer.data.examples import Collate, length, read_examples
@@ -197,22 +197,13 @@ def _build() -> dict[str, Any]:
     if "revision" in built:
         return built
     root = Path(__file__).parents[2]
-    diff, lock = _git(root, "diff", "HEAD"), root / "requirements.lock"
+    diff, lock = git(root, "diff", "HEAD"), root / "requirements.lock"
     return {
-        "revision": _git(root, "rev-parse", "HEAD"),
+        "revision": git(root, "rev-parse", "HEAD"),
         "dirty_diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
         "lock_sha256": hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else None,
         **built,
     }
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    try:
-        return subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 @functools.cache

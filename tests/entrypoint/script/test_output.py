@@ -119,20 +119,21 @@ def test_a_log_that_cannot_be_written_is_reported_once(
         log.write(b"123456789\n")
     log.close()
     assert capsys.readouterr().err == (
-        f"trainbox: {tmp_path}/rank-0.log could not be written (Is a directory): it is not "
-        "complete\n"
+        f"trainbox: {tmp_path}/rank-0.log cannot be written (Is a directory): it is not complete\n"
     )
 
 
 def test_the_last_line_that_a_full_disk_cuts_is_lost(
-    log: Log, monkeypatch: pytest.MonkeyPatch
+    log: Log, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The kernel writes what fits, and only the next write fails."""
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:2]))
     log.write(b"1234")
     monkeypatch.undo()
-    assert (log.lost, log.path.read_bytes()) == ("No space left on device", b"12")
+    log.write(b"5678")
+    assert log.path.read_bytes() == b"12"
+    assert "(No space left on device): it is not complete\n" in capsys.readouterr().err
 
 
 def test_a_log_must_be_a_regular_file(tmp_path: Path) -> None:
