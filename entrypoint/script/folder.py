@@ -1,7 +1,5 @@
 """The run folder of a script: its lock, config.json, manifest.json and metrics.jsonl."""
 
-import contextlib
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +9,6 @@ from entrypoint.script.target import Target
 from trainbox.contract.entries import EntryReader, is_of_script
 from trainbox.contract.errors import Failure, StorageFailure, WrongUse
 from trainbox.contract.record_folder import CONFIG, LOGS, MANIFEST, METRICS, RecordFolder
-from trainbox.contract.storage import storage_failure
 from trainbox.contract.streams import message
 
 KIND = "script"
@@ -34,18 +31,18 @@ class ScriptFolder(RecordFolder):
             return
         try:
             self._check_config(target)
-            self._end_last_line()
         except Failure:
             self.close()
             raise
 
     def report(self, entry: Mapping[str, Any]) -> None:
-        """Append one entry to metrics.jsonl, to which the script may append as well.
+        """Append one entry of the script or of another kind to metrics.jsonl.
 
         A script keeps training on a full disk. So a failure is only printed, the first one.
         """
         try:
-            self.append(METRICS, {"time_unix_s": round(time.time(), 3), **entry})
+            common = {"time_unix_s": round(time.time(), 3), "kind": "train"}
+            self.append(METRICS, {**common, **entry})
         except StorageFailure as error:
             if not self._has_lost:
                 self._has_lost = True
@@ -56,18 +53,6 @@ class ScriptFolder(RecordFolder):
         entries = EntryReader.at_end(self.path / METRICS, _TAIL_BYTES).read()
         found = [entry[name] for entry in entries if name in entry and is_of_script(entry)]
         return found[-1] if found else None
-
-    def _end_last_line(self) -> None:
-        """End a line of metrics.jsonl that a killed start has left in parts."""
-        path = self.path / METRICS
-        try:
-            with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - 1))
-                if file.read() not in (b"", b"\n"):
-                    file.write(b"\n")
-        except OSError as error:
-            raise storage_failure(path, error) from error
 
     def _check_config(self, target: Target) -> None:
         """Write config.json of a new run, and compare that of an old one with `target`."""

@@ -25,13 +25,7 @@ from entrypoint.script.sources import Sources, changed, roots_of
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import GpuRecord
 from trainbox.contract.energy import shown_kwh
-from trainbox.contract.errors import (
-    STOPPED_ITSELF,
-    ExitCode,
-    Failure,
-    StorageFailure,
-    signal_of,
-)
+from trainbox.contract.errors import STOPPED_ITSELF, ExitCode, Failure, signal_of
 from trainbox.contract.files import open_regular
 from trainbox.contract.hints import from_here
 from trainbox.contract.internal import Internal
@@ -221,7 +215,10 @@ def _run_once(
     folder, plan = start.folder, start.plan
     begin_s = time.monotonic()
     entry = describe_start(plan, start.target, os.environ, time.time())
-    sources = _sources(start, manifest, roots, entry)
+    if found := changed(manifest["sources"], roots):
+        entry["changed"] = found
+        message(f"changed since the run's start: {', '.join(found)}")
+    sources = Sources(folder, roots, manifest)
     with ExitStack() as stack:
         watch = None
         if start.watched is not None:
@@ -259,21 +256,6 @@ def _run_once(
     return ending, watch.needs_reset if watch is not None else None
 
 
-def _sources(
-    start: Start, manifest: dict[str, Any], roots: Sequence[Path], entry: dict[str, Any]
-) -> Sources:
-    """Name the files that were changed since the run's start, and return the record of this one."""
-    if found := changed(manifest["sources"], roots):
-        entry["changed"] = found
-        message(f"changed since the run's start: {', '.join(found)}")
-
-    def save() -> None:
-        with contextlib.suppress(StorageFailure):  # it is reported at the end of the start
-            start.folder.write_json(MANIFEST, manifest)
-
-    return Sources(start.folder.path, roots, manifest, save)
-
-
 def _streams(
     start: Start, received: list[int], stack: ExitStack
 ) -> tuple[dict[str, Stream], dict[str, int]]:
@@ -283,9 +265,6 @@ def _streams(
     """
     plan, streams, terminals = start.plan, dict[str, Stream](), dict[str, int]()
     node = f"node-{plan.node_rank}-" if plan.nnodes > 1 else ""
-
-    def report(entry: dict[str, Any]) -> None:
-        start.folder.report({"kind": "train", **entry})
 
     for rank in range(plan.nproc_per_node):
         log = stack.enter_context(
@@ -303,7 +282,7 @@ def _streams(
                 Shown(target.fileno(), lambda: bool(received)).write if is_shown else None,
                 f"[{rank}] ".encode() if start.prefix else b"",
                 whole_lines=not as_is,
-                report=report if is_first and name == "out" else None,
+                report=start.folder.report if is_first and name == "out" else None,
             )
             stack.callback(stream.close)
     return streams, terminals

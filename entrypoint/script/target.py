@@ -45,9 +45,8 @@ class Target:
 
     def run_name(self) -> str:
         """Return the name of the run folder: the same command has the same one."""
-        from trainbox.contract.run_name import (
-            run_name,  # takes a millisecond, and few commands need it
-        )
+        # This import takes a millisecond, and few commands need it.
+        from trainbox.contract.run_name import run_name
 
         return run_name(self.name, self.is_module, self.arguments)
 
