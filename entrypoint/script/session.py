@@ -49,7 +49,7 @@ _TEMPORARY = (ExitCode.PREEMPTED, ExitCode.HARDWARE, ExitCode.NETWORK)
 
 
 @dataclass(frozen=True)
-class Start:
+class ScriptRun:
     """What every start of a run has in common.
 
     Attributes:
@@ -73,15 +73,15 @@ class Start:
     watched: Callable[["Telemetry"], "AbstractContextManager[Watch]"] | None = None
 
 
-def run(start: Start) -> int:
+def run(asked: ScriptRun) -> int:
     """Run the script until it has ended and is not started again, and return the exit code.
 
     Raises:
         Failure: the script is not valid Python, or the manifest of a new run cannot be written.
     """
-    folder, target, plan = start.folder, start.target, start.plan
+    folder, target, plan = asked.folder, asked.target, asked.plan
     begin_s = time.monotonic()
-    manifest = _manifest(start)
+    manifest = _manifest(asked)
     gpus = GpuRecord(folder, plan.gpus, manifest)
     python = target.python or Python()
     chosen = "" if python.is_ours else f"; {python.command[0]} ({python.origin})"
@@ -92,24 +92,24 @@ def run(start: Start) -> int:
         adopt_orphans()
     roots = roots_of(target.folder, user_folders(os.environ))  # the script may remove them
     starts, received = 0, list[int]()
-    board = Board(folder.path) if folder.writes and not start.trial else None
+    board = Board(folder.path) if folder.writes and not asked.trial else None
     while True:
         code = 0
         try:
-            ending, needs_reset = _run_once(start, manifest, gpus, roots, received)
+            ending, needs_reset = _run_once(asked, manifest, gpus, roots, received)
             starts, code = starts + 1, ending.code
             folder.write_json(MANIFEST, manifest)
         except Failure as error:  # such as a GPU that is not fit for a restart
             message(str(error))
             code = code or error.exit_code
             break
-        if starts > start.restarts or not starts_again(ending, start.restart_on):
+        if starts > asked.restarts or not starts_again(ending, asked.restart_on):
             break
         if needs_reset:
             message(f"not started again, because a GPU needs a reset: {needs_reset}")
             break
-        message(f"the script exited with code {code}: restart {starts} of {start.restarts}")
-    code = _explained(code, start, bool(received))
+        message(f"the script exited with code {code}: restart {starts} of {asked.restarts}")
+    code = _explained(code, asked, bool(received))
     if board is not None:
         board.close()
     for line in closing(folder, time.monotonic() - begin_s, starts, manifest.get("energy"), code):
@@ -117,15 +117,15 @@ def run(start: Start) -> int:
     return code
 
 
-def _explained(code: int, start: Start, signalled: bool) -> int:
+def _explained(code: int, asked: ScriptRun, signalled: bool) -> int:
     """Return the exit code of the run, and log what the code of the script does not show."""
     # A scheduler would start a script that always exits with 75 for ever. On several nodes, another
     # node may have got the signal, and trainer.launch.torchrun has the same rule.
-    if code == ExitCode.PREEMPTED and not signalled and start.plan.nnodes == 1:
+    if code == ExitCode.PREEMPTED and not signalled and asked.plan.nnodes == 1:
         message(STOPPED_ITSELF)
         return ExitCode.UNEXPECTED
-    is_alone = start.plan.strategy == "process"
-    if code and is_alone and (missing := _missing_variable(start.folder.path)):
+    is_alone = asked.plan.strategy == "process"
+    if code and is_alone and (missing := _missing_variable(asked.folder.path)):
         message(f"the script needs the variables of torchrun, such as {missing}: add --torchrun")
     return code
 
@@ -190,9 +190,9 @@ def script_environment(
     }
 
 
-def _manifest(start: Start) -> dict[str, Any]:
+def _manifest(asked: ScriptRun) -> dict[str, Any]:
     """Return the manifest of the run, and write that of a new one."""
-    folder, new = start.folder, describe(start.target, os.environ)
+    folder, new = asked.folder, describe(asked.target, os.environ)
     if folder.writes and (folder.path / MANIFEST).exists():
         if is_manifest(known := folder.read_json(MANIFEST) or {}):
             return known
@@ -202,7 +202,7 @@ def _manifest(start: Start) -> dict[str, Any]:
 
 
 def _run_once(
-    start: Start,
+    asked: ScriptRun,
     manifest: dict[str, Any],
     gpus: GpuRecord,
     roots: Sequence[Path],
@@ -212,28 +212,28 @@ def _run_once(
 
     Return how it has ended, and why no program can use a GPU until it is reset, or None.
     """
-    folder, plan = start.folder, start.plan
+    folder, plan = asked.folder, asked.plan
     begin_s = time.monotonic()
-    entry = describe_start(plan, start.target, os.environ, time.time())
+    entry = describe_start(plan, asked.target, os.environ, time.time())
     if found := changed(manifest["sources"], roots):
         entry["changed"] = found
         message(f"changed since the run's start: {', '.join(found)}")
     sources = Sources(folder, roots, manifest)
     with ExitStack() as stack:
         watch = None
-        if start.watched is not None:
-            watch = stack.enter_context(start.watched(gpus))
+        if asked.watched is not None:
+            watch = stack.enter_context(asked.watched(gpus))
         pipes_folder = stack.enter_context(temporary_folder("script-"))
-        streams, terminals = _streams(start, received, stack)
+        streams, terminals = _streams(asked, received, stack)
         takers = {name: stream.take for name, stream in streams.items()}
         if folder.writes:
-            if not start.target.is_module:  # another program than Python does not report it
-                sources.add(roots[1] / Path(start.target.name).name)
+            if not asked.target.is_module:  # another program than Python does not report it
+                sources.add(roots[1] / Path(asked.target.name).name)
             sources.install(pipes_folder)
             takers[PIPE] = sources.take
         pipes = stack.enter_context(Pipes(pipes_folder, takers, terminals, sources.look))
         cpu_s = functools.partial(launched_cpu_s, plan.strategy == "process")
-        limit = start.hang_minutes
+        limit = asked.hang_minutes
         ending = supervise(
             plan.argv,
             script_environment(os.environ, plan, folder.path, pipes_folder),
@@ -257,32 +257,32 @@ def _run_once(
 
 
 def _streams(
-    start: Start, received: list[int], stack: ExitStack
+    asked: ScriptRun, received: list[int], stack: ExitStack
 ) -> tuple[dict[str, Stream], dict[str, int]]:
     """Return the streams of the ranks, and the terminals that rank 0 gets instead of pipes.
 
     On a terminal, only the first rank of the first node is shown, and its progress bars move.
     """
-    plan, streams, terminals = start.plan, dict[str, Stream](), dict[str, int]()
+    plan, streams, terminals = asked.plan, dict[str, Stream](), dict[str, int]()
     node = f"node-{plan.node_rank}-" if plan.nnodes > 1 else ""
 
     for rank in range(plan.nproc_per_node):
         log = stack.enter_context(
-            contextlib.closing(Log(start.folder.path / LOGS / f"{node}rank-{rank}.log"))
+            contextlib.closing(Log(asked.folder.path / LOGS / f"{node}rank-{rank}.log"))
         )
         is_first = rank == 0 and plan.node_rank == 0
         for name, target in (("out", sys.stdout), ("err", sys.stderr)):
             target.flush()
-            as_is = target.isatty() and not start.prefix
-            is_shown = not start.trial and (is_first or not target.isatty())
+            as_is = target.isatty() and not asked.prefix
+            is_shown = not asked.trial and (is_first or not target.isatty())
             if is_first and is_shown and as_is:
                 terminals[f"{rank}.{name}"] = target.fileno()
             stream = streams[f"{rank}.{name}"] = Stream(
                 log,
                 Shown(target.fileno(), lambda: bool(received)).write if is_shown else None,
-                f"[{rank}] ".encode() if start.prefix else b"",
+                f"[{rank}] ".encode() if asked.prefix else b"",
                 whole_lines=not as_is,
-                report=start.folder.report if is_first and name == "out" else None,
+                report=asked.folder.report if is_first and name == "out" else None,
             )
             stack.callback(stream.close)
     return streams, terminals

@@ -128,7 +128,7 @@ def test_a_run_that_python_began_continues(forked: Trainbox) -> None:
     [
         ("raise OSError('first line\\nno space left')", "no space left"),
         ("raise SystemExit(3)", "exit code 3"),
-        ("signal.pause()", "not written within 0 s"),
+        ("signal.pause()", "not within 0 s"),
         ("", None),
     ],
 )
