@@ -27,7 +27,8 @@ def test_the_manifest_has_the_digest_of_the_lock_of_added_packages(
     monkeypatch.setenv("TRAINBOX_BUILD_INFO", str(baked))
     expected = {"revision": "r", "lock_sha256": "l", "extra_lock_sha256": digest}
     assert manifest._build.__wrapped__() == expected
-    script = Target("train.py", ())
+    (tmp_path / "train.py").touch()
+    script = Target(str(tmp_path / "train.py"), ())
     env = {"TRAINBOX_BUILD_INFO": str(baked)}
     assert manifest_of_a_script.describe(script, env)["build"] == expected
     (tmp_path / RECORD).unlink()

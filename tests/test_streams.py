@@ -99,14 +99,14 @@ def test_a_line_on_a_terminal_that_nobody_reads_does_not_wait() -> None:
     try:
         line = b"x" * 1000 + b"\n"
         sent = 0
-        while write_in_time(stream, line, 0.0):
+        while not write_in_time(stream, line, 0.0):
             sent += 1
         assert 0 < sent < 1000
         # A reader makes room for a part of the next line.
         assert len(os.read(terminal, 500)) == 500
-        assert not write_in_time(stream, line * 9, 0.0)
+        assert write_in_time(stream, line * 9, 0.0)
         assert os.get_blocking(stream)  # other processes have the same flags
-        while not write_in_time(stream, b"y\n", 0.0):
+        while write_in_time(stream, b"y\n", 0.0):
             os.read(terminal, 2**16)
         while not os.read(terminal, 2**16).endswith(b"y\r\n"):
             pass
@@ -121,7 +121,7 @@ def test_a_stream_that_the_system_does_not_open_again_is_written(
     monkeypatch.setattr(os, "open", Mock(side_effect=PermissionError))
     terminal, stream = os.openpty()
     try:
-        assert write_in_time(stream, b"y\n", 60.0)
+        assert not write_in_time(stream, b"y\n", 60.0)
         assert os.read(terminal, 10) == b"y\r\n"
     finally:
         os.close(terminal)
@@ -130,8 +130,8 @@ def test_a_stream_that_the_system_does_not_open_again_is_written(
 
 def test_a_file_is_not_written_from_its_beginning_again(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb", buffering=0) as file:
-        assert write_in_time(file.fileno(), b"one\n", 0.0)
-        assert write_in_time(file.fileno(), b"two\n", 0.0)
+        assert not write_in_time(file.fileno(), b"one\n", 0.0)
+        assert not write_in_time(file.fileno(), b"two\n", 0.0)
     assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
 
 
@@ -142,8 +142,8 @@ def test_a_stream_that_takes_nothing_although_it_has_room_is_tried_again(
     write = Mock(side_effect=[BlockingIOError, 1, BlockingIOError])
     monkeypatch.setattr(os, "write", write)
     with Path(os.devnull).open("wb") as file:
-        assert write_in_time(file.fileno(), b"\n", 60.0)
-        assert not write_in_time(file.fileno(), b"\n", 0.0)
+        assert not write_in_time(file.fileno(), b"\n", 60.0)
+        assert write_in_time(file.fileno(), b"\n", 0.0)
     assert write.call_count == 3
 
 

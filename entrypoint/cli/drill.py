@@ -9,6 +9,7 @@ from entrypoint.cli.run import find_target
 from entrypoint.cli.verb import ScriptCommand, verb
 from entrypoint.driver.process import count_visible
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.hints import from_here
 from trainbox.contract.options import MOST_PROCESSES
 
 
@@ -89,7 +90,8 @@ def drill_run(
         raise WrongUse("drill run needs a script, as in drill run train.py --compare last.pt")
     find_target(module, list(arguments[:1]))  # a mistake in the name needs no training
     if not module:
-        arguments = (_from_here(arguments[0]), *arguments[1:])
+        # A training runs in a copy of the current folder.
+        arguments = (from_here(Path(arguments[0])), *arguments[1:])
     script = ("-m", module, "--", *arguments) if module else (*arguments[:1], "--", *arguments[1:])
     gpus = 0 if cpu else count_visible()
     if counts and torchrun is False:
@@ -116,15 +118,6 @@ def drill_run(
     # The random numbers select the moments of the kills. They are not secrets.
     for line in drill_script(request, random.Random(seed)):  # noqa: S311
         click.echo(line)
-
-
-def _from_here(script: str) -> str:
-    """Return the path of a script from the current folder, or an absolute one if it is elsewhere.
-
-    A training runs in a copy of the current folder.
-    """
-    here, path = Path.cwd(), Path(script).absolute()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _drawn(seed: int | None) -> int:

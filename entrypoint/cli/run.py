@@ -49,7 +49,7 @@ def run(**options: Any) -> None:
       trainbox plan run train.py                               print the plan, start nothing
     """
     from entrypoint.script.folder import ScriptFolder
-    from entrypoint.script.session import Start
+    from entrypoint.script.session import ScriptRun
     from entrypoint.script.session import run as run_script
 
     launch, target, path = _planned(options)
@@ -57,7 +57,7 @@ def run(**options: Any) -> None:
     of_the_run = {name: options[name] for name in names}
     plan = launch.plan
     with contextlib.closing(ScriptFolder(path, target, writes=plan.node_rank == 0)) as folder:
-        sys.exit(run_script(Start(plan, target, folder, watched=launch.watch(), **of_the_run)))
+        sys.exit(run_script(ScriptRun(plan, target, folder, watched=launch.watch(), **of_the_run)))
 
 
 @verb("plan run", ScriptCommand, example=_EXAMPLE, context_settings=_SCRIPT_LAST)

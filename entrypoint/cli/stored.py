@@ -11,11 +11,12 @@ from entrypoint.cli.launching import become_trainer, supervised
 from entrypoint.cli.planning import prepare
 from entrypoint.cli.verb import Verb, refuse_unused, verb
 from entrypoint.launch.supervise import EVALUATION, PREDICTION, UNSAVED_TRAINING
-from entrypoint.script.folder import CONFIG, KIND
+from entrypoint.script.folder import KIND
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import read_object
 from trainbox.contract.given import check_files, check_folder, check_run
 from trainbox.contract.hints import command as command_line
+from trainbox.contract.record_folder import CONFIG
 
 
 @verb("verify", Verb)

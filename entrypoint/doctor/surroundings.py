@@ -23,7 +23,8 @@ from entrypoint.system.cgroup import file_text, levels
 from entrypoint.system.cpus import usable_cpus
 from entrypoint.system.infiniband import read_infiniband
 from entrypoint.system.memory import memory_of_cgroups
-from entrypoint.system.revision import image_build, revision
+from entrypoint.system.revision import revision
+from trainbox.contract.build_info import build_info
 
 _ROOT = Path(__file__).parents[2]
 _GIB = 2**30
@@ -142,7 +143,7 @@ def _versions(env: Mapping[str, str]) -> dict[str, str]:
     libc = " ".join(platform.libc_ver())
     return {
         "trainbox": f"{_version('trainbox')}, "
-        f"revision {image_build(env).get('revision') or checkout or 'unknown'}",
+        f"revision {build_info(env).get('revision') or checkout or 'unknown'}",
         "python": f"{platform.python_version()}, {sys.prefix}",
         "packages": ", ".join(f"{name} {_version(name)}" for name in _PACKAGES),
         "system": f"{system}, kernel {platform.release()} {platform.machine()}, {libc}",

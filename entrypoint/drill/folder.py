@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from entrypoint.script.folder import CONFIG, LOGS, MANIFEST, METRICS
 from entrypoint.script.sources import BOARD, TEXTS
 from trainbox.contract.entries import EntryReader, is_of_script
+from trainbox.contract.record_folder import CONFIG, LOGS, MANIFEST, METRICS
 
 # The folders of a training: its run folder, and its copy of the user's current folder.
 RUN, WORK = "run", "work"

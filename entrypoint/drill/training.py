@@ -23,10 +23,10 @@ from entrypoint.drill.folder import (
 )
 from entrypoint.drill.starts import Process, failure_of, kill, start, wait
 from entrypoint.launch.supervise import STOP_BUDGET_S
-from entrypoint.script.folder import METRICS
 from trainbox.contract.entries import EntryReader
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.files import open_regular
+from trainbox.contract.record_folder import METRICS
 
 # Exit codes of a start that got SIGTERM: the script has saved, or has no handler.
 _STOPPED = (ExitCode.PREEMPTED, 128 + SIGTERM, -SIGTERM)

@@ -3,10 +3,9 @@
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.process import Driver
@@ -30,21 +29,22 @@ _RECOVERING = {rule.check for rule in _RULES if rule.may_recover}
 _LOGGED = (Result.WARN, Result.UNKNOWN, Result.CRITICAL)
 
 
-@dataclass(frozen=True)
-class Telemetry:
+class Telemetry(Protocol):
     """What the watch also reads for a program that does not read its GPUs itself.
 
     Attributes:
         metrics: the file to which events are appended.
-        position: returns what each event has in front, such as its step.
         names: the values of each GPU to read with each sample.
-        take: gets each sample.
     """
 
     metrics: Path
-    position: Callable[[], Mapping[str, Any]]
     names: tuple[str, ...]
-    take: Callable[["Sample"], None]
+
+    def take(self, sample: "Sample") -> None:
+        """Take a sample."""
+
+    def step(self) -> int:
+        """Return the newest step, which events have."""
 
 
 class Watch:
@@ -193,7 +193,9 @@ class Watch:
             self._results[key] = finding.result
             if finding.result is before or not {finding.result, before} & set(_LOGGED):
                 return
-        entry = dict(self._telemetry.position()) if self._telemetry else {}
+        entry: dict[str, Any] = {}
+        if self._telemetry:
+            entry |= {"kind": "health", "step": self._telemetry.step()}
         entry |= {
             "time_unix_s": round(time.time(), 3),
             "check": finding.check,

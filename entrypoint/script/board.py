@@ -4,8 +4,8 @@ import subprocess
 from pathlib import Path
 
 from entrypoint.launch.supervise import ignore_stop_signals
-from entrypoint.script.folder import METRICS
 from entrypoint.system.commands import command_of
+from trainbox.contract.record_folder import METRICS
 from trainbox.contract.streams import message
 
 _END_S = 20.0  # TensorBoard's files are a copy, so their end is not worth a longer wait
@@ -28,16 +28,13 @@ class Board:
     def close(self) -> None:
         """Let the process write what is left, and print why it did not, if it did not."""
         try:
-            errors = self._process.communicate(timeout=_END_S)[1].decode(errors="replace")
+            errors = self._process.communicate(timeout=_END_S)[1]
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.communicate()
-            reason = f"not written within {_END_S:.0f} s"
-        else:
-            if self._process.returncode == 0:
-                return
-            reason = (errors.strip().splitlines() or [f"exit code {self._process.returncode}"])[-1]
-        message(
-            f"TensorBoard's files lack values of {METRICS} ({reason}): the next start of this run "
-            "adds them"
-        )
+            errors = self._process.communicate()[1] + f"\nnot within {_END_S:.0f} s".encode()
+        if code := self._process.returncode:
+            lines = errors.decode(errors="replace").splitlines() or [f"exit code {code}"]
+            message(
+                f"TensorBoard's files lack values of {METRICS} ({lines[-1]}): the next start of "
+                "this run adds them"
+            )

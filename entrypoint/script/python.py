@@ -2,22 +2,36 @@
 
 import json
 import os
-import platform
-import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.python_path import user_environment, user_folders
+from trainbox.contract.python_path import user_environment
 
 _ASK_S = 30.0
-_ASK = "import json, sys; print(json.dumps([sys.version.split()[0], sys.path[1:]]))"
-_HEADERS = {key: re.compile(rf"^{key}: *(.+)$", re.MULTILINE) for key in ("Name", "Version")}
+# A Python from 3.8 executes this. It does not import importlib.metadata, which takes as long as the
+# rest of a start: the folder of an installed package has its name and version.
+_ASK = """
+import json, os, sys
+packages, error = {}, None
+for folder in filter(os.path.isdir, reversed(sys.path)):  # the first folder has precedence
+    found = [name[:-10].split("-") for name in os.listdir(folder) if name.endswith(".dist-info")]
+    packages.update(parts for parts in found if len(parts) == 2)
+for script in sys.argv[1:]:
+    try:
+        with open(script, "rb") as file:
+            compile(file.read(), script, "exec")
+    except SyntaxError as found:
+        error = "line {}: {}".format(found.lineno, found.msg)
+    except (OSError, ValueError):  # the start reports it
+        pass
+print(json.dumps([sys.version.split()[0], packages, error]))
+"""
 
 
 @dataclass(frozen=True)
@@ -66,42 +80,32 @@ def python_of_path(env: Mapping[str, str]) -> Python | None:
     return Python((found,), "PATH") if found else None
 
 
-def installed(python: Python, env: Mapping[str, str]) -> tuple[str | None, dict[str, str]]:
-    """Return the version of the Python and of each package that it finds.
+def ask(
+    python: Python, env: Mapping[str, str], script: str | None
+) -> tuple[str | None, dict[str, str]]:
+    """Return the version of the Python, and that of each package that it finds.
 
-    Another Python than ours is asked. If it cannot answer, nothing is known.
+    If it does not answer, nothing is known.
+
+    Raises:
+        WrongUse: the Python cannot compile the file `script`.
     """
-    if python.is_ours:
-        return platform.python_version(), packages([*user_folders(env), *sys.path])
     try:
         answer = subprocess.run(
-            [*python.command, "-c", _ASK],
+            [*python.command, "-c", _ASK, *([script] if script else [])],
             env=user_environment(env),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_ASK_S,
             check=True,
         )
-        version, search_path = json.loads(answer.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
+        # A module that Python imports at its start may print as well.
+        version, packages, error = json.loads(answer.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None, {}
-    return version, packages(search_path)
-
-
-def packages(search_path: Sequence[str]) -> dict[str, str]:
-    """Return the version of each package that is installed in a folder of `search_path`.
-
-    importlib.metadata takes as long as the rest of a start: it parses the long descriptions of
-    packages, and its own import loads the library for e-mail.
-    """
-    found: dict[str, str] = {}
-    for folder in reversed(search_path):  # the first folder has precedence
-        for path in Path(folder).glob("*.dist-info/METADATA"):
-            headers = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
-            name, version = (_HEADERS[key].search(headers) for key in ("Name", "Version"))
-            if name and version:
-                found[name[1].strip()] = version[1].strip()
-    return dict(sorted(found.items()))
+    if error is not None:
+        raise WrongUse(f"{script}, {error} (Python {version}): correct it, or use another --python")
+    return version, dict(sorted(packages.items()))
 
 
 def _found(name: str, what: str, env: Mapping[str, str]) -> str:

@@ -3,7 +3,6 @@
 This process connects its output to the pipes of `trainbox run`, and then executes the command.
 """
 
-import contextlib
 import os
 import signal
 import sys
@@ -17,7 +16,6 @@ from trainbox.contract.processes import die_with_parent
 from trainbox.contract.python_path import user_environment
 from trainbox.contract.streams import message
 
-WORLD_SIZE = "world-size"  # the file in that folder with the number of ranks of all nodes
 _OURS = (Internal.PIPES, Internal.MESSAGES)
 
 
@@ -33,10 +31,6 @@ def main() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in a shell; Python ignores it
     rank, folder = os.environ.get("LOCAL_RANK", "0"), Path(os.environ[Internal.PIPES])
-    if rank == "0":
-        with contextlib.suppress(OSError):  # a full disk, where the manifest has the planned number
-            size = os.environ.get("WORLD_SIZE", "1")
-            (folder / WORLD_SIZE).write_text(size, encoding="ascii")
     streams = {1: folder / f"{rank}.out", 2: folder / f"{rank}.err"}
     if os.environ.get("RANK", "0") != "0":
         streams[0] = Path(os.devnull)  # of several readers, each would get parts of the input

@@ -10,38 +10,33 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import SCRIPT_RUN, Ending, supervise
 from entrypoint.script.board import Board
-from entrypoint.script.folder import LOGS, MANIFEST, METRICS, ScriptFolder
+from entrypoint.script.folder import ScriptFolder
 from entrypoint.script.hang import Hang
-from entrypoint.script.manifest import describe, describe_start, is_manifest
+from entrypoint.script.manifest import SCHEDULER, describe, describe_start, is_manifest
 from entrypoint.script.opened import PIPE
-from entrypoint.script.output import Log, Pipes, Shown, Stream, Taker
+from entrypoint.script.output import Log, Pipes, Shown, Stream
 from entrypoint.script.python import Python
-from entrypoint.script.rank import WORLD_SIZE
 from entrypoint.script.sources import Sources, changed, roots_of
 from entrypoint.script.target import Target
-from entrypoint.script.telemetry import NAMES, GpuRecord
+from entrypoint.script.telemetry import GpuRecord
 from trainbox.contract.energy import shown_kwh
-from trainbox.contract.errors import (
-    STOPPED_ITSELF,
-    ExitCode,
-    Failure,
-    StorageFailure,
-    signal_of,
-)
+from trainbox.contract.errors import STOPPED_ITSELF, ExitCode, Failure, signal_of
+from trainbox.contract.files import open_regular
+from trainbox.contract.hints import from_here
 from trainbox.contract.internal import Internal
 from trainbox.contract.processes import adopt_orphans, kill_tree, launched_cpu_s
 from trainbox.contract.python_path import user_folders
-from trainbox.contract.storage import storage_failure
+from trainbox.contract.record_folder import LOGS, MANIFEST
 from trainbox.contract.streams import message, say
 from trainbox.contract.temporary import temporary_folder
 
 if TYPE_CHECKING:
-    from entrypoint.health.watch import Telemetry, Watch
+    from entrypoint.health.watch import Telemetry, Watch  # most trials do without it
 
 # What Python and torch print if the script has no variables of torchrun.
 _NEEDS_TORCHRUN = re.compile(
@@ -51,12 +46,10 @@ _NEEDS_TORCHRUN = re.compile(
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")  # of Python 3.13 and newer on a terminal
 _END_BYTES = 2**14  # of a log, in which the error of the script is
 _TEMPORARY = (ExitCode.PREEMPTED, ExitCode.HARDWARE, ExitCode.NETWORK)
-# Lightning and other libraries prefer these to torchrun's, and then find the wrong world.
-_OF_SCHEDULER = "SLURM_"
 
 
 @dataclass(frozen=True)
-class Start:
+class ScriptRun:
     """What every start of a run has in common.
 
     Attributes:
@@ -80,72 +73,43 @@ class Start:
     watched: Callable[["Telemetry"], "AbstractContextManager[Watch]"] | None = None
 
 
-class _Ended(NamedTuple):
-    """The end of one start.
-
-    Attributes:
-        ending: how the script has ended.
-        processes: the number of ranks on all nodes; None if no rank was started.
-        needs_reset: why no program can use a GPU until it is reset, or None.
-    """
-
-    ending: Ending
-    processes: int | None
-    needs_reset: str | None
-
-
-def run(start: Start) -> int:
+def run(asked: ScriptRun) -> int:
     """Run the script until it has ended and is not started again, and return the exit code.
 
     Raises:
-        Failure: the manifest of a new run cannot be written.
+        Failure: the script is not valid Python, or the manifest of a new run cannot be written.
     """
-    folder, target, plan = start.folder, start.target, start.plan
+    folder, target, plan = asked.folder, asked.target, asked.plan
     begin_s = time.monotonic()
-    manifest = _manifest(start)
+    manifest = _manifest(asked)
     gpus = GpuRecord(folder, plan.gpus, manifest)
     python = target.python or Python()
     chosen = "" if python.is_ours else f"; {python.command[0]} ({python.origin})"
-    message(f"{target.name} in {_shown(folder.path)}: {plan.reason}{chosen}")
+    message(f"{target.name} in {from_here(folder.path)}: {plan.reason}{chosen}")
     if plan.settings:
         message(plan.settings)
     if sys.platform == "linux":
         adopt_orphans()
     roots = roots_of(target.folder, user_folders(os.environ))  # the script may remove them
     starts, received = 0, list[int]()
-    board = Board(folder.path) if folder.writes and not start.trial else None
+    board = Board(folder.path) if folder.writes and not asked.trial else None
     while True:
-        start_begin_s = time.monotonic()
-        entry = describe_start(plan, target, os.environ, time.time())
-        sources = _sources(start, roots, manifest, entry) if folder.writes else None
+        code = 0
         try:
-            ending, processes, needs_reset = _run_once(start, gpus, sources, received)
+            ending, needs_reset = _run_once(asked, manifest, gpus, roots, received)
+            starts, code = starts + 1, ending.code
+            folder.write_json(MANIFEST, manifest)
         except Failure as error:  # such as a GPU that is not fit for a restart
             message(str(error))
-            code = error.exit_code
+            code = code or error.exit_code
             break
-        starts += 1
-        # Each start is recorded when it has ended, with what it used.
-        entry |= {
-            "duration_s": round(time.monotonic() - start_begin_s, 3),
-            "exit_code": ending.code,
-        }
-        if processes is not None:  # other nodes may have other numbers than this one
-            entry["processes"] = processes
-        if sources is not None:
-            sources.record()
-        manifest["starts"] = [*manifest.get("starts", []), entry]
-        if plan.gpus:
-            manifest["energy"] = gpus.energy()
-        lost = _write_records(folder, manifest)
-        code = lost.exit_code if lost and ending.code == 0 else ending.code
-        if lost or starts > start.restarts or not starts_again(ending, start.restart_on):
+        if starts > asked.restarts or not starts_again(ending, asked.restart_on):
             break
         if needs_reset:
             message(f"not started again, because a GPU needs a reset: {needs_reset}")
             break
-        message(f"the script exited with code {ending.code}: restart {starts} of {start.restarts}")
-    code = _explained(code, start, bool(received))
+        message(f"the script exited with code {code}: restart {starts} of {asked.restarts}")
+    code = _explained(code, asked, bool(received))
     if board is not None:
         board.close()
     for line in closing(folder, time.monotonic() - begin_s, starts, manifest.get("energy"), code):
@@ -153,25 +117,22 @@ def run(start: Start) -> int:
     return code
 
 
-def _explained(code: int, start: Start, signalled: bool) -> int:
+def _explained(code: int, asked: ScriptRun, signalled: bool) -> int:
     """Return the exit code of the run, and log what the code of the script does not show."""
     # A scheduler would start a script that always exits with 75 for ever. On several nodes, another
     # node may have got the signal, and trainer.launch.torchrun has the same rule.
-    if code == ExitCode.PREEMPTED and not signalled and start.plan.nnodes == 1:
+    if code == ExitCode.PREEMPTED and not signalled and asked.plan.nnodes == 1:
         message(STOPPED_ITSELF)
         return ExitCode.UNEXPECTED
-    if (
-        code
-        and start.plan.strategy == "process"
-        and (found := _missing_variable(start.folder.path))
-    ):
-        message(f"the script needs the variables of torchrun, such as {found}: add --torchrun")
+    is_alone = asked.plan.strategy == "process"
+    if code and is_alone and (missing := _missing_variable(asked.folder.path)):
+        message(f"the script needs the variables of torchrun, such as {missing}: add --torchrun")
     return code
 
 
 def _missing_variable(run: Path) -> str | None:
     """Return the variable of torchrun that the script has missed, as its log shows, or None."""
-    with contextlib.suppress(OSError), (run / LOGS / "rank-0.log").open("rb") as log:
+    with contextlib.suppress(OSError), open_regular(run / LOGS / "rank-0.log") as log:
         log.seek(max(0, log.seek(0, os.SEEK_END) - _END_BYTES))
         if found := _NEEDS_TORCHRUN.search(_COLOUR.sub(b"", log.read())):
             return (found[1] or found[2]).decode()
@@ -201,7 +162,7 @@ def closing(
 ) -> list[str]:
     """Return the lines that `trainbox run` prints at the end."""
     again = "" if code == 0 or not _can_succeed(code) else ": the same command starts it again"
-    rows = {"run": _shown(folder.path), "exit code": f"{code}{again}"}
+    rows = {"run": from_here(folder.path), "exit code": f"{code}{again}"}
     rows["duration"] = f"{duration_s:.1f} s" + (f", {starts} starts" if starts > 1 else "")
     samples = folder.newest("samples")
     if type(samples) in (int, float):
@@ -215,10 +176,12 @@ def script_environment(
     env: Mapping[str, str], plan: LaunchPlan, run: Path, pipes: Path
 ) -> dict[str, str]:
     """Return the environment of the launcher, which the ranks inherit."""
+    # Lightning and other libraries prefer the scheduler's variables to torchrun's, and then find
+    # the wrong world.
     kept = {
         name: value
         for name, value in env.items()
-        if plan.strategy != "torchrun" or not name.startswith(_OF_SCHEDULER)
+        if plan.strategy != "torchrun" or not name.startswith(SCHEDULER)
     }
     # Without a fixed hash seed, Python orders sets of strings differently at each start.
     return {"PYTHONHASHSEED": "0", **kept, **plan.env} | {
@@ -227,62 +190,50 @@ def script_environment(
     }
 
 
-def _manifest(start: Start) -> dict[str, Any]:
+def _manifest(asked: ScriptRun) -> dict[str, Any]:
     """Return the manifest of the run, and write that of a new one."""
-    folder = start.folder
-    known = folder.read(MANIFEST) if folder.writes else {}
-    if folder.writes and not is_manifest(known):
-        if (folder.path / MANIFEST).exists():
-            message(f"{_shown(folder.path / MANIFEST)} was damaged: it begins again")
-        known = describe(start.target, os.environ)
-        folder.write(MANIFEST, known)
-    return known
-
-
-def _sources(
-    start: Start, roots: Sequence[Path], manifest: dict[str, Any], entry: dict[str, Any]
-) -> Sources:
-    """Name the files that were changed since the run's start, and return the record of this one."""
-    if entry_changed := changed(manifest.get("sources", {}), roots):
-        entry["changed"] = entry_changed
-        message(f"changed since the run's start: {', '.join(entry_changed)}")
-
-    def save() -> None:
-        with contextlib.suppress(StorageFailure):  # it is reported at the end of the start
-            start.folder.write(MANIFEST, manifest)
-
-    sources = Sources(start.folder.path, roots, manifest, save)
-    if not start.target.is_module:  # another program than Python does not report it
-        sources.add(roots[1] / Path(start.target.name).name)
-    return sources
+    folder, new = asked.folder, describe(asked.target, os.environ)
+    if folder.writes and (folder.path / MANIFEST).exists():
+        if is_manifest(known := folder.read_json(MANIFEST) or {}):
+            return known
+        message(f"{from_here(folder.path / MANIFEST)} was damaged: it begins again")
+    folder.write_json(MANIFEST, new)
+    return new
 
 
 def _run_once(
-    start: Start, gpus: GpuRecord, sources: Sources | None, received: list[int]
-) -> _Ended:
-    """Start the script once, and pass on its output."""
-    folder, plan = start.folder, start.plan
+    asked: ScriptRun,
+    manifest: dict[str, Any],
+    gpus: GpuRecord,
+    roots: Sequence[Path],
+    received: list[int],
+) -> tuple[Ending, str | None]:
+    """Start the script once, pass on its output, and add the start to the manifest.
+
+    Return how it has ended, and why no program can use a GPU until it is reset, or None.
+    """
+    folder, plan = asked.folder, asked.plan
+    begin_s = time.monotonic()
+    entry = describe_start(plan, asked.target, os.environ, time.time())
+    if found := changed(manifest["sources"], roots):
+        entry["changed"] = found
+        message(f"changed since the run's start: {', '.join(found)}")
+    sources = Sources(folder, roots, manifest)
     with ExitStack() as stack:
         watch = None
-        if start.watched is not None:
-            from entrypoint.health.watch import Telemetry  # most trials of a sweep do without it
-
-            telemetry = Telemetry(
-                folder.path / METRICS,
-                lambda: {"kind": "health", "step": gpus.step()},
-                NAMES if folder.writes else (),
-                gpus.take if folder.writes else (lambda _sample: None),
-            )
-            watch = stack.enter_context(start.watched(telemetry))
+        if asked.watched is not None:
+            watch = stack.enter_context(asked.watched(gpus))
         pipes_folder = stack.enter_context(temporary_folder("script-"))
-        logs = [_open_log(folder.path / LOGS / name) for name in _log_names(plan)]
-        takers: dict[str, Taker] = {**_streams(start, logs, received)}
-        if sources is not None:
+        streams, terminals = _streams(asked, received, stack)
+        takers = {name: stream.take for name, stream in streams.items()}
+        if folder.writes:
+            if not asked.target.is_module:  # another program than Python does not report it
+                sources.add(roots[1] / Path(asked.target.name).name)
             sources.install(pipes_folder)
-            takers[PIPE] = sources
-        pipes = stack.enter_context(Pipes(pipes_folder, takers, _terminals(start)))
+            takers[PIPE] = sources.take
+        pipes = stack.enter_context(Pipes(pipes_folder, takers, terminals, sources.look))
         cpu_s = functools.partial(launched_cpu_s, plan.strategy == "process")
-        limit = start.hang_minutes
+        limit = asked.hang_minutes
         ending = supervise(
             plan.argv,
             script_environment(os.environ, plan, folder.path, pipes_folder),
@@ -294,93 +245,44 @@ def _run_once(
         )
         if watch is not None:
             watch.final_check()  # reads the energy since the last reading, and logs a late Xid
-        processes = _world_size(pipes_folder)
         # Processes in the background would hold the GPUs, and would be orphans.
         if left := kill_tree(os.getpid()):
             message(f"the script left {left} process(es) behind: killed")
-    for log in logs:
-        log.close()
-        if log.lost:
-            message(f"{log.path} could not be written ({log.lost}): it is not complete")
-    return _Ended(ending, processes, watch.needs_reset if watch is not None else None)
+    sources.record()
+    entry |= {"duration_s": round(time.monotonic() - begin_s, 3), "exit_code": ending.code}
+    manifest["starts"] = [*manifest["starts"], entry]
+    if plan.gpus:
+        manifest["energy"] = gpus.energy()
+    return ending, watch.needs_reset if watch is not None else None
 
 
-def _world_size(pipes: Path) -> int | None:
-    try:
-        return int((pipes / WORLD_SIZE).read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-
-
-def _open_log(path: Path) -> Log:
-    try:
-        return Log(path)
-    except OSError as error:
-        raise storage_failure(path, error) from error
-
-
-def _shown(path: Path) -> str:
-    """Return the path from the current folder, if it is below it."""
-    try:
-        here = Path.cwd()
-    except FileNotFoundError:  # it has been removed
-        return str(path)
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
-
-
-def _log_names(plan: LaunchPlan) -> list[str]:
-    node = f"node-{plan.node_rank}-" if plan.nnodes > 1 else ""
-    return [f"{node}rank-{rank}.log" for rank in range(plan.nproc_per_node)]
-
-
-def _streams(start: Start, logs: list[Log], received: list[int]) -> dict[str, Stream]:
-    """Return the streams of the ranks.
+def _streams(
+    asked: ScriptRun, received: list[int], stack: ExitStack
+) -> tuple[dict[str, Stream], dict[str, int]]:
+    """Return the streams of the ranks, and the terminals that rank 0 gets instead of pipes.
 
     On a terminal, only the first rank of the first node is shown, and its progress bars move.
     """
-    streams: dict[str, Stream] = {}
-    targets = {"out": sys.stdout, "err": sys.stderr}
-    for target in targets.values():
-        target.flush()
-    stopping = functools.partial(bool, received)
+    plan, streams, terminals = asked.plan, dict[str, Stream](), dict[str, int]()
+    node = f"node-{plan.node_rank}-" if plan.nnodes > 1 else ""
 
-    def report(entry: dict[str, Any]) -> None:
-        start.folder.append({"kind": "train", **entry})
-
-    for rank, log in enumerate(logs):
-        is_first = rank == 0 and start.plan.node_rank == 0
-        for name, shown in targets.items():
-            terminal, is_shown = shown.isatty(), not start.trial
-            streams[f"{rank}.{name}"] = Stream(
+    for rank in range(plan.nproc_per_node):
+        log = stack.enter_context(
+            contextlib.closing(Log(asked.folder.path / LOGS / f"{node}rank-{rank}.log"))
+        )
+        is_first = rank == 0 and plan.node_rank == 0
+        for name, target in (("out", sys.stdout), ("err", sys.stderr)):
+            target.flush()
+            as_is = target.isatty() and not asked.prefix
+            is_shown = not asked.trial and (is_first or not target.isatty())
+            if is_first and is_shown and as_is:
+                terminals[f"{rank}.{name}"] = target.fileno()
+            stream = streams[f"{rank}.{name}"] = Stream(
                 log,
-                Shown(shown.fileno(), stopping)
-                if is_shown and (is_first or not terminal)
-                else None,
-                f"[{rank}] ".encode() if start.prefix else b"",
-                whole_lines=start.prefix or not terminal,
-                report=report if is_first and name == "out" else None,
+                Shown(target.fileno(), lambda: bool(received)).write if is_shown else None,
+                f"[{rank}] ".encode() if asked.prefix else b"",
+                whole_lines=not as_is,
+                report=asked.folder.report if is_first and name == "out" else None,
             )
-    return streams
-
-
-def _terminals(start: Start) -> dict[str, int]:
-    """Return the terminals that rank 0 gets instead of pipes: its output is shown on one."""
-    if start.plan.node_rank or start.trial or start.prefix:
-        return {}
-    shown = {"0.out": sys.stdout, "0.err": sys.stderr}
-    return {name: stream.fileno() for name, stream in shown.items() if stream.isatty()}
-
-
-def _write_records(folder: ScriptFolder, manifest: Mapping[str, Any]) -> StorageFailure | None:
-    """Write the manifest, and return why this failed."""
-    try:
-        if not folder.path.is_dir():
-            raise StorageFailure(
-                f"the script has removed {folder.path}: let it remove only its own files in "
-                "TRAINBOX_RUN"
-            )
-        folder.write(MANIFEST, manifest)
-    except StorageFailure as error:
-        message(str(error))
-        return error
-    return None
+            stack.callback(stream.close)
+    return streams, terminals

@@ -5,14 +5,17 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from entrypoint.script import opened
+from entrypoint.script.folder import ScriptFolder
 from entrypoint.system.revision import committed, repository, revision
+from trainbox.contract.errors import StorageFailure
 from trainbox.contract.files import read_bytes
+from trainbox.contract.record_folder import MANIFEST
 from trainbox.contract.streams import message
 
 TEXTS, BOARD = "sources", "tensorboard"  # folders in the run folder
@@ -25,14 +28,11 @@ class Sources:
     """The files that the script has opened, as they were when it opened them first."""
 
     def __init__(
-        self,
-        run: Path,
-        roots: Sequence[Path],
-        manifest: dict[str, Any],
-        save: Callable[[], None],
+        self, folder: ScriptFolder, roots: Sequence[Path], manifest: dict[str, Any]
     ) -> None:
-        """Record the files below one of `roots` in `manifest`. `save` is called after new ones."""
-        self._run, self._roots, self._manifest, self._save = run, roots, manifest, save
+        """Record the files below one of `roots` in the `manifest` of the run in `folder`."""
+        self._folder, self._run, self._roots = folder, folder.path, roots
+        self._manifest = manifest
         self._part, self._left, self._new_s = b"", _MOST_BYTES, math.inf
         self._digests: dict[str, str] = {}
         self._is_dirty = False  # whether the commit lacks one of them
@@ -49,16 +49,17 @@ class Sources:
         for name in names:
             self.add(Path(os.fsdecode(name)))
 
-    def look(self, _is_last: bool) -> None:
-        """Save the new files when no other one has come for a second."""
+    def look(self) -> None:
+        """Write the manifest when no other new file has come for a second."""
         if time.monotonic() - self._new_s > _SETTLED_S:
             self._new_s = math.inf
             self.record()
-            self._save()
+            with contextlib.suppress(StorageFailure):  # it is reported at the end of the start
+                self._folder.write_json(MANIFEST, self._manifest)
 
     def record(self) -> None:
         """Put the digests and the commit in the manifest."""
-        known = self._manifest.get("sources", {})
+        known = self._manifest["sources"]
         self._manifest["sources"] = dict(sorted({**known, **self._digests}.items()))
         self._manifest["revision"] = revision(self._roots[1], self._is_dirty)
 
@@ -91,8 +92,8 @@ class Sources:
 
     def _is_committed(self, data: bytes) -> bool:
         blob = b"blob %d\0%b" % (len(data), data)
-        digests = (hashlib.new(name, blob, usedforsecurity=False) for name in ("sha1", "sha256"))
-        return any(digest.hexdigest() in self._committed for digest in digests)
+        hashes = (hashlib.sha1(blob, usedforsecurity=False), hashlib.sha256(blob))
+        return any(digest.hexdigest() in self._committed for digest in hashes)
 
     def _keep(self, name: str, data: bytes) -> None:
         """Write a copy of the file to the run folder."""

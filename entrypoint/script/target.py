@@ -7,6 +7,7 @@ from pathlib import Path
 
 from entrypoint.script.python import Python, choose_python
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.files import open_regular
 from trainbox.contract.hints import nearest
 
 
@@ -44,9 +45,8 @@ class Target:
 
     def run_name(self) -> str:
         """Return the name of the run folder: the same command has the same one."""
-        from trainbox.contract.run_name import (
-            run_name,  # takes a millisecond, and few commands need it
-        )
+        # This import takes a millisecond, and few commands need it.
+        from trainbox.contract.run_name import run_name
 
         return run_name(self.name, self.is_module, self.arguments)
 
@@ -62,11 +62,7 @@ def find_script(
     """
     file = Path(name)
     try:
-        if file.is_dir():
-            raise WrongUse(f"{name} is a folder: name the script in it, or -m MODULE")
-        if file.exists() and not file.is_file():
-            raise WrongUse(f"{name} is not a regular file: name a Python file or a program")
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             begin = opened.read(256)
     except OSError as error:
         # An executable program may be unreadable.

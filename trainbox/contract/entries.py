@@ -43,7 +43,7 @@ class EntryReader:
                     if not line.endswith(b"\n"):
                         return
                     self.position += len(line)
-                    if (entry := _parsed(line)) is not None:
+                    if (entry := parsed(line)) is not None:
                         yield entry
         except OSError:
             return
@@ -54,7 +54,8 @@ def is_of_script(entry: Mapping[str, Any]) -> bool:
     return entry.get("kind") not in OWN_KINDS
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object in `line`, or None."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

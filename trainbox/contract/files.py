@@ -129,16 +129,18 @@ def append_line(path: Path, line: str, durable: bool = False) -> None:
     """Append `line` and a line break to a regular file in one write.
 
     Lines that several processes append are then not mixed. A `durable` line is on the disk when
-    this function returns.
+    this function returns. A line that a killed process has left without its end is ended first.
 
     Raises:
         OSError: the file is not writable, or not a regular file, or the disk is full.
     """
     data = f"{line}\n".encode(errors="backslashreplace")
-    descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    descriptor = _open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            data = b"\n" + data
         if os.write(descriptor, data) < len(data):
-            os.write(descriptor, b"\n")  # the rest did not fit: keep the next line apart
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if durable:
             os.fsync(descriptor)

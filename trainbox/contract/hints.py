@@ -81,3 +81,13 @@ def runs_dir() -> str:
     In a container, this is the setting for the host's folder.
     """
     return "RUNS_DIR" if os.environ.get("TRAINBOX_COMMAND") else "--runs-dir"
+
+
+def from_here(path: Path) -> str:
+    """Return the path from the current folder, or an absolute one if it is elsewhere."""
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it has been removed
+        return str(path)
+    path = here / path
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -16,8 +16,8 @@ def storage_failure(
 ) -> StorageFailure:
     """Return the failure for `error`, which was raised while writing to `path` or below it.
 
-    The message has a remedy for the cause. `needed_bytes` is the size of the data, or 0 if unknown.
-    `instead` is how to choose another folder, by default that of the runs.
+    The message has a remedy for the cause. `needed_bytes` is the size of a checkpoint, or 0 for
+    another file. `instead` is how to choose another folder, by default that of the runs.
     """
     if isinstance(error.filename, str | bytes):
         path = Path(os.fsdecode(error.filename))
@@ -33,7 +33,8 @@ def storage_failure(
         detail, remedy = _OTHERS.get(error.errno or 0, ("", ""))
     return StorageFailure(
         f"cannot write {path}: {reason}{detail and f' ({detail})'}: {remedy and f'{remedy}, or '}"
-        f"{instead or f'choose another folder with {runs_dir()}'}; earlier checkpoints are intact"
+        f"{instead or f'choose another folder with {runs_dir()}'}"
+        f"{'; earlier checkpoints are intact' if needed_bytes else ''}"
     )
 
 
@@ -47,6 +48,7 @@ def is_of_disk(error: BaseException, folder: Path) -> bool:
 
 # The details and the remedies of all other errors.
 _OTHERS = {
+    errno.ENOENT: ("its folder was removed", "keep the folder while a program writes to it"),
     errno.EROFS: ("", "mount the file system for writing"),
     errno.EDQUOT: ("your disk quota is used up: see `quota -s`", "delete some of your files"),
     errno.EIO: ("the disk reports an error: see `dmesg`", ""),

@@ -99,8 +99,8 @@ class _Lasting(io.FileIO):
     def write(self, data: Any, /) -> int:
         try:
             # After a line that is not read in time, the next write does not wait again.
-            in_time = write_in_time(self.fileno(), data, self._patience_s)
-            self._patience_s = _UNREAD_S if in_time else 0.0
+            rest = write_in_time(self.fileno(), data, self._patience_s)
+            self._patience_s = 0.0 if rest else _UNREAD_S
         except OSError:
             _discard(self.fileno())
         return memoryview(data).nbytes
@@ -125,8 +125,8 @@ def _discard(descriptor: int) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), descriptor)
 
 
-def write_in_time(descriptor: int, data: bytes | memoryview, limit_s: float) -> bool:
-    """Write `data`, and return whether all of it was written within `limit_s` seconds.
+def write_in_time(descriptor: int, data: bytes | memoryview, limit_s: float) -> memoryview:
+    """Write `data` within `limit_s` seconds, and return the rest that was not written.
 
     Raises:
         OSError: The write failed.
@@ -138,18 +138,18 @@ def write_in_time(descriptor: int, data: bytes | memoryview, limit_s: float) -> 
         while rest:
             left_s = max(deadline_s - time.monotonic(), 0.0)
             if not select.select((), (written_to,), (), left_s)[1]:
-                return False
+                break
             try:
                 # A part of this size never blocks when the reader of a pipe has made room.
                 rest = rest[os.write(written_to, rest[: select.PIPE_BUF]) :]
             except BlockingIOError:
                 if not left_s:
-                    return False
+                    break
                 time.sleep(min(_AGAIN_S, left_s))
     finally:
         if written_to != descriptor:
             os.close(written_to)
-    return True
+    return rest
 
 
 def _without_waiting(descriptor: int) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.contract.files import open_regular, replacing
+from trainbox.contract.record_folder import CONFIG, MANIFEST, METRICS
 from trainbox.contract.sidecar import (
     FIRST_CHECKPOINT,
     complete_or_remove,
@@ -24,9 +25,9 @@ from trainbox.contract.storage import storage_failure
 from trainbox.stored_checkpoints import StoredCheckpoints
 from trainer.run.digest import digest_of_digests, saved_digests, tensor_digests
 from trainer.run.jsonl import digest_problem, read_entries
-from trainer.run.run_folder import DIGESTS, MANIFEST, METRICS, SETTINGS, WEIGHTS
+from trainer.run.run_folder import DIGESTS, WEIGHTS
 
-_FILES_BESIDE = (SETTINGS, MANIFEST, METRICS, DIGESTS, WEIGHTS, FIRST_CHECKPOINT)
+_FILES_BESIDE = (CONFIG, MANIFEST, METRICS, DIGESTS, WEIGHTS, FIRST_CHECKPOINT)
 _OPTIMIZER = "optimizer."  # the prefix of the optimizer's tensors in digests.jsonl
 _EXTRA_STATE = "_extra_state"  # a module's extra state, which a .safetensors file cannot hold
 

@@ -1,14 +1,11 @@
 """Describe everything that can affect the bits of a run: settings, sources, data and machine."""
 
-import contextlib
 import ctypes
 import functools
 import hashlib
 import importlib.metadata
 import os
 import platform
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +13,9 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from trainbox.contract.build_info import build_info
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import read_object
+from trainbox.contract.git import git
 from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.secret_rule import shown_variable
 from trainer.data.examples import Collate, length, read_examples
@@ -195,33 +193,17 @@ def revision() -> str:
 @functools.cache  # a sweep's worker needs it for each trial
 def _build() -> dict[str, Any]:
     """Return the revision and the digests of the lock files, from the image or from git."""
-    # `make build REQUIREMENTS=my.txt` copies my.lock to this path in the environment.
-    extra = {"extra_lock_sha256": _sha256(Path(sys.prefix) / "extra.lock")}
-    if baked := os.environ.get("TRAINBOX_BUILD_INFO"):
-        with contextlib.suppress(OSError, ValueError):
-            return read_object(Path(baked)) | extra
+    built = build_info(os.environ)
+    if "revision" in built:
+        return built
     root = Path(__file__).parents[2]
-    diff = _git(root, "diff", "HEAD")
+    diff, lock = git(root, "diff", "HEAD"), root / "requirements.lock"
     return {
-        "revision": _git(root, "rev-parse", "HEAD"),
+        "revision": git(root, "rev-parse", "HEAD"),
         "dirty_diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
-        "lock_sha256": _sha256(root / "requirements.lock"),
-        **extra,
+        "lock_sha256": hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else None,
+        **built,
     }
-
-
-def _sha256(path: Path) -> str | None:
-    """Return the SHA-256 of a file, in hex, or None if the file does not exist."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    try:
-        return subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 @functools.cache

@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any
 from trainbox.contract.errors import Failure, NetworkFailure, WrongUse
 from trainbox.contract.files import parse_object, read_bytes
 from trainbox.contract.mirror_url import OPTION, check_url
+from trainbox.contract.record_folder import CONFIG, MANIFEST, METRICS
 from trainbox.contract.secret_rule import without_secrets
 from trainbox.contract.sidecar import FIRST_CHECKPOINT, checkpoint_path, damage
-from trainer.run.run_folder import DIGESTS, MANIFEST, METRICS, SETTINGS
+from trainer.run.run_folder import DIGESTS
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 MARKER = "complete.json"
-_NEEDED_RECORDS = (SETTINGS, MANIFEST)
+_NEEDED_RECORDS = (CONFIG, MANIFEST)
 # They make a resumed run whole. Some do not exist at the first checkpoint.
 RECORDS = (*_NEEDED_RECORDS, METRICS, DIGESTS, FIRST_CHECKPOINT)
 _LONGEST_REASON = 300

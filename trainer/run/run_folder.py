@@ -1,6 +1,5 @@
 """One run's folder: its lock, its JSON files, metrics.jsonl and digests.jsonl."""
 
-import fcntl
 import json
 import math
 from collections.abc import Mapping
@@ -8,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import append_line, append_regular, read_object, read_text, replacing
+from trainbox.contract.files import read_text
+from trainbox.contract.record_folder import CONFIG, LOCK, LOGS, MANIFEST, METRICS, RecordFolder
 from trainbox.contract.sidecar import FIRST_CHECKPOINT
-from trainbox.contract.storage import storage_failure
 from trainer.run.jsonl import read_entries
 
-SETTINGS, MANIFEST = "config.json", "manifest.json"
-METRICS, DIGESTS = "metrics.jsonl", "digests.jsonl"
-WEIGHTS, _LOCK = "model.safetensors", "lock"
+DIGESTS, WEIGHTS = "digests.jsonl", "model.safetensors"
 
 
 def finite_or_null(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,7 +23,7 @@ def finite_or_null(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class RunFolder:
+class RunFolder(RecordFolder):
     """The folder of one run. Only the first rank `writes`."""
 
     def __init__(self, path: Path, writes: bool) -> None:
@@ -37,24 +34,9 @@ class RunFolder:
             WrongUse: Another process trains in it, or it is not a run and has files that a run
                 would replace.
         """
-        self.path, self.writes = path, writes
         if writes:
             _refuse_files_of_others(path)
-        try:
-            for folder in ("checkpoints", "logs"):
-                (path / folder).mkdir(parents=True, exist_ok=True)
-            self._lock = append_regular(path / _LOCK) if writes else None
-        except OSError as error:
-            raise storage_failure(path, error) from error
-        if self._lock is not None:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                self._lock.close()
-                raise WrongUse(
-                    f"another process trains in {path}: wait until it ends, or choose another "
-                    "folder with --run NAME"
-                ) from None
+        super().__init__(path, writes, ("checkpoints", LOGS))
 
     def read_config_text(self) -> str | None:
         """Return the text of config.json, or None if the run is new.
@@ -62,7 +44,7 @@ class RunFolder:
         Raises:
             WrongUse: The file exists and cannot be read.
         """
-        path = self.path / SETTINGS
+        path = self.path / CONFIG
         try:
             return read_text(path)
         except FileNotFoundError:
@@ -72,31 +54,6 @@ class RunFolder:
             raise WrongUse(
                 f"{path} cannot be read ({reason}): restore it, or start a new run with --run NAME"
             ) from error
-
-    def read_json(self, name: str) -> dict[str, Any] | None:
-        """Return the object in the file `name`, or None if the file is missing or damaged."""
-        try:
-            return read_object(self.path / name)
-        except (OSError, ValueError):
-            return None
-
-    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Replace the file `name` by an object, as `write_text` does."""
-        self.write_text(name, json.dumps(value, indent=2) + "\n")
-
-    def write_text(self, name: str, text: str) -> None:
-        """Replace the file `name` atomically.
-
-        Raises:
-            StorageFailure: The file cannot be written.
-        """
-        if not self.writes:
-            return
-        try:
-            with replacing(self.path / name) as file:
-                file.write(text.encode())
-        except OSError as error:
-            raise storage_failure(self.path / name, error) from error
 
     def has_had_a_checkpoint(self) -> bool:
         """Return whether a checkpoint was ever completed in this folder."""
@@ -132,17 +89,7 @@ class RunFolder:
         Raises:
             StorageFailure: The file cannot be written.
         """
-        if not self.writes:
-            return
-        try:
-            append_line(self.path / name, json.dumps(finite_or_null(entry)), durable)
-        except OSError as error:
-            raise storage_failure(self.path / name, error) from error
-
-    def close(self) -> None:
-        """Release the lock, so that another process can train in this folder."""
-        if self._lock is not None:
-            self._lock.close()
+        super().append(name, finite_or_null(entry), durable)
 
 
 def _refuse_files_of_others(path: Path) -> None:
@@ -151,7 +98,7 @@ def _refuse_files_of_others(path: Path) -> None:
     Each run has a lock. If a copy of a run lacks its lock, the settings or the manifest show that
     it is a run.
     """
-    of_a_run = (_LOCK, SETTINGS, MANIFEST, FIRST_CHECKPOINT)
+    of_a_run = (LOCK, CONFIG, MANIFEST, FIRST_CHECKPOINT)
     if any((path / name).exists() for name in of_a_run):
         return
     if found := [name for name in (METRICS, DIGESTS, WEIGHTS) if (path / name).is_file()]:

@@ -13,9 +13,10 @@ import torch
 
 from trainbox.contract.energy import Energy, earlier_joules, shown_kwh
 from trainbox.contract.errors import Preempted, StorageFailure
+from trainbox.contract.record_folder import MANIFEST
 from trainer.parallel.strategy import Strategy
 from trainer.run.gpu_reader import GpuReader
-from trainer.run.run_folder import MANIFEST, RunFolder
+from trainer.run.run_folder import RunFolder
 
 _WRITTEN_EVERY_S = 60.0
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainbox.contract.errors import StorageFailure
+from trainbox.contract.record_folder import LOGS, METRICS
 from trainer.data.schedule import Schedule
 from trainer.run.console import Console
 from trainer.run.gpu_events import event_text, new_events, note_run
 from trainer.run.jsonl import read_entries
 from trainer.run.numbers import numbers
-from trainer.run.run_folder import METRICS, RunFolder
+from trainer.run.run_folder import RunFolder
 from trainer.run.tensorboard import TensorBoardLog
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class RunLog:
         self.path, self.writes = path, rank == 0
         self.folder = RunFolder(path, self.writes)
         try:
-            self.console = Console(path / "logs" / f"rank-{rank}.log", self.writes)
+            self.console = Console(path / LOGS / f"rank-{rank}.log", self.writes)
         except StorageFailure:
             self.folder.close()
             raise

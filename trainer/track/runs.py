@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.record_folder import CONFIG, MANIFEST
 from trainbox.contract.secret_rule import arguments_without_secrets, without_secrets
 from trainer.run.compare import flat, shown_value
 from trainer.run.numbers import numbers
-from trainer.run.run_folder import MANIFEST, SETTINGS
 from trainer.run.run_record import RunRecord, object_in
 
 _TRIAL = re.compile(r"trial-\d+")
@@ -66,7 +66,7 @@ def read_run(folder: Path) -> Run:
     Raises:
         WrongUse: A file is missing, damaged or edited.
     """
-    config, manifest = (object_in(folder / name) for name in (SETTINGS, MANIFEST))
+    config, manifest = (object_in(folder / name) for name in (CONFIG, MANIFEST))
     if config.get("kind") == manifest.get("kind") == "script":
         params = _of_script(config)
     else:

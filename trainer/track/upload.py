@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainbox.contract.errors import NetworkFailure, WrongUse
+from trainbox.contract.record_folder import MANIFEST, METRICS
 from trainer.run.jsonl import read_entries
-from trainer.run.run_folder import MANIFEST, METRICS
 from trainer.track.runs import EntryRow, Run, read_run, row, runs_in
 
 # A marker has the digests of the run without this many of its last rows. So for each row that a

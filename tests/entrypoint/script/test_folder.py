@@ -76,7 +76,7 @@ def test_an_entry_has_a_line_of_its_own_after_a_kill(tmp_path: Path, before: str
     opened(tmp_path).close()
     (tmp_path / "metrics.jsonl").write_text(before)
     folder = opened(tmp_path)
-    folder.append({"step": 2})
+    folder.report({"step": 2})
     folder.close()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert lines[:-1] == before.splitlines()
@@ -87,7 +87,7 @@ def test_lost_entries_are_reported_once(tmp_path: Path, capsys: pytest.CaptureFi
     folder = opened(tmp_path)
     (tmp_path / "metrics.jsonl").mkdir()
     for step in range(3):
-        folder.append({"step": step})
+        folder.report({"step": step})
     folder.close()
     (line,) = capsys.readouterr().err.splitlines()
     lost = f"trainbox: entries are lost: cannot write {tmp_path}/metrics.jsonl: Is a directory "
@@ -98,18 +98,18 @@ def test_a_manifest_that_cannot_be_replaced_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = opened(tmp_path)
-    folder.write("manifest.json", {"starts": [1]})
+    folder.write_json("manifest.json", {"starts": [1]})
 
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(StorageFailure, match=r"manifest.json: No space left on device"):
-        folder.write("manifest.json", {"starts": [2]})
+        folder.write_json("manifest.json", {"starts": [2]})
     folder.close()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["config.json", "lock", "logs", "manifest.json"]
-    assert folder.read("manifest.json") == {"starts": [1]}
+    assert folder.read_json("manifest.json") == {"starts": [1]}
 
 
 def test_a_run_that_python_began_continues(forked: Trainbox) -> None:
@@ -128,7 +128,7 @@ def test_a_run_that_python_began_continues(forked: Trainbox) -> None:
     [
         ("raise OSError('first line\\nno space left')", "no space left"),
         ("raise SystemExit(3)", "exit code 3"),
-        ("signal.pause()", "not written within 0 s"),
+        ("signal.pause()", "not within 0 s"),
         ("", None),
     ],
 )
@@ -153,7 +153,7 @@ def test_what_tensorboard_lacks_is_reported(
 
 def test_the_newest_value_is_found_before_a_damaged_line(tmp_path: Path) -> None:
     folder = opened(tmp_path)
-    folder.append({"step": 2})
+    folder.report({"step": 2})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write("[" * 20_000 + '\n{"torn')
     assert folder.newest("step") == 2

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from entrypoint.script.output import Log, Pipes, Shown, Stream, reported
+from trainbox.contract.errors import StorageFailure
 
 
 class Gone(io.BytesIO):
@@ -27,7 +28,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 def stream(log: Log, **options: Any) -> tuple[Stream, io.BytesIO, list[dict[str, Any]]]:
     shown, entries = io.BytesIO(), list[dict[str, Any]]()
-    return Stream(log, shown, report=entries.append, **options), shown, entries
+    return Stream(log, shown.write, report=entries.append, **options), shown, entries
 
 
 def test_whole_lines_have_their_prefix(log: Log) -> None:
@@ -35,7 +36,7 @@ def test_whole_lines_have_their_prefix(log: Log) -> None:
     for part in (b"a", b"b\nc", b"\n\nd"):
         one.take(part)
     assert shown.getvalue() == b"[1] ab\n[1] c\n[1] \n"
-    one.look(True)
+    one.close()
     assert shown.getvalue() == b"[1] ab\n[1] c\n[1] \n[1] d\n"
     assert log.path.read_bytes() == b"ab\nc\n\nd"
 
@@ -44,7 +45,7 @@ def test_a_progress_bar_moves_at_once(log: Log) -> None:
     one, shown, _ = stream(log, whole_lines=False)
     one.take(b"\r10%")
     assert shown.getvalue() == b"\r10%"
-    one.look(True)
+    one.close()
     assert shown.getvalue() == b"\r10%"
 
 
@@ -52,13 +53,13 @@ def test_output_without_line_ends_is_passed_on(log: Log) -> None:
     one, shown, entries = stream(log)
     for _ in range(40):
         one.take(b"\xff\x00" * 2048)
-    one.look(True)
+    one.close()
     assert shown.getvalue().replace(b"\n", b"") == b"\xff\x00" * 2048 * 40
     assert entries == []
 
 
 def test_a_reader_that_has_gone_does_not_stop_the_log(log: Log) -> None:
-    one = Stream(log, Gone())
+    one = Stream(log, Gone().write)
     one.take(b"first\n")
     one.take(b"second\n")
     assert log.path.read_bytes() == b"first\nsecond\n"
@@ -108,37 +109,51 @@ def test_a_log_keeps_its_newest_bytes(tmp_path: Path) -> None:
     assert kept.endswith(b"000000998\n000000999\n")
 
 
-def test_a_log_that_cannot_be_written_keeps_the_reason(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_is_reported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = Log(tmp_path / "rank-0.log", limit=10)
     (tmp_path / "rank-0.1.log").mkdir()
     (tmp_path / "rank-0.1.log/file").touch()
-    log.write(b"123456789\n")
-    log.write(b"more\n")
-    assert log.lost == "Is a directory"
-    log.write(b"even more\n")
+    for _ in range(3):
+        log.write(b"123456789\n")
     log.close()
+    assert capsys.readouterr().err == (
+        f"trainbox: {tmp_path}/rank-0.log cannot be written (Is a directory): it is not complete\n"
+    )
 
 
-def test_the_last_line_that_a_full_disk_cuts_is_lost(log: Log) -> None:
+def test_the_last_line_that_a_full_disk_cuts_is_lost(
+    log: Log, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The kernel writes what fits, and only the next write fails."""
-
-    class Full(io.BytesIO):
-        def write(self, data: Any, /) -> int:
-            return super().write(data[:2])
-
-    log._file.close()
-    log._file = Full()  # type: ignore[assignment]
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:2]))
     log.write(b"1234")
-    assert log.lost == "No space left on device"
+    monkeypatch.undo()
+    log.write(b"5678")
+    assert log.path.read_bytes() == b"12"
+    assert "(No space left on device): it is not complete\n" in capsys.readouterr().err
+
+
+def test_a_log_must_be_a_regular_file(tmp_path: Path) -> None:
+    """Another user of the machine may have put a FIFO or a link to a device there."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/null")
+    for name in ("fifo", "link"):
+        with pytest.raises(StorageFailure, match=f"cannot write {tmp_path}/{name}: "):
+            Log(tmp_path / name)
 
 
 def test_everything_that_was_written_before_the_end_is_read(tmp_path: Path, log: Log) -> None:
     shown = io.BytesIO()
-    with Pipes(tmp_path, {"0.out": Stream(log, shown)}, {}) as pipes:
+    stream = Stream(log, shown.write)
+    with Pipes(tmp_path, {"0.out": stream.take}, {}) as pipes:
         pipes.start()
         # This write blocks until the other end has read most of it.
         with (tmp_path / "0.out").open("wb") as pipe:
             pipe.write(b"line\n" * 200_000 + b"end")
+    stream.close()
     assert shown.getvalue() == b"line\n" * 200_000 + b"end\n"
 
 
@@ -169,7 +184,7 @@ def test_a_reader_that_hangs_does_not_delay_a_stop(
 ) -> None:
     monkeypatch.setattr("entrypoint.script.output.PATIENCE_S", 0.1)
     stopped = threading.Event()
-    stream = Stream(log, Shown(pipe[1], stopped.is_set))
+    stream = Stream(log, Shown(pipe[1], stopped.is_set).write)
     writer = threading.Thread(target=stream.take, args=(b"x" * 200_000 + b"\n",))
     writer.start()
     while not select.select([pipe[0]], [], [], 1)[0]:

@@ -1,17 +1,21 @@
 """Which Python runs a script, and what the manifest records of it."""
 
 import ast
+import importlib.metadata
 import json
 import os
+import platform
+import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from entrypoint.script import opened
-from entrypoint.script.python import Python, choose_python
+from entrypoint.script.python import Python, ask, choose_python
 from tests.support.commands import Trainbox
 from trainbox.contract.errors import WrongUse
 
@@ -133,3 +137,43 @@ def test_the_module_in_the_script_is_one_of_python_3_8() -> None:
     }
     assert imported == {"os", "sys"}
     assert not any(isinstance(node, ast.ImportFrom) for node in ast.walk(tree))
+
+
+def test_the_packages_are_those_that_python_finds(tmp_path: Path) -> None:
+    def plain(packages: Mapping[str, str]) -> dict[str, str]:
+        return {re.sub("[-_.]+", "-", name).lower(): packages[name] for name in packages}
+
+    version, packages = ask(Python(), os.environ, None)
+    assert version == platform.python_version()
+    found = {found.name: found.version for found in importlib.metadata.distributions()}
+    assert plain(packages) == plain(found)
+    (tmp_path / "torch-0.1.dist-info").mkdir()
+    _, packages = ask(Python(), {**os.environ, "PYTHONPATH": str(tmp_path)}, None)
+    assert packages["torch"] == "0.1"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("import os\n\nprint(\n", "line 3: '(' was never closed (Python "),
+        ("x = 1\n  y = 2\n", "line 2: unexpected indent (Python "),
+    ],
+)
+def test_a_script_that_python_cannot_compile_is_not_started(
+    forked: Trainbox, text: str, error: str
+) -> None:
+    (forked.folder / "train.py").write_text(text)
+    ended = forked("run", "--processes", "2", "train.py")
+    assert ended.code == 2
+    assert ended.err.startswith(f"trainbox: train.py, {error}")
+    assert len(ended.err.splitlines()) == 1
+
+
+def test_a_python_that_does_not_answer_starts_the_script(forked: Trainbox) -> None:
+    (forked.folder / "python").write_text(
+        f'#!/bin/sh\ntest "$1" = -u && exec {sys.executable} "$@"'
+    )
+    (forked.folder / "python").chmod(0o755)
+    (forked.folder / "train.py").write_text(_PRINTS)
+    out, manifest = _ran(forked, "--python", "./python", "train.py")
+    assert (out, manifest["python"], manifest["packages"]) == (sys.prefix, None, {})

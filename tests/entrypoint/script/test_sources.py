@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from entrypoint.script.folder import ScriptFolder
 from entrypoint.script.opened import is_reported
 from entrypoint.script.sources import Sources
+from entrypoint.script.target import Target
 from tests.support.commands import Trainbox
 
 # As nanoGPT does it.
@@ -132,15 +134,17 @@ def test_which_files_are_reported(path: str, flags: int, expected: bool) -> None
 
 
 def test_the_texts_are_limited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    project, run, manifest = tmp_path / "p", tmp_path / "run", dict[str, Any]()
+    project, run, manifest = tmp_path / "p", tmp_path / "run", {"sources": dict[str, str]()}
     project.mkdir()
     for name, size in (("a.txt", 600_000), ("b.txt", 600_000), ("c.txt", 1), ("d.txt", 2_000_000)):
         (project / name).write_text("x" * size)
-    sources = Sources(run, [project, project], manifest, lambda: None)
+    folder = ScriptFolder(run, Target("a.py", ()), writes=True)
+    sources = Sources(folder, [project, project], manifest)
     names = b"".join(f"{path}\0".encode() for path in sorted(project.iterdir()))
     sources.take(names[:20])
     sources.take(names[20:])
     sources.record()
+    folder.close()
     assert sorted(manifest["sources"]) == ["a.txt", "b.txt", "c.txt"]  # d.txt is data
     assert [path.name for path in (run / "sources").iterdir()] == ["a.txt"]
     assert f"{run}/sources lacks b.txt and later files (more than 1 MiB)" in capsys.readouterr().err

@@ -67,8 +67,16 @@ def test_any_executable_file_is_a_program(folder: Path) -> None:
             "the script dangling cannot be read (No such file or directory): give the path of a "
             "Python file or a program",
         ),
-        ("folder", "folder is a folder: name the script in it, or -m MODULE"),
-        ("pipe.py", "pipe.py is not a regular file: name a Python file or a program"),
+        (
+            "folder",
+            "the script folder cannot be read (not a regular file): give the path of a Python "
+            "file or a program",
+        ),
+        (
+            "pipe.py",
+            "the script pipe.py cannot be read (not a regular file): give the path of a Python "
+            "file or a program",
+        ),
         (
             "notes.txt",
             "notes.txt is neither a Python file (.py) nor executable: rename it, or use chmod +x",
@@ -115,8 +123,7 @@ def test_a_script_that_must_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None
         raise PermissionError(errno.EACCES, "Permission denied")
 
     program("train.py", "print(1)\n", 0o000)
-    monkeypatch.setattr(Path, "open", refuse)  # root may read every file
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)  # root may read every file
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(WrongUse, match="cannot be read .Permission denied"):
         find_script("train.py", [], None, {})

@@ -82,7 +82,7 @@ def test_energy_that_is_not_known_in_whole_is_not_summed(
 
 def test_an_entry_has_the_newest_step_and_is_written_every_10_s(folder: ScriptFolder) -> None:
     record = GpuRecord(folder, _GPUS, {})
-    folder.append({"kind": "train", "step": 40})
+    folder.report({"kind": "train", "step": 40})
     record.take(sample(0, 0))
     record.take(sample(_MJ, _MJ))
     (entry,) = logged(folder.path, "gpus")

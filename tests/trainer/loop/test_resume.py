@@ -154,7 +154,7 @@ def test_a_second_command_in_the_same_run_is_refused(ranks: Ranks) -> None:
     training = _held(ranks, [gate])
     second = ranks(1, "train", *ARGUMENTS)
     assert second.codes == [2]
-    assert "another process trains in runs/r:" in second.errs[0]
+    assert "another process uses runs/r:" in second.errs[0]
     gate.release()
     assert training.wait().codes == [0]
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.contract.record_folder import METRICS
 from trainer.run.jsonl import read_entries
-from trainer.run.run_folder import METRICS, RunFolder
+from trainer.run.run_folder import RunFolder
 
 
 def test_an_entry_that_does_not_fit_is_reported_with_its_file(
@@ -31,7 +32,7 @@ def test_a_run_may_be_a_link_and_has_one_lock(tmp_path: Path) -> None:
     target.mkdir(parents=True)
     link.symlink_to(target)
     folder = RunFolder(link, writes=True)
-    with pytest.raises(WrongUse, match="^another process trains in "):
+    with pytest.raises(WrongUse, match="^another process uses "):
         RunFolder(target, writes=True)
     folder.close()
     assert (target / "checkpoints").is_dir()

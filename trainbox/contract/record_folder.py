@@ -1,0 +1,86 @@
+"""The folder of a run, with the records that only one process writes."""
+
+import fcntl
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.files import append_line, append_regular, read_object, replacing
+from trainbox.contract.storage import storage_failure
+
+CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
+LOCK = "lock"
+
+
+class RecordFolder:
+    """The folder of one run. The process that `writes` its records holds its lock."""
+
+    def __init__(self, path: Path, writes: bool, subfolders: Sequence[str]) -> None:
+        """Make the folder with its `subfolders`, and lock it.
+
+        Raises:
+            StorageFailure: the folder cannot be written.
+            WrongUse: another process uses it.
+        """
+        self.path, self.writes = path, writes
+        try:
+            for name in subfolders:
+                (path / name).mkdir(parents=True, exist_ok=True)
+            self._lock = append_regular(path / LOCK) if writes else None
+        except OSError as error:
+            raise storage_failure(path, error) from error
+        if self._lock is None:
+            return
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise WrongUse(
+                f"another process uses {path}: wait until it ends, or choose another folder with "
+                "--run NAME"
+            ) from None
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """Return the object in the file `name`, or None if the file is missing or damaged."""
+        try:
+            return read_object(self.path / name)
+        except (OSError, ValueError):
+            return None
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Replace the file `name` by an object, as `write_text` does."""
+        self.write_text(name, json.dumps(value, indent=2) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replace the file `name` atomically.
+
+        Raises:
+            StorageFailure: the file cannot be written.
+        """
+        if not self.writes:
+            return
+        try:
+            with replacing(self.path / name) as file:
+                file.write(text.encode())
+        except OSError as error:
+            raise storage_failure(self.path / name, error) from error
+
+    def append(self, name: str, entry: Mapping[str, Any], durable: bool = False) -> None:
+        """Append an entry to the record `name`, as `append_line` does.
+
+        Raises:
+            StorageFailure: the file cannot be written.
+        """
+        if not self.writes:
+            return
+        try:
+            append_line(self.path / name, json.dumps(entry), durable)
+        except OSError as error:
+            raise storage_failure(self.path / name, error) from error
+
+    def close(self) -> None:
+        """Release the lock, so that another process can use the folder."""
+        if self._lock is not None:
+            self._lock.close()
