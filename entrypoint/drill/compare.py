@@ -18,7 +18,8 @@ SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".npy", ".csv", ".jso
 class FileComparison:
     """The digest of a file, and how it differs from that of the undisturbed training.
 
-    `difference` is None if the files agree. `largest` is the largest difference of two numbers.
+    `difference` is None if the files agree, or if the only file can be read. `largest` is the
+    largest difference of two numbers.
     """
 
     digest: str
@@ -48,8 +49,7 @@ def compare(
 ) -> FileComparison:
     """Compare two files, or examine one. Each has the folder of its training beside it.
 
-    Raises:
-        WrongUse: a file is missing or damaged, or has nothing to compare.
+    A file that is missing or damaged, or that has nothing to compare, is a difference.
     """
     request = {
         "tolerance": tolerance,
@@ -64,6 +64,6 @@ def compare(
     )
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
-        raise WrongUse(last.removeprefix("trainbox: "))
+        return FileComparison("-" * 16, last.removeprefix("trainbox: "))
     found = json.loads(ended.stdout)
     return FileComparison(found["digests"][-1], found.get("difference"), found.get("largest", 0.0))

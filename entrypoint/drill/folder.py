@@ -2,10 +2,9 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from entrypoint.script.folder import CONFIG, LOGS, MANIFEST, METRICS
 from entrypoint.script.sources import BOARD, TEXTS
@@ -115,11 +114,7 @@ def records_reads(folder: Path) -> bool:
 
 
 def reported_steps(run: Path) -> list[int]:
-    """Return the steps that were reported in the run folder so far."""
-    return steps(EntryReader(run / METRICS).read())
-
-
-def steps(entries: Iterable[Mapping[str, Any]]) -> list[int]:
-    """Return the steps that the script has reported, in the order of the entries."""
+    """Return the steps that the script has reported in the run folder so far, in this order."""
+    entries = EntryReader(run / METRICS).read()
     found = (entry.get("step") for entry in entries if is_of_script(entry))
     return [step for step in found if type(step) is int]
