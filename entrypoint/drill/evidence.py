@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGTERM
 
 from entrypoint.drill.training import Start, Training
 
@@ -13,17 +12,12 @@ _SHORTER, _SHORTER_S = 0.75, 0.2
 _INSTANT_S = 0.05
 _MEASURABLE_S = 0.5  # in a shorter training, the seconds show nothing
 # The notes on a kill that is unusual, and what they mean.
-IGNORED, FINISHED, TOO_LATE = "ignored", "finished", "too late"
+IGNORED, FINISHED = "ignored", "finished"
 STARTED_OVER, NOTHING_READ = "started over", "nothing read"
-_NO_STOP = (
-    "the script did not stop at SIGTERM: a job that is stopped loses its work since the last "
-    "checkpoint"
-)
 _NOT_SAVED = "save during the training, and not only at SIGTERM"
 MEANINGS = {
-    IGNORED: _NO_STOP,
-    FINISHED: _NO_STOP,
-    TOO_LATE: "the training was finished before the kill",
+    IGNORED: "the script did not stop at SIGTERM: let it save and exit",
+    FINISHED: "the training was finished at the kill, or did not stop at SIGTERM",
     STARTED_OVER: f"the steps began again after the kill: {_NOT_SAVED}",
     NOTHING_READ: f"the next start read no file that was written before the kill: {_NOT_SAVED}",
 }
@@ -93,7 +87,7 @@ def resumption(
         if killed.ignored:
             notes.append(IGNORED)
         elif late:
-            notes.append(FINISHED if killed.killed_by == SIGTERM else TOO_LATE)
+            notes.append(FINISHED)
         elif continued is False:
             notes.append(STARTED_OVER)
         else:

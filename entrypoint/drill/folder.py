@@ -69,19 +69,15 @@ class Reads:
     """
 
     def __init__(self, training: Path, written: Mapping[str, Version]) -> None:
-        largest = sorted(written, key=lambda name: -written[name].size)[:_MOST_FILES]
         self._files: dict[str, tuple[int, os.stat_result]] = {}
-        for name in largest:
-            self._mark(name, training / name)
+        for name in sorted(written, key=lambda name: -written[name].size)[:_MOST_FILES]:
+            with contextlib.suppress(OSError):
+                file = os.open(training / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                written_ns = os.fstat(file).st_mtime_ns
+                os.utime(file, ns=(written_ns - _EARLIER_NS, written_ns))
+                self._files[name] = file, os.fstat(file)
         self.largest = next(iter(self._files), None)
         self.found: set[str] = set()
-
-    def _mark(self, name: str, path: Path) -> None:
-        with contextlib.suppress(OSError):
-            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            written_ns = os.fstat(file).st_mtime_ns
-            os.utime(file, ns=(written_ns - _EARLIER_NS, written_ns))
-            self._files[name] = file, os.fstat(file)
 
     def look(self) -> None:
         """Note the files that were read since the last look."""

@@ -24,7 +24,7 @@ class UserFolder:
         """Decide what to copy. `drill` is the folder of the drill, which may be below `path`."""
         self.path, self._drill = path, drill
         self.messages, self.excluded = list[str](), set[str]()
-        self._links, self._tops = list[Path](), list[Path]()
+        self._links, self._not_copied = list[Path](), set[Path]()
         for top in path.iterdir():
             if not any(os.access(found, os.W_OK) for found in self._walk(top)):
                 self._links += islice(self._walk(top), 1)  # nothing if it is left out
@@ -35,7 +35,8 @@ class UserFolder:
                     "path outside of the current folder"
                 )
             else:
-                self._tops.append(top)
+                continue
+            self._not_copied.add(top)
         self._versions = self._now()
 
     def copy(self, folder: Path) -> None:
@@ -62,7 +63,8 @@ class UserFolder:
         """Return the version of each file to copy, and None for folders."""
         return {
             str(path.relative_to(self.path)): None if path.is_dir() else version_of(path)
-            for top in self._tops
+            for top in self.path.iterdir()
+            if top not in self._not_copied
             for path in self._walk(top)
         }
 
