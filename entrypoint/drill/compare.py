@@ -18,12 +18,11 @@ SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".npy", ".csv", ".jso
 class FileComparison:
     """The digest of a file, and how it differs from that of the undisturbed training.
 
-    `difference` is None if the files agree, or if the only file can be read. `largest` is the
-    largest difference of two numbers.
+    `difference` is None if the files agree. `largest` is the largest difference of two numbers.
     """
 
     digest: str
-    difference: str | None = None
+    difference: str | None
     largest: float = 0.0
 
 
@@ -45,16 +44,16 @@ def check_file(file: str) -> None:
 
 
 def compare(
-    files: Sequence[tuple[Path, Path]], tolerance: float, ignored: Sequence[str]
+    reference: tuple[Path, Path], other: tuple[Path, Path], tolerance: float, ignored: Sequence[str]
 ) -> FileComparison:
-    """Compare two files, or examine one. Each has the folder of its training beside it.
+    """Compare two files. Each has the folder of its training beside it.
 
     A file that is missing or damaged, or that has nothing to compare, is a difference.
     """
     request = {
         "tolerance": tolerance,
         "ignored": list(ignored),
-        "files": [[str(file), str(own / RUN), str(own / WORK)] for file, own in files],
+        "files": [[str(file), str(own / RUN), str(own / WORK)] for file, own in (reference, other)],
     }
     ended = subprocess.run(
         command_of("trainer.outputs", json.dumps(request)),
@@ -65,5 +64,4 @@ def compare(
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
         return FileComparison("-" * 16, last.removeprefix("trainbox: "))
-    found = json.loads(ended.stdout)
-    return FileComparison(found["digests"][-1], found.get("difference"), found.get("largest", 0.0))
+    return FileComparison(**json.loads(ended.stdout))

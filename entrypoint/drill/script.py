@@ -128,7 +128,7 @@ class _Drill:
         request = self.request
         case, *cases = script_schedules(request.counts, request.kills)
         reference = yield from self._reference(case)
-        first = compare([(reference.output, reference.folder)], 0.0, request.ignored)
+        first = self._compared(reference, reference)
         if first.difference:
             raise WrongUse(f"the undisturbed training: {first.difference}")
         self.outcomes.append(Outcome(case, reference, first))
@@ -191,21 +191,19 @@ class _Drill:
             )
         return training
 
-    def _with_reference(self, training: Training) -> FileComparison:
-        """Compare the file of a training with that of the undisturbed one."""
-        reference = self.outcomes[0].training
-        pair = [(reference.output, reference.folder), (training.output, training.folder)]
-        return compare(pair, self.request.tolerance, self.request.ignored)
+    def _compared(self, reference: Training, training: Training) -> FileComparison:
+        files = ((reference.output, reference.folder), (training.output, training.folder))
+        return compare(*files, self.request.tolerance, self.request.ignored)
 
     def _outcome(self, case: KillSchedule, training: Training) -> Outcome:
         """Compare a training with the undisturbed one, and decide whether it has resumed."""
-        comparison = self._with_reference(training)
+        comparison = self._compared(self.outcomes[0].training, training)
         if len(case.processes) == 1:
             return Outcome(case, training, comparison)
 
         def is_final(copy: Path) -> bool:
-            pair = [(training.output, training.folder), (copy, training.folder)]
-            return compare(pair, 0.0, self.request.ignored).difference is None
+            files = ((training.output, training.folder), (copy, training.folder))
+            return compare(*files, 0.0, self.request.ignored).difference is None
 
         last = case.processes[len(training.starts) - 1]
         undisturbed = next(
@@ -231,7 +229,9 @@ class _Drill:
                     f"{first}: {what}; this is the number of processes and not the resume: give a "
                     "--tolerance, or drill each number by itself"
                 )
-            elif repeated := self._with_reference(self._trained("again", first)).difference:
+            elif repeated := self._compared(
+                self.outcomes[0].training, self._trained("again", first)
+            ).difference:
                 message = (
                     f"two undisturbed trainings differ: {repeated}; this is the script and not the "
                     "resume: seed all its random numbers, give a --tolerance, or leave out a value "

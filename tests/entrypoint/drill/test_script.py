@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -94,26 +94,24 @@ class _Runs:
 
 
 def _compare(
-    files: Sequence[tuple[Path, Path]], tolerance: float, ignored: Sequence[str]
+    reference: tuple[Path, Path], other: tuple[Path, Path], tolerance: float, ignored: Sequence[str]
 ) -> FileComparison:
     """Compare in this process, without the start of another one."""
     try:
-        one, *others = (
+        one, two = (
             without_folders(
                 without(read_entries(file), ignored), [str(folder / "run"), str(folder / "work")]
             )
-            for file, folder in files
+            for file, folder in (reference, other)
         )
     except Failure as failure:
         return FileComparison("-" * 16, str(failure))
-    if not others:
-        return FileComparison(digest(one))
-    difference = first_difference(one, others[0], tolerance, noun(files[0][0]))
-    return FileComparison(digest(others[0]), difference, largest_difference(one, others[0]))
+    difference = first_difference(one, two, tolerance, noun(reference[0]))
+    return FileComparison(digest(two), difference, largest_difference(one, two))
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Runs]:
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Runs:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
