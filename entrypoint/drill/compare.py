@@ -22,7 +22,7 @@ class FileComparison:
     """
 
     digest: str
-    difference: str | None = None
+    difference: str | None
     largest: float = 0.0
 
 
@@ -44,17 +44,16 @@ def check_file(file: str) -> None:
 
 
 def compare(
-    files: Sequence[tuple[Path, Path]], tolerance: float, ignored: Sequence[str]
+    reference: tuple[Path, Path], other: tuple[Path, Path], tolerance: float, ignored: Sequence[str]
 ) -> FileComparison:
-    """Compare two files, or examine one. Each has the folder of its training beside it.
+    """Compare two files. Each has the folder of its training beside it.
 
-    Raises:
-        WrongUse: a file is missing or damaged, or has nothing to compare.
+    A file that is missing or damaged, or that has nothing to compare, is a difference.
     """
     request = {
         "tolerance": tolerance,
         "ignored": list(ignored),
-        "files": [[str(file), str(own / RUN), str(own / WORK)] for file, own in files],
+        "files": [[str(file), str(own / RUN), str(own / WORK)] for file, own in (reference, other)],
     }
     ended = subprocess.run(
         command_of("trainer.outputs", json.dumps(request)),
@@ -64,6 +63,5 @@ def compare(
     )
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
-        raise WrongUse(last.removeprefix("trainbox: "))
-    found = json.loads(ended.stdout)
-    return FileComparison(found["digests"][-1], found.get("difference"), found.get("largest", 0.0))
+        return FileComparison("-" * 16, last.removeprefix("trainbox: "))
+    return FileComparison(**json.loads(ended.stdout))

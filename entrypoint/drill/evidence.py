@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGTERM
 
 from entrypoint.drill.training import Start, Training
 
@@ -12,13 +11,20 @@ from entrypoint.drill.training import Start, Training
 _SHORTER, _SHORTER_S = 0.75, 0.2
 _INSTANT_S = 0.05
 _MEASURABLE_S = 0.5  # in a shorter training, the seconds show nothing
-TOO_LATE, STARTED_OVER, NOTHING_READ = "too late", "started over", "nothing read"
-# What a script has done instead of saving at SIGTERM.
+# The notes on a kill that is unusual, and what they mean.
 IGNORED, FINISHED = "ignored", "finished"
+STARTED_OVER, NOTHING_READ = "started over", "nothing read"
+_NOT_SAVED = "save during the training, and not only at SIGTERM"
+MEANINGS = {
+    IGNORED: "the script did not stop at SIGTERM: let it save and exit",
+    FINISHED: "the training was finished at the kill, or did not stop at SIGTERM",
+    STARTED_OVER: f"the steps began again after the kill: {_NOT_SAVED}",
+    NOTHING_READ: f"the next start read no file that was written before the kill: {_NOT_SAVED}",
+}
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ResumeEvidence:
     """What was seen of the start after a kill.
 
     `continued` is whether the reported steps continued after the kill, or began again with the
@@ -35,7 +41,7 @@ class Evidence:
     largest: str | None = None
 
 
-def judge(seen: Evidence) -> tuple[bool, str]:
+def judge(seen: ResumeEvidence) -> tuple[bool, str]:
     """Return whether the start has resumed, and what shows it or speaks against it."""
     if seen.continued is not None:
         return seen.continued, (
@@ -64,66 +70,55 @@ def judge(seen: Evidence) -> tuple[bool, str]:
     return shorter and seen.read != frozenset(), figures
 
 
-@dataclass(frozen=True)
-class Resumption:
-    """Whether a start of a training has resumed after a kill, why, and a note on each kill."""
-
-    resumed: bool
-    reason: str
-    notes: tuple[str | None, ...]
-
-
 def resumption(
     training: Training, undisturbed: Start, is_final: Callable[[Path], bool]
-) -> Resumption:
-    """Return whether a start of `training` has resumed after a kill.
+) -> tuple[bool, str, list[str | None]]:
+    """Return whether a start of `training` has resumed after a kill, why, and a note on each kill.
 
     `is_final` returns whether a copy of the compared file that was made at a kill is the same as
     the file at the end.
     """
-    starts, steps = training.starts, max(undisturbed.reported, default=0)
+    starts = training.starts
     found, notes = list[tuple[bool, str]](), list[str | None]()
-    for kill, (before, after) in zip(training.kills, itertools.pairwise(starts), strict=False):
-        continued = _continued(before.reported, after.reported, starts[-1].reported, steps)
-        read = frozenset(after.reads.found) if training.records_reads else None
-        late = kill.output is not None and is_final(kill.output)
-        if kill.ignored:
+    for number, (killed, after) in enumerate(itertools.pairwise(starts), 1):
+        before, later = _steps(starts[:number]), _steps(starts[number:])
+        continued = _continued(before, after.steps, later, max(undisturbed.steps, default=0))
+        late = killed.output is not None and is_final(killed.output)
+        if killed.ignored:
             notes.append(IGNORED)
         elif late:
-            notes.append(FINISHED if kill.by == SIGTERM else TOO_LATE)
+            notes.append(FINISHED)
         elif continued is False:
             notes.append(STARTED_OVER)
         else:
-            notes.append(NOTHING_READ if continued is None and read == frozenset() else None)
-        if late:
-            continue
-        if after is not starts[-1]:
-            # It was killed itself, so that only its steps can show anything.
-            found += [judge(Evidence(continued))] if continued is not None else []
-            continue
-        found.append(
-            judge(Evidence(continued, *_seconds(after, undisturbed), read, after.reads.largest))
-        )
+            notes.append(NOTHING_READ if continued is None and after.read == frozenset() else None)
+        # A start that was killed itself can show something by its steps only.
+        if not late and (continued is not None or after is starts[-1]):
+            seconds = _seconds(after, undisturbed)
+            found.append(judge(ResumeEvidence(continued, *seconds, after.read, after.largest)))
     if not found:
-        return Resumption(False, _not_killed(training, undisturbed), tuple(notes))
+        return False, _not_killed(training, undisturbed), notes
     shown = [reason for resumed, reason in found if resumed]
-    return Resumption(bool(shown), (shown or [found[-1][1]])[-1], tuple(notes))
+    return bool(shown), (shown or [found[-1][1]])[-1], notes
+
+
+def _steps(starts: Sequence[Start]) -> list[int]:
+    return [step for start in starts for step in start.steps]
 
 
 def _continued(
-    before: Sequence[int], after: Sequence[int], final: Sequence[int], steps: int
+    before: Sequence[int], new: Sequence[int], later: Sequence[int], steps: int
 ) -> bool | None:
-    """Return whether the steps of a start continued after those `before` its kill.
+    """Return whether the steps of a start, `new`, continued after those `before` its kill.
 
-    `after` and `final` begin with these. A script that counts on from its log, and trains
-    everything again, reports more steps than the undisturbed training. A script that has
-    trained everything before the kill reports no more steps.
+    `later` begins with `new`, and has the steps of all later starts. A script that counts on from
+    its log, and trains everything again, reports more steps than the undisturbed training. A script
+    that has trained everything before the kill reports no more steps.
     """
-    new = after[len(before) :]
     if not before or not new:
-        return True if before and len(final) == len(before) else None
+        return True if before and not later else None
     if new[0] > before[0]:
-        return max(final) <= steps
+        return max(later) <= steps
     return False if len(before) > 1 else None
 
 
@@ -145,7 +140,7 @@ def _seconds(start: Start, undisturbed: Start) -> tuple[float, float]:
 
 
 def _not_killed(training: Training, undisturbed: Start) -> str:
-    if training.kills:
+    if len(training.starts) > 1:
         return (
             f"{training.file} was the same at the kill and at the end: compare a file that the "
             "training changes until its end"

@@ -2,10 +2,9 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from entrypoint.script.sources import BOARD, TEXTS
 from trainbox.contract.entries import EntryReader, is_of_script
@@ -70,19 +69,15 @@ class Reads:
     """
 
     def __init__(self, training: Path, written: Mapping[str, Version]) -> None:
-        largest = sorted(written, key=lambda name: -written[name].size)[:_MOST_FILES]
         self._files: dict[str, tuple[int, os.stat_result]] = {}
-        for name in largest:
-            self._mark(name, training / name)
+        for name in sorted(written, key=lambda name: -written[name].size)[:_MOST_FILES]:
+            with contextlib.suppress(OSError):
+                file = os.open(training / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                written_ns = os.fstat(file).st_mtime_ns
+                os.utime(file, ns=(written_ns - _EARLIER_NS, written_ns))
+                self._files[name] = file, os.fstat(file)
         self.largest = next(iter(self._files), None)
         self.found: set[str] = set()
-
-    def _mark(self, name: str, path: Path) -> None:
-        with contextlib.suppress(OSError):
-            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            written_ns = os.fstat(file).st_mtime_ns
-            os.utime(file, ns=(written_ns - _EARLIER_NS, written_ns))
-            self._files[name] = file, os.fstat(file)
 
     def look(self) -> None:
         """Note the files that were read since the last look."""
@@ -115,11 +110,7 @@ def records_reads(folder: Path) -> bool:
 
 
 def reported_steps(run: Path) -> list[int]:
-    """Return the steps that were reported in the run folder so far."""
-    return steps(EntryReader(run / METRICS).read())
-
-
-def steps(entries: Iterable[Mapping[str, Any]]) -> list[int]:
-    """Return the steps that the script has reported, in the order of the entries."""
+    """Return the steps that the script has reported in the run folder so far, in this order."""
+    entries = EntryReader(run / METRICS).read()
     found = (entry.get("step") for entry in entries if is_of_script(entry))
     return [step for step in found if type(step) is int]

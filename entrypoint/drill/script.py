@@ -3,35 +3,30 @@
 The drill starts `trainbox run SCRIPT`, undisturbed and with random kills, and compares a file.
 """
 
-import functools
 import random
 import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from signal import SIGKILL, Signals
+from signal import Signals
 
-from entrypoint.drill import schedule
 from entrypoint.drill.compare import FileComparison, compare
-from entrypoint.drill.evidence import (
-    FINISHED,
-    IGNORED,
-    NOTHING_READ,
-    STARTED_OVER,
-    Resumption,
-    resumption,
-)
+from entrypoint.drill.evidence import MEANINGS, resumption
 from entrypoint.drill.folder import RUN, WORK
-from entrypoint.drill.schedule import KillSchedule, kill_shares, kill_signals, script_schedules
-from entrypoint.drill.training import Due, Progress, Start, Training, never
+from entrypoint.drill.schedule import (
+    KillSchedule,
+    kill_shares,
+    kill_signals,
+    row,
+    script_schedules,
+)
+from entrypoint.drill.training import Due, Start, StartProgress, Training, drill_folder, never
 from entrypoint.drill.work import UserFolder
 from trainbox.contract.errors import ExitCode, Failure, StorageFailure, WrongUse
-from trainbox.contract.temporary import keep, temporary_folder
 
 _KILLS_WIDTH = 50
 # A script that writes its first file after this share of its time may save at SIGTERM only.
 _SAVED_BY = 0.95
-_SOURCES = (".py", ".sh")
 
 
 @dataclass(frozen=True)
@@ -65,36 +60,32 @@ class DrillRequest:
 class Outcome:
     """A training of the drill, and the comparison of its file with that of the first training.
 
-    `resumption` is None if the training was not disturbed.
+    A training with kills has `resumed`, or nothing shows this, for the `reason`. `notes` has a note
+    on each kill that is unusual.
     """
 
     case: KillSchedule
     training: Training
     comparison: FileComparison
-    resumption: Resumption | None = None
-
-    @property
-    def notes(self) -> tuple[str | None, ...]:
-        """What is unusual about each kill."""
-        return self.resumption.notes if self.resumption else ()
+    resumed: bool = True
+    reason: str = ""
+    notes: Sequence[str | None] = ()
 
     def kills(self) -> str:
         """Return the column of the kills."""
-        if not self.resumption:
-            return "undisturbed"
-        starts = [start for start in self.training.starts if start.kill]
-        by_step = all(start.reported for start in starts)
+        *killed, _ = self.training.starts
+        by_step = all(start.steps for start in killed)
         shown = [
-            f"{start.kill.by.name} at "
+            f"{start.killed_by.name} at "
             + ("step " if by_step and number == 0 else "")
-            + (f"{max(start.reported)}" if by_step else f"{start.kill.after_s:.1f} s")
+            + (f"{max(start.steps)}" if by_step else f"{start.end_s:.1f} s")
             + (f" ({note})" if note else "")
-            for number, (start, note) in enumerate(zip(starts, self.notes, strict=True))
-            if start.kill
+            for number, (start, note) in enumerate(zip(killed, self.notes, strict=True))
+            if start.killed_by
         ]
-        if len(starts) + 1 < len(self.case.processes):
-            shown.append(f"ended before kill {len(starts) + 1}")
-        return ", ".join(shown)
+        if len(killed) + 1 < len(self.case.processes):
+            shown.append(f"ended before kill {len(killed) + 1}")
+        return ", ".join(shown) or "undisturbed"
 
     def row(self, first: FileComparison, tolerance: float) -> str:
         """Return the row of the training in the table."""
@@ -104,8 +95,7 @@ class Outcome:
             verdict = "same"
         else:
             verdict = f"within {tolerance:g}"
-        digest = self.comparison.digest[:16]
-        return schedule.row(self.case, self.kills(), digest, verdict, _KILLS_WIDTH)
+        return row(self.case, self.kills(), self.comparison.digest[:16], verdict, _KILLS_WIDTH)
 
 
 def drill_script(request: DrillRequest, draw: random.Random) -> Iterator[str]:
@@ -115,18 +105,13 @@ def drill_script(request: DrillRequest, draw: random.Random) -> Iterator[str]:
         Failure: a training failed, with its exit code.
         Failure: the files differ, or nothing shows that a training has resumed.
     """
-    with temporary_folder("drill-") as folder:
+    with drill_folder("drill run") as folder:
         try:
-            real = folder.resolve()
-            yield from _Drill(request, real, UserFolder(Path.cwd(), real)).lines(draw)
-        except Failure as error:
-            keep(folder)
-            error.args = (f"drill run: {error} (kept: {folder})",)
-            raise
+            yield from _Drill(request, folder, UserFolder(Path.cwd(), folder)).lines(draw)
         except OSError as error:
             raise StorageFailure(
-                f"drill run: the current folder cannot be copied to {folder} ({error}): set TMPDIR "
-                "to a folder with more space, or start the drill where only the project is"
+                f"the current folder cannot be copied to {folder} ({error}): set TMPDIR to a "
+                "folder with more space, or start the drill where only the project is"
             ) from error
 
 
@@ -135,33 +120,30 @@ class _Drill:
     request: DrillRequest
     folder: Path
     user: UserFolder
-    excluded: set[str] = field(default_factory=set)  # files of the user that the script writes
     outcomes: list[Outcome] = field(default_factory=list)
 
     def lines(self, draw: random.Random) -> Iterator[str]:
         """Yield the messages, the table and the conclusion."""
         yield from self.user.messages
-        case, *cases = script_schedules(self.request.counts, self.request.kills)
+        request = self.request
+        case, *cases = script_schedules(request.counts, request.kills)
         reference = yield from self._reference(case)
-        try:
-            first = compare([(reference.output, reference.folder)], 0.0, self.request.ignored)
-        except WrongUse as error:
-            raise WrongUse(f"the undisturbed training: {error}") from error
+        first = self._compared(reference, reference)
+        if first.difference:
+            raise WrongUse(f"the undisturbed training: {first.difference}")
         self.outcomes.append(Outcome(case, reference, first))
-        yield f"{self.request.file}\n  {'processes':<18} {'':<{_KILLS_WIDTH}} digest"
-        yield self.outcomes[0].row(first, self.request.tolerance)
+        yield f"{request.file}\n  {'processes':<18} {'':<{_KILLS_WIDTH}} digest"
+        yield self.outcomes[0].row(first, request.tolerance)
         for number, case in enumerate(cases, 1):
-            training = self._training(f"case-{number}")
+            name = f"case-{number}"
             if len(case.processes) == 1:
-                self._train(training, case)
+                training = self._trained(name, case)
             else:
-                signals = kill_signals(self.request.kills, number - len(self.request.counts))
-                if self._did_not_stop():
-                    signals = [SIGKILL] * self.request.kills
-                moments = due(kill_shares(self.request.kills, draw), reference.starts[0])
-                self._train(training, case, moments, signals)
+                moments = due(kill_shares(request.kills, draw), reference.starts[0])
+                signals = kill_signals(request.kills, number - len(request.counts))
+                training = self._trained(name, case, moments, signals)
             self.outcomes.append(self._outcome(case, training))
-            yield self.outcomes[-1].row(first, self.request.tolerance)
+            yield self.outcomes[-1].row(first, request.tolerance)
         self._check_bits()
         self._check_resumed()
         yield from self._conclusion()
@@ -172,72 +154,56 @@ class _Drill:
         The script could load files that it writes itself, such as an old checkpoint in the current
         folder. So they are left out, and the training begins again.
         """
-        while True:
-            training = self._training("case-0")
-            overwrites = functools.partial(_overwrites, training)
-            self._train(training, case, overwrites, [SIGKILL])
-            if not (found := training.overwritten()):
-                return training
+        while found := (training := self._trained("case-0", case)).overwritten():
             shutil.rmtree(training.folder)
             names = [name.removeprefix(f"{WORK}/") for name in found]
-            self.excluded.update(names)
+            self.user.excluded.update(names)
             yield (
                 f"{', '.join(names)} in the current folder: left out, because the script writes "
                 "such files"
             )
+        return training
 
-    def _training(self, name: str) -> Training:
-        folder = self.folder / name
-        return Training(
-            folder,
-            lambda count: self.request.arguments(folder, count, self.user),
-            self.request.file,
-        )
-
-    def _train(
+    def _trained(
         self,
-        training: Training,
+        name: str,
         case: KillSchedule,
         moments: Callable[[int], Due] = never,
         signals: Sequence[Signals] = (),
-    ) -> None:
+    ) -> Training:
         """Train in a new copy of the user's folder.
 
         Raises:
             Failure: the training failed, or the user's folder was changed.
         """
-        self.user.copy(training.folder / WORK, self.excluded)
-        try:
-            training.train(case.processes, moments, signals)
-        finally:
-            changed = self.user.changed()
-        if changed:
+        folder = self.folder / name
+        training = Training(
+            folder,
+            lambda count: self.request.arguments(folder, count, self.user),
+            self.request.file,
+        )
+        self.user.copy(folder / WORK)
+        training.train(case.processes, moments, signals)
+        if changed := self.user.changed():
             raise Failure(
                 f"{', '.join(changed[:4])} changed in the current folder during the drill: let the "
                 "script write to the run folder ({run} or TRAINBOX_RUN), and edit nothing meanwhile"
             )
+        return training
 
-    def _with_reference(self, training: Training) -> FileComparison:
-        """Compare the file of a training with that of the undisturbed one."""
-        reference, request = self.outcomes[0].training, self.request
-        pair = [(reference.output, reference.folder), (training.output, training.folder)]
-        try:
-            return compare(pair, request.tolerance, request.ignored)
-        except WrongUse as error:
-            return FileComparison("-" * 16, str(error))
+    def _compared(self, reference: Training, training: Training) -> FileComparison:
+        files = ((reference.output, reference.folder), (training.output, training.folder))
+        return compare(*files, self.request.tolerance, self.request.ignored)
 
     def _outcome(self, case: KillSchedule, training: Training) -> Outcome:
         """Compare a training with the undisturbed one, and decide whether it has resumed."""
-        comparison = self._with_reference(training)
+        comparison = self._compared(self.outcomes[0].training, training)
         if len(case.processes) == 1:
             return Outcome(case, training, comparison)
 
         def is_final(copy: Path) -> bool:
-            pair = [(training.output, training.folder), (copy, training.folder)]
-            try:
-                return compare(pair, 0.0, self.request.ignored).difference is None
-            except WrongUse:  # one of them is incomplete
-                return False
+            files = ((training.output, training.folder), (copy, training.folder))
+            return compare(*files, 0.0, self.request.ignored).difference is None
 
         last = case.processes[len(training.starts) - 1]
         undisturbed = next(
@@ -245,11 +211,7 @@ class _Drill:
             for outcome in self.outcomes
             if outcome.case.processes == (last,)
         )
-        return Outcome(case, training, comparison, resumption(training, undisturbed, is_final))
-
-    def _did_not_stop(self) -> bool:
-        """Return whether the script has trained on after a SIGTERM."""
-        return any({IGNORED, FINISHED} & {*outcome.notes} for outcome in self.outcomes)
+        return Outcome(case, training, comparison, *resumption(training, undisturbed, is_final))
 
     def _check_bits(self) -> None:
         """Check that the files agree.
@@ -257,20 +219,19 @@ class _Drill:
         Raises:
             Failure: they differ. It names the first difference, and what can cause it.
         """
-        outcome = next((found for found in self.outcomes if found.comparison.difference), None)
-        if outcome is None:
-            return
-        what, first = outcome.comparison.difference, self.outcomes[0]
-        if len(outcome.case.processes) == 1:
-            message = (
-                f"the undisturbed training on {outcome.case} processes differs from that on "
-                f"{first.case}: {what}; this is the number of processes and not the resume: give a "
-                "--tolerance, or drill each number by itself"
-            )
-        else:
-            again = self._training("again")
-            self._train(again, first.case)
-            if repeated := self._with_reference(again).difference:
+        first = self.outcomes[0].case
+        for outcome in self.outcomes:
+            if not (what := outcome.comparison.difference):
+                continue
+            if len(outcome.case.processes) == 1:
+                message = (
+                    f"the undisturbed training on {outcome.case} processes differs from that on "
+                    f"{first}: {what}; this is the number of processes and not the resume: give a "
+                    "--tolerance, or drill each number by itself"
+                )
+            elif repeated := self._compared(
+                self.outcomes[0].training, self._trained("again", first)
+            ).difference:
                 message = (
                     f"two undisturbed trainings differ: {repeated}; this is the script and not the "
                     "resume: seed all its random numbers, give a --tolerance, or leave out a value "
@@ -283,7 +244,7 @@ class _Drill:
                     "its state, or the value depends on the start: then leave it out with --ignore "
                     "NAME"
                 )
-        raise Failure(message, exit_code=ExitCode.DIFFERENT)
+            raise Failure(message, exit_code=ExitCode.DIFFERENT)
 
     def _check_resumed(self) -> None:
         """Check that each training with kills has resumed after one of them.
@@ -291,42 +252,26 @@ class _Drill:
         Raises:
             Failure: nothing shows this.
         """
-        read = self.outcomes[0].training.starts[0].reads.found
-        old = sorted(name for name in read if Path(name).suffix not in _SOURCES)
-        hint = f", and move old checkpoints away (it reads {', '.join(old[:4])})" if old else ""
         for outcome in self.outcomes:
-            if outcome.resumption and not outcome.resumption.resumed:
+            if not outcome.resumed:
                 raise Failure(
-                    f"resume not shown, in the training {outcome.case}: {outcome.resumption.reason}"
-                    ": let the script load its checkpoint from the run folder ({run} or "
-                    f"TRAINBOX_RUN){hint}",
+                    f"resume not shown, in the training {outcome.case}: {outcome.reason}: let the "
+                    "script load its checkpoint from the run folder ({run} or TRAINBOX_RUN)",
                     exit_code=ExitCode.DIFFERENT,
                 )
 
     def _conclusion(self) -> Iterator[str]:
-        """Yield whether the bits are the same, the evidence of the resumes, and warnings."""
+        """Yield the evidence of the resumes, the meanings of the notes, and the comparison."""
+        for outcome in self.outcomes:
+            if outcome.reason:
+                yield f"  resumed, {outcome.case}: {outcome.reason}"
+        for note in dict.fromkeys(note for outcome in self.outcomes for note in outcome.notes):
+            if note:
+                yield f"  {note}: {MEANINGS[note]}"
         comparisons = [outcome.comparison for outcome in self.outcomes]
         digests = {comparison.digest for comparison in comparisons}
         ignored = self.request.ignored
         without = f", without {', '.join(ignored)} (--ignore)" if ignored else ""
-        for outcome in self.outcomes:
-            if outcome.resumption:
-                yield f"  resumed, {outcome.case}: {outcome.resumption.reason}"
-        kills = [
-            (kill.by, note)
-            for outcome in self.outcomes
-            for kill, note in zip(outcome.training.kills, outcome.notes, strict=False)
-        ]
-        if kills and {note for by, note in kills if by == SIGKILL} <= {STARTED_OVER, NOTHING_READ}:
-            yield (
-                "  no start resumed after a SIGKILL: save during the training, and not only at "
-                "SIGTERM"
-            )
-        if self._did_not_stop():
-            yield (
-                "  the script did not stop at SIGTERM: a job that is stopped loses its work since "
-                "the last checkpoint"
-            )
         if len(digests) == 1:
             yield f"  the same bits in all {len(comparisons)} trainings{without}: {digests.pop()}"
             return
@@ -343,27 +288,24 @@ def due(shares: Sequence[float], undisturbed: Start) -> Callable[[int], Due]:
     They follow its steps, if it reports them. Otherwise they follow the time since a start has
     written its first file, because a kill before the first checkpoint shows nothing.
     """
-    steps = max(undisturbed.reported, default=0)
+    steps = max(undisturbed.steps, default=0)
     saves = undisturbed.first_s <= _SAVED_BY * undisturbed.last_s
-    work_s = undisturbed.last_s - undisturbed.first_s
 
     def moment(number: int) -> Due:
         share, before = shares[number], shares[number - 1] if number else 0.0
         step = max(number + 1, round(share * steps))
+        delay_s = (share - before) * (undisturbed.last_s - undisturbed.first_s)
+        if not saves:  # each start begins with the first step
+            delay_s = share * undisturbed.last_s
 
-        def by_step(now: Progress) -> bool:
-            return now.step >= step and (now.first_s is not None or not saves)
+        def is_due(now: StartProgress) -> bool:
+            begin_s = now.first_s if saves else 0.0
+            if begin_s is None:
+                return False
+            if steps > len(shares) + 1:
+                return now.step >= step
+            return now.elapsed_s >= begin_s + delay_s
 
-        def by_time(now: Progress) -> bool:
-            if not saves:
-                return now.elapsed_s >= share * undisturbed.last_s
-            delay_s = (share - before) * work_s
-            return now.first_s is not None and now.elapsed_s >= now.first_s + delay_s
-
-        return by_step if steps > len(shares) + 1 else by_time
+        return is_due
 
     return moment
-
-
-def _overwrites(training: Training, _number: int) -> Due:
-    return lambda _now: bool(training.overwritten())

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from entrypoint.launch.supervise import STOP_BUDGET_S
 from entrypoint.system.commands import command_of
-from trainbox.contract.errors import Failure, shell_code
+from trainbox.contract.errors import ExitCode, Failure, shell_code
 from trainbox.contract.processes import die_with_parent, parent, with_variable
 from trainbox.contract.variables import HEALTH_NAMES, without_launch
 
@@ -18,6 +19,9 @@ Process = subprocess.Popen[bytes]
 
 _POLL_S = 0.02
 _END_S = 30.0  # the wait for the processes of a killed start
+_SLACK_S = 30.0  # for the records of a start whose script was killed after the budget
+# Exit codes of a start that got SIGTERM: the script has saved, or has no handler.
+STOPPED = (ExitCode.PREEMPTED, 128 + signal.SIGTERM, -signal.SIGTERM)
 _CLOSING_TABLE = f"{'run':<10} "  # the begin of that table
 _RUN = "TRAINBOX_RUN"  # marks all processes of a start
 # Settings of a training that the drill's own arguments replace.
@@ -71,6 +75,19 @@ def failure_of(returncode: int, log: Path) -> Failure:
     tables = [number for number, line in enumerate(lines) if line.startswith(_CLOSING_TABLE)]
     shown = [line for line in lines[: tables[-1] if tables else None] if line.strip()]
     return Failure((shown or ["no output"])[-1], exit_code=shell_code(returncode))
+
+
+def stop(process: Process) -> bool:
+    """Send SIGTERM to a start, and wait for its end. Return whether the script has ignored it.
+
+    `trainbox run` kills a script that ignores SIGTERM at the end of the budget.
+    """
+    begin_s = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_BUDGET_S + _SLACK_S)
+    ended = process.returncode in (ExitCode.SUCCESS, *STOPPED)
+    return not ended and time.monotonic() - begin_s >= STOP_BUDGET_S
 
 
 def kill(process: Process, run: Path) -> None:

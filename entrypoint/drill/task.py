@@ -7,33 +7,18 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from entrypoint.drill import schedule
-from entrypoint.drill.schedule import KillSchedule, task_schedules
-from entrypoint.drill.training import Due, Training
+from entrypoint.drill.folder import RUN
+from entrypoint.drill.schedule import KillSchedule, row, task_schedules
+from entrypoint.drill.training import Due, Training, drill_folder
 from trainbox.contract.entries import EntryReader
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.hints import command
-from trainbox.contract.temporary import keep, temporary_folder
 
 _CHECKPOINT_STEPS = 5
-
-
-@dataclass(frozen=True)
-class DrillResult:
-    """The result of a training.
-
-    `killed_after` has the steps after which the training was killed. `digest` covers weights,
-    optimizer and validations at the end.
-    """
-
-    case: KillSchedule
-    killed_after: tuple[int, ...]
-    digest: str
 
 
 def drill_task(
@@ -46,36 +31,31 @@ def drill_task(
         Failure: the digests differ.
     """
     yield f"{task}\n  {'processes':<18} {'':<34} weights          optimizer metrics"
-    outcomes: list[DrillResult] = []
-    with temporary_folder("drill-") as folder:
-        try:
-            for number, case in enumerate(task_schedules(most)):
-                case_folder = folder / f"case-{number}"
-                arguments = training_arguments(task, shards, steps, case_folder, device)
-                outcomes.append(run_case(case, arguments, case_folder, steps, draw))
-                yield row(outcomes[-1], outcomes[0])
-        except Failure as failure:
-            keep(folder)
-            failed = f"drill {task}: the case {case}: {failure} (kept: {folder})"
-            raise Failure(failed, exit_code=failure.exit_code) from failure
-        digests = [outcome.digest for outcome in outcomes]
-        if different := [number for number, found in enumerate(digests) if found != digests[0]]:
-            keep(folder)
+    digests: list[str] = []
+    with drill_folder(f"drill {task}") as folder:
+        for number, case in enumerate(task_schedules(most)):
+            case_folder = folder / f"case-{number}"
+            arguments = training_arguments(task, shards, steps, case_folder, device)
+            kills, digest = train(case, arguments, case_folder, steps, draw)
+            digests.append(digest)
+            yield row(case, kills, digest, "same" if digest == digests[0] else "DIFFERENT")
+        if different := [number for number, digest in enumerate(digests) if digest != digests[0]]:
+            verify = command("verify", f"{folder}/case-0/run {folder}/case-{different[0]}/run")
             raise Failure(
-                f"drill {task}: {len(different)} of {len(outcomes)} trainings differ in their "
-                "bits; to find the first difference: "
-                + command("verify", f"{folder}/case-0/run {folder}/case-{different[0]}/run"),
+                f"{len(different)} of {len(digests)} trainings differ in their bits; to find the "
+                f"first difference: {verify}",
                 exit_code=ExitCode.DIFFERENT,
             )
-    yield f"  the same bits in all {len(outcomes)} trainings"
+    yield f"  the same bits in all {len(digests)} trainings"
 
 
-def run_case(
+def train(
     case: KillSchedule, arguments: list[str], folder: Path, steps: int, draw: random.Random
-) -> DrillResult:
+) -> tuple[str, str]:
     """Train `case` in `folder`, and kill each start but the last one after a random step.
 
-    `arguments` are those of `trainbox`.
+    `arguments` are those of `trainbox`. Return the column of the kills, and the digest of weights,
+    optimizer and validations at the end.
 
     Raises:
         Failure: a start failed or left no digest.
@@ -86,15 +66,16 @@ def run_case(
     )
 
     def due(_number: int) -> Due:
-        begin = training.starts[-1].reported[-1] if training.starts else 0
+        begin = training.starts[-1].steps[-1] if training.starts else 0
         after = draw.randint(begin + 1, begin + max(1, (steps - begin) // 2))
         return lambda now: now.step >= after
 
     training.train(case.processes, due, [SIGKILL] * (len(case.processes) - 1))
-    if len(case.processes) > 1 and not training.kills:
+    if len(case.processes) > 1 and len(training.starts) == 1:
         raise Failure("the training ended before it could be killed: give more --steps")
-    killed = tuple(start.reported[-1] for start in training.starts if start.kill)
-    return DrillResult(case, killed, final_digest(training.run, steps))
+    killed = ", ".join(str(start.steps[-1]) for start in training.starts[:-1])
+    kills = f"killed after step {killed}" if killed else "undisturbed"
+    return kills, final_digest(training.run, steps)
 
 
 def final_digest(run: Path, steps: int) -> str:
@@ -125,30 +106,12 @@ def training_arguments(
     task: str, shards: int, steps: int, folder: Path, device: Sequence[str]
 ) -> list[str]:
     """Return the arguments of `trainbox train` for one case of the drill."""
-    arguments = [
-        "train",
-        task,
-        "--shards",
-        str(shards),
-        "--max-steps",
-        str(steps),
-        "--log-steps",
-        "1",
-    ]
-    arguments += ["--no-rehearsal", "--nnodes", "1", "--checkpoint-steps", str(_CHECKPOINT_STEPS)]
-    arguments += ["--runs-dir", str(folder), "--run", "run", "--mirror="]
-    return [*arguments, *device]
-
-
-def row(outcome: DrillResult, first: DrillResult) -> str:
-    """Return the row of a case: processes, kills, digest, and whether it equals the first's."""
-    kills = (
-        f"killed after step {', '.join(map(str, outcome.killed_after))}"
-        if outcome.killed_after
-        else "undisturbed"
+    options = (
+        f"--shards {shards} --max-steps {steps} --log-steps 1 --no-rehearsal --nnodes 1 "
+        f"--checkpoint-steps {_CHECKPOINT_STEPS}"
     )
-    verdict = "same" if outcome.digest == first.digest else "DIFFERENT"
-    return schedule.row(outcome.case, kills, outcome.digest, verdict)
+    folders = ["--runs-dir", str(folder), "--run", RUN, "--mirror="]
+    return ["train", task, *options.split(), *folders, *device]
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:

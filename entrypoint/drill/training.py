@@ -4,12 +4,11 @@ import contextlib
 import itertools
 import re
 import shutil
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from signal import SIGKILL, SIGTERM, Signals
+from signal import SIGTERM, Signals
 
 from entrypoint.drill.folder import (
     RUN,
@@ -18,20 +17,14 @@ from entrypoint.drill.folder import (
     Version,
     records_reads,
     reported_steps,
-    steps,
     versions,
 )
-from entrypoint.drill.starts import Process, failure_of, kill, start, wait
-from entrypoint.launch.supervise import STOP_BUDGET_S
-from trainbox.contract.entries import EntryReader
-from trainbox.contract.errors import ExitCode, Failure
+from entrypoint.drill.starts import STOPPED, failure_of, kill, start, stop, wait
+from trainbox.contract.errors import Failure
 from trainbox.contract.files import open_regular
-from trainbox.contract.record_folder import METRICS
+from trainbox.contract.temporary import keep, temporary_folder
 
-# Exit codes of a start that got SIGTERM: the script has saved, or has no handler.
-_STOPPED = (ExitCode.PREEMPTED, 128 + SIGTERM, -SIGTERM)
 _DIGITS = re.compile(r"\d+")
-_SLACK_S = 30.0  # for the records of a start whose script was killed after the budget
 
 
 def numberless(name: str) -> str:
@@ -40,7 +33,7 @@ def numberless(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Progress:
+class StartProgress:
     """How far a start is: its seconds, those until it has written a file, and its newest step."""
 
     elapsed_s: float
@@ -48,7 +41,7 @@ class Progress:
     step: int
 
 
-Due = Callable[[Progress], bool]
+Due = Callable[[StartProgress], bool]
 
 
 def never(_number: int) -> Due:
@@ -57,35 +50,42 @@ def never(_number: int) -> Due:
 
 
 @dataclass(frozen=True)
-class Kill:
-    """A kill of a start. `output` is a copy of the compared file, if the script has written it.
-
-    A script has `ignored` SIGTERM if it did not exit within the budget, and was then killed.
-    """
-
-    after_s: float
-    by: Signals
-    ignored: bool
-    output: Path | None
-
-
-@dataclass(frozen=True)
 class Start:
     """What was seen of a start.
 
     `first_s` and `last_s` are the seconds until it wrote its first and its last file, or those
     until its end. `written_s` has the seconds until it first wrote each file that is left at its
-    end, by the path with all numbers replaced. `reported` has the steps of all starts so far.
-    `reads` has the files of earlier starts that this one has read, and for the first start those
-    of the user's folder. `kill` is None if the start has ended before.
+    end, by the path with all numbers replaced. `steps` are those that it has reported. `read` has
+    the files of earlier starts that this one has read, or is None if the file system does not
+    record reads. `largest` is the largest file of earlier starts.
+
+    `killed_by` is None if the start has ended by itself. The kill came after `end_s` seconds. A
+    script has `ignored` SIGTERM if it did not exit within the budget, and was then killed. `output`
+    is a copy of the compared file at the kill, if the script has written it.
     """
 
     first_s: float
     last_s: float
+    end_s: float
     written_s: Mapping[str, float]
-    reported: tuple[int, ...]
-    reads: Reads
-    kill: Kill | None
+    steps: tuple[int, ...]
+    read: frozenset[str] | None
+    largest: str | None
+    killed_by: Signals | None = None
+    ignored: bool = False
+    output: Path | None = None
+
+
+@contextlib.contextmanager
+def drill_folder(name: str) -> Iterator[Path]:
+    """Yield a folder for the trainings of the drill `name`. It is kept if the drill fails."""
+    with temporary_folder("drill-") as folder:
+        try:
+            yield folder.resolve()
+        except Failure as failure:
+            keep(folder)
+            failure.args = (f"{name}: {failure} (kept: {folder})",)
+            raise
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Training:
     """A training in `folder`, which has its run folder and maybe a copy of the user's folder.
 
     `arguments` returns those of `trainbox` for a number of processes. `file` is the path in the run
-    folder of the file that is compared.
+    folder of the file that is compared. Each of the `starts` but the last one was killed.
     """
 
     folder: Path
@@ -103,7 +103,7 @@ class Training:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
-        self.records_reads = records_reads(self.folder)
+        self._records_reads = records_reads(self.folder)
         self._initial: dict[str, Version] = {}
         self._now: dict[str, Version] = {}
 
@@ -116,11 +116,6 @@ class Training:
     def output(self) -> Path:
         """The file that is compared."""
         return self.run / self.file
-
-    @property
-    def kills(self) -> list[Kill]:
-        """The kills of the starts."""
-        return [start.kill for start in self.starts if start.kill]
 
     def train(
         self,
@@ -139,16 +134,8 @@ class Training:
         self._initial = self._now = versions(self.folder)
         for number, (count, by) in enumerate(itertools.zip_longest(counts, signals)):
             self.starts.append(self._started(number, count, due(number) if by else None, by))
-            if self.starts[-1].kill is None:
+            if self.starts[-1].killed_by is None:
                 return
-
-    def written(self) -> dict[str, Version]:
-        """Return the files that were written since the begin of the training."""
-        return {
-            name: version
-            for name, version in self._now.items()
-            if self._initial.get(name) != version
-        }
 
     def overwritten(self) -> list[str]:
         """Return the initial files that the training has written, or that have a similar name.
@@ -164,16 +151,14 @@ class Training:
         return sorted(name for name in before if numberless(name) in changed)
 
     def _started(self, number: int, count: int, due: Due | None, by: Signals | None) -> Start:
-        reads = Reads(self.folder, self.written() if number else self._initial)
-        earlier = tuple(reported_steps(self.run))
+        reads = Reads(self.folder, dict(self._now.items() - self._initial.items()))
+        earlier, new = reported_steps(self.run), list[int]()
         changes, first_s = list[float](), dict[str, float]()
-        reader, newest = EntryReader.at_end(self.run / METRICS), 0
         begin_s = time.monotonic()
         log = self.folder / f"start-{number}.log"
         process = start(self.arguments(count), log, self.run, self.folder / WORK)
 
         def look() -> bool:
-            nonlocal newest
             elapsed_s = time.monotonic() - begin_s
             reads.look()
             if (now := versions(self.folder)) != self._now:
@@ -182,37 +167,42 @@ class Training:
                         first_s.setdefault(numberless(name), elapsed_s)
                 self._now = now
                 changes.append(elapsed_s)
-            newest = max(newest, *steps(reader.read()), 0)
+            reported = reported_steps(self.run)
+            continues = reported[: len(earlier)] == earlier  # or else the script replaced the file
+            new[:] = reported[len(earlier) :] if continues else reported
             begun_s = changes[0] if changes else None
-            return due is not None and due(Progress(elapsed_s, begun_s, newest))
+            return due is not None and due(StartProgress(elapsed_s, begun_s, max(new, default=0)))
 
         wait(look, process)
-        kill_after_s = time.monotonic() - begin_s
-        stopped = None
-        if by and process.poll() is None:
-            stopped = self._killed(process, number, by)
-        else:
-            self._check(process, number)
+        end_s = time.monotonic() - begin_s
+        which = f"start {number + 1}, after a kill," if number else "the training"
+        ignored = False
+        if process.poll() is not None:
+            by = None
+        elif by == SIGTERM:
+            which, ignored = f"start {number + 1}, stopped by SIGTERM,", stop(process)
+            by = by if ignored or process.returncode in STOPPED else None
+        if by:
+            kill(process, self.run)
+        elif process.returncode:
+            failure = failure_of(process.returncode, log)
+            code = failure.exit_code
+            raise Failure(f"{which} failed with exit code {code}: {failure}", exit_code=code)
         look()
         reads.close()  # before the drill itself reads a file
-        killed = Kill(kill_after_s, *stopped, self._copied_output(number)) if stopped else None
-        reported = tuple(reported_steps(self.run))
-        if reported[: len(earlier)] != earlier:  # the script has replaced the file
-            reported = (*earlier, *reported)
-        ends = (changes[0], changes[-1]) if changes else (kill_after_s, kill_after_s)
+        ends = (changes[0], changes[-1]) if changes else (end_s, end_s)
         left = {*map(numberless, self._now)}
-        written_s = {name: seconds for name, seconds in first_s.items() if name in left}
-        return Start(*ends, written_s, reported, reads, killed)
-
-    def _killed(self, process: Process, number: int, by: Signals) -> tuple[Signals, bool] | None:
-        """Kill a start, and return how: see `Kill`. Return None if it has ended before."""
-        # A script that has ignored SIGTERM once is not given the budget again.
-        by = SIGKILL if any(kill.ignored for kill in self.kills) else by
-        ignored = by == SIGTERM and not self._stop(process, number)
-        if process.returncode == 0:
-            return None
-        kill(process, self.run)
-        return by, ignored
+        return Start(
+            *ends,
+            end_s,
+            {name: seconds for name, seconds in first_s.items() if name in left},
+            tuple(new),
+            frozenset(reads.found) if self._records_reads else None,
+            reads.largest,
+            by,
+            ignored,
+            self._copied_output(number) if by else None,
+        )
 
     def _copied_output(self, number: int) -> Path | None:
         copy = self.folder / f"killed-{number}{self.output.suffix}"
@@ -222,31 +212,3 @@ class Training:
                 shutil.copyfileobj(output, file)
             return copy
         return None
-
-    def _stop(self, process: Process, number: int) -> bool:
-        """Send SIGTERM to a start, and wait for its end. Return whether the script has stopped.
-
-        `trainbox run` kills a script that ignores SIGTERM at the end of the budget.
-
-        Raises:
-            Failure: the script failed, with its exit code.
-        """
-        begin = time.monotonic()
-        process.send_signal(SIGTERM)
-        try:
-            process.wait(STOP_BUDGET_S + _SLACK_S)
-        except subprocess.TimeoutExpired:
-            return False
-        if process.returncode not in _STOPPED:
-            if time.monotonic() - begin >= STOP_BUDGET_S:
-                return False
-            self._check(process, number, f"start {number + 1}, stopped by SIGTERM,")
-        return True
-
-    def _check(self, process: Process, number: int, which: str = "") -> None:
-        """Raise Failure if the start has failed. `which` describes it."""
-        if process.returncode:
-            failure = failure_of(process.returncode, self.folder / f"start-{number}.log")
-            which = which or (f"start {number + 1}, after a kill," if number else "the training")
-            code = failure.exit_code
-            raise Failure(f"{which} failed with exit code {code}: {failure}", exit_code=code)

@@ -1,13 +1,13 @@
 """The drill with real trainings, and with trainings whose bits differ."""
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from entrypoint.cli import commands as cli
-from entrypoint.drill.task import DrillResult
 from tests.support.commands import Trainbox, finish
 from trainbox.contract.errors import Failure
 
@@ -39,16 +39,16 @@ def test_the_drill_prints_one_digest(trainbox: Trainbox) -> None:
 def test_trainings_with_different_bits_give_exit_code_8(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    digests = itertools.cycle(["aa bb", "aa bb", "aa cc"])
-    monkeypatch.setattr(
-        "entrypoint.drill.task.run_case", lambda case, *_: DrillResult(case, (), next(digests))
-    )
+    results = itertools.cycle([("undisturbed", "aa bb"), ("", "aa bb"), ("after step 9", "aa cc")])
+    monkeypatch.setattr("entrypoint.drill.task.train", lambda *_: next(results))
     monkeypatch.setattr("sys.argv", ["trainbox", "drill", "digits", "--cpu"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 8
     out, err = capsys.readouterr()
-    assert [line.split()[-1] for line in out.splitlines()[3:]] == [
+    rows = out.splitlines()[3:]
+    assert rows[0] == "  1                  undisturbed                        aa bb  same"
+    assert [line.split()[-1] for line in rows] == [
         "same",
         "same",
         "DIFFERENT",
@@ -60,7 +60,7 @@ def test_trainings_with_different_bits_give_exit_code_8(
         "trainbox: drill digits: 2 of 6 trainings differ in their bits; to find the first "
         "difference: trainbox verify " in err
     )
-    assert err.strip().endswith("case-2/run")
+    assert re.search(r"case-2/run \(kept: \S+\)$", err.strip())
 
 
 def test_the_last_line_of_a_failed_training_is_reported() -> None:

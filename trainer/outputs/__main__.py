@@ -1,10 +1,10 @@
 """Compare the files of two trainings: `python -P -m trainer.outputs REQUEST`.
 
-REQUEST is a JSON object with the `tolerance`, the patterns of `ignored` entries, and one or two
-`files`. Each of these is a list of the file's path and of folders, which texts may name.
+REQUEST is a JSON object with the `tolerance`, the patterns of `ignored` entries, and two `files`.
+Each of these is a list of the file's path and of folders, which texts may name.
 
-It prints one line of JSON: the digests of the files, the first difference or null, and the largest
-difference of two numbers. It exits with code 2 if a file cannot be read.
+It prints one line of JSON: the digest of the second file, the first difference or null, and the
+largest difference of two numbers. It exits with code 2 if a file cannot be read.
 """
 
 import json
@@ -23,19 +23,19 @@ def main(arguments: list[str]) -> int:
     """Compare the files, print the result, and return the exit code."""
     request = json.loads(arguments[0])
     try:
-        reference, *others = (
+        reference, other = (
             without_folders(without(read_entries(Path(file)), request["ignored"]), folders)
             for file, *folders in request["files"]
         )
     except Failure as failure:
         report_failure(failure)
         return failure.exit_code
-    found: dict[str, object] = {"digests": [digest(entries) for entries in (reference, *others)]}
-    for other in others:
-        found["difference"] = first_difference(
-            reference, other, request["tolerance"], noun(Path(request["files"][0][0]))
-        )
-        found["largest"] = largest_difference(reference, other)
+    name = noun(Path(request["files"][0][0]))
+    found = {
+        "digest": digest(other),
+        "difference": first_difference(reference, other, request["tolerance"], name),
+        "largest": largest_difference(reference, other),
+    }
     print(json.dumps(found))
     return ExitCode.SUCCESS
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from entrypoint.drill.evidence import Evidence, _continued, judge
+from entrypoint.drill.evidence import ResumeEvidence, _continued, judge
 
 _CHECKPOINT, _LOG = "run/last.pt", "run/log.csv"
 
@@ -34,11 +34,11 @@ def test_what_shows_a_resume(
     continued: bool | None, rest_s: float, whole_s: float, read: list[str] | None, shown: bool
 ) -> None:
     found = None if read is None else frozenset(read)
-    assert judge(Evidence(continued, rest_s, whole_s, found, _CHECKPOINT))[0] is shown
+    assert judge(ResumeEvidence(continued, rest_s, whole_s, found, _CHECKPOINT))[0] is shown
 
 
 def test_a_verdict_names_its_figures() -> None:
-    seen = Evidence(None, 8.96, 9.0, frozenset([_CHECKPOINT, _LOG]), _CHECKPOINT)
+    seen = ResumeEvidence(None, 8.96, 9.0, frozenset([_CHECKPOINT, _LOG]), _CHECKPOINT)
     assert judge(seen) == (
         False,
         "after the last kill, the script trained for 9.0 s, and undisturbed for 9.0 s; it read "
@@ -61,5 +61,4 @@ def test_a_verdict_names_its_figures() -> None:
 def test_whether_the_steps_continued(
     before: list[int], new: list[int], continued: bool | None
 ) -> None:
-    after = [*before, *new]
-    assert _continued(before, after, after, 6) is continued
+    assert _continued(before, new, new, 6) is continued

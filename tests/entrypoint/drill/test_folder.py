@@ -1,5 +1,6 @@
 """The files and the steps of a script, as the drill sees them in its run folder."""
 
+import json
 import mmap
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,6 @@ from entrypoint.drill.folder import (
     Reads,
     records_reads,
     reported_steps,
-    steps,
     version_of,
     versions,
 )
@@ -32,17 +32,14 @@ def test_only_the_files_of_the_script_count(tmp_path: Path) -> None:
     assert version_of(tmp_path / "none") is None and versions(tmp_path / "none") == {}
 
 
-def test_the_steps_are_whole_numbers_that_the_script_has_reported() -> None:
-    entries = [{"kind": "health", "step": 9}, {"step": "4"}, {"step": True}, {"loss": 1}]
-    assert steps([*entries, {"step": 2}, {"kind": "train", "step": 1}]) == [2, 1]
-
-
-def test_the_last_step_of_a_training(tmp_path: Path) -> None:
+def test_the_steps_are_whole_numbers_that_the_script_has_reported(tmp_path: Path) -> None:
     """A hardware event may have a later step, which a kill undid. A partial line does not count."""
     assert reported_steps(tmp_path) == []
-    metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text('{"kind": "train", "step": 5}\n{"kind": "health", "step": 9}\n{"kind": "tr')
-    assert reported_steps(tmp_path) == [5]
+    entries = [{"kind": "health", "step": 9}, {"step": "4"}, {"step": True}, {"loss": 1}]
+    entries += [{"step": 2}, {"kind": "train", "step": 1}]
+    lines = "".join(f"{json.dumps(entry)}\n" for entry in entries)
+    (tmp_path / "metrics.jsonl").write_text(f'{lines}{{"kind": "tr')
+    assert reported_steps(tmp_path) == [2, 1]
 
 
 def _map(path: Path) -> None:

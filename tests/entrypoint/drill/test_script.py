@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -94,26 +94,24 @@ class _Runs:
 
 
 def _compare(
-    files: Sequence[tuple[Path, Path]], tolerance: float, ignored: Sequence[str]
+    reference: tuple[Path, Path], other: tuple[Path, Path], tolerance: float, ignored: Sequence[str]
 ) -> FileComparison:
     """Compare in this process, without the start of another one."""
     try:
-        one, *others = (
+        one, two = (
             without_folders(
                 without(read_entries(file), ignored), [str(folder / "run"), str(folder / "work")]
             )
-            for file, folder in files
+            for file, folder in (reference, other)
         )
     except Failure as failure:
-        raise WrongUse(str(failure)) from failure
-    if not others:
-        return FileComparison(digest(one))
-    difference = first_difference(one, others[0], tolerance, noun(files[0][0]))
-    return FileComparison(digest(others[0]), difference, largest_difference(one, others[0]))
+        return FileComparison("-" * 16, str(failure))
+    difference = first_difference(one, two, tolerance, noun(reference[0]))
+    return FileComparison(digest(two), difference, largest_difference(one, two))
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Runs]:
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Runs:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
@@ -194,12 +192,6 @@ def test_the_kills_follow_the_time_if_the_script_reports_no_steps(runs: _Runs) -
     assert "the same bits in all 2 trainings" in last
 
 
-_NO_STOP = (
-    "  the script did not stop at SIGTERM: a job that is stopped loses its work since the last "
-    "checkpoint"
-)
-
-
 def test_a_script_that_saves_only_at_sigterm_starts_over_after_sigkill(runs: _Runs) -> None:
     """At SIGTERM, it saves its newest state and exits, as `trainbox run` reports by code 75."""
     runs.replace("    save(checkpoint, state())\n", "")
@@ -213,7 +205,10 @@ def test_a_script_that_saves_only_at_sigterm_starts_over_after_sigkill(runs: _Ru
     runs.replace("if checkpoint.exists", f"import signal\n{stop}if checkpoint.exists")
     runs.replace("while step < 20", 'save(run / "begun.txt", "")\nwhile step < 20')
     _, _, _, killed, _, note, last = _drill(runs)
-    assert "no start resumed after a SIGKILL" in note
+    assert note == (
+        "  started over: the steps began again after the kill: save during the training, and not "
+        "only at SIGTERM"
+    )
     assert re.match(
         r"  1 -> 1 -> 1  +SIGKILL at step \d+ \(started over\), SIGTERM at \d+  +\w+  same$", killed
     )
@@ -223,14 +218,15 @@ def test_a_script_that_saves_only_at_sigterm_starts_over_after_sigkill(runs: _Ru
 def test_a_script_that_ignores_sigterm_is_reported(
     runs: _Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entrypoint.drill.training, "STOP_BUDGET_S", 0)
-    monkeypatch.setattr(entrypoint.drill.training, "_SLACK_S", 0.05)
+    monkeypatch.setattr(entrypoint.drill.starts, "STOP_BUDGET_S", 0)
+    monkeypatch.setattr(entrypoint.drill.starts, "_SLACK_S", 0.05)
     runs.replace("while step", "import signal\nsignal.signal(15, signal.SIG_IGN)\nwhile step")
     *_, killed, _, note, last = _drill(runs)
     assert re.match(
         r"  1 -> 1 -> 1  +SIGKILL at step \d+, SIGTERM at \d+ \(ignored\)  +\w+  same$", killed
     )
-    assert (last[:35], note) == ("  the same bits in all 2 trainings:", _NO_STOP)
+    assert note == "  ignored: the script did not stop at SIGTERM: let it save and exit"
+    assert last.startswith("  the same bits in all 2 trainings:")
 
 
 def test_a_script_that_finishes_at_sigterm_is_reported(runs: _Runs) -> None:
@@ -242,7 +238,7 @@ def test_a_script_that_finishes_at_sigterm_is_reported(runs: _Runs) -> None:
     assert re.match(
         r"  1 -> 1 -> 1  +SIGKILL at step \d+, SIGTERM at \d+ \(finished\)  +\w+  same$", killed
     )
-    assert note == _NO_STOP
+    assert note == "  finished: the training was finished at the kill, or did not stop at SIGTERM"
 
 
 def test_a_script_that_fails_at_sigterm_fails_the_drill(runs: _Runs) -> None:

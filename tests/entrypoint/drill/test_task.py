@@ -1,27 +1,12 @@
-"""The table and the digest of a task's drill. tests/faults has the tests with real trainings."""
+"""The arguments and the digest of a task's drill. tests/faults has its real trainings."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from entrypoint.drill.schedule import KillSchedule
-from entrypoint.drill.task import DrillResult, final_digest, row, training_arguments
+from entrypoint.drill.task import final_digest, training_arguments
 from trainbox.contract.errors import Failure
-
-
-def test_the_table() -> None:
-    first, other = (
-        DrillResult(KillSchedule((1,)), (), "aa bb"),
-        DrillResult(KillSchedule((4, 2, 1)), (9, 14), "aa cc"),
-    )
-    assert (
-        row(first, first) == "  1                  undisturbed                        aa bb  same"
-    )
-    assert (
-        row(other, first)
-        == "  4 -> 2 -> 1        killed after step 9, 14            aa cc  DIFFERENT"
-    )
 
 
 def test_the_arguments_of_a_training() -> None:
