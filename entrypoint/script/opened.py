@@ -8,9 +8,10 @@ import os
 import sys
 
 PIPE, ROOTS, COPY = "opened", "roots", "sitecustomize.py"
+SETTINGS = (".yaml", ".yml", ".toml", ".json", ".jsonnet", ".cfg", ".ini", ".conf", ".gin", ".txt")
 _TEXTS = (
+    *SETTINGS,
     *(".py", ".pyc", ".pyx", ".sh", ".c", ".cc", ".cpp", ".h", ".hpp", ".cu", ".cuh", ".jinja"),
-    *(".yaml", ".yml", ".toml", ".json", ".jsonnet", ".cfg", ".ini", ".conf", ".gin", ".txt"),
 )
 EVENTS = ".tfevents."  # in the names of TensorBoard's files, which are reported when written
 

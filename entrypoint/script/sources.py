@@ -16,6 +16,7 @@ from entrypoint.system.revision import committed, repository, revision
 from trainbox.contract.errors import StorageFailure
 from trainbox.contract.files import read_bytes
 from trainbox.contract.record_folder import MANIFEST
+from trainbox.contract.secret_rule import without_secrets
 from trainbox.contract.streams import message
 
 TEXTS, BOARD = "sources", "tensorboard"  # folders in the run folder
@@ -96,9 +97,11 @@ class Sources:
         return any(digest.hexdigest() in self._committed for digest in hashes)
 
     def _keep(self, name: str, data: bytes) -> None:
-        """Write a copy of the file to the run folder."""
+        """Write a copy of the file to the run folder, without secrets if it is no code."""
         if self._left <= 0:
             return
+        if name.endswith(opened.SETTINGS):
+            data = without_secrets(data.decode(errors="replace")).encode()
         self._left -= len(data)
         copy = self._run / TEXTS / name.lstrip("/")
         try:

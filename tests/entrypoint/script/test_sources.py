@@ -53,6 +53,17 @@ def test_executed_files_are_recorded_with_their_text(project: Trainbox) -> None:
         assert (project.folder / "runs/r/sources" / name).read_bytes() == text
 
 
+def test_the_copy_of_a_settings_file_has_no_secrets(project: Trainbox) -> None:
+    settings = project.folder / "settings.yaml"
+    settings.write_text("lr: 0.1\napi_key: abc-123-def\n")
+    (project.folder / "train.py").write_text("open('settings.yaml').read()\n")
+    manifest, _ = _run(project, "train.py")
+    assert manifest["sources"]["settings.yaml"] == hashlib.sha256(settings.read_bytes()).hexdigest()
+    copy = (project.folder / "runs/r/sources/settings.yaml").read_text()
+    assert "lr: 0.1" in copy
+    assert "abc-123-def" not in copy
+
+
 @pytest.mark.parametrize("prefix", ["", "cache"])
 def test_a_module_from_the_cache_of_python_is_recorded(
     project: Trainbox, tmp_path_factory: pytest.TempPathFactory, prefix: str
