@@ -46,15 +46,13 @@ def describe(target: Target, env: Mapping[str, str]) -> dict[str, Any]:
 def describe_start(
     plan: LaunchPlan, target: Target, env: Mapping[str, str], begin_unix_s: float
 ) -> dict[str, Any]:
-    """Return the entry of one start in the manifest.
-
-    `processes` are those of all nodes, if each node has the same number.
-    """
+    """Return the entry of one start in the manifest. `processes` are those of the first node."""
     return {
         "time_unix_s": round(begin_unix_s, 3),
         "arguments": arguments_without_secrets(target.arguments),
         "reason": plan.reason,
-        "processes": plan.nnodes * plan.nproc_per_node,
+        "nodes": plan.nnodes,
+        "processes": plan.nproc_per_node,
         "gpus": [
             {"index": gpu.label, "uuid": gpu.uuid, "name": gpu.name, "memory_mib": gpu.memory_mib}
             for gpu in plan.gpus
