@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.python_path import user_environment
+from trainbox.contract.python_path import user_environment, user_folders
 
 _ASK_S = 30.0
 # A Python from 3.8 executes this. It does not import importlib.metadata, which takes as long as the
@@ -19,10 +19,11 @@ _ASK_S = 30.0
 _ASK = """
 import json, os, sys
 packages, error = {}, None
-for folder in filter(os.path.isdir, reversed(sys.path)):  # the first folder has precedence
+searched = sys.argv[1].split(os.pathsep) + sys.path[1:]  # without the current folder
+for folder in filter(os.path.isdir, reversed(searched)):  # the first folder has precedence
     found = [name[:-10].split("-") for name in os.listdir(folder) if name.endswith(".dist-info")]
     packages.update(parts for parts in found if len(parts) == 2)
-for script in sys.argv[1:]:
+for script in sys.argv[2:]:
     try:
         with open(script, "rb") as file:
             compile(file.read(), script, "exec")
@@ -85,15 +86,19 @@ def ask(
 ) -> tuple[str | None, dict[str, str]]:
     """Return the version of the Python, and that of each package that it finds.
 
-    If it does not answer, nothing is known.
+    No module of the user runs: Python starts in the root folder and without PYTHONPATH. If it does
+    not answer, nothing is known.
 
     Raises:
         WrongUse: the Python cannot compile the file `script`.
     """
+    folders = os.pathsep.join(str(Path(folder).absolute()) for folder in user_folders(env))
+    scripts = [str(Path(script).absolute())] if script else []
     try:
         answer = subprocess.run(
-            [*python.command, "-c", _ASK, *([script] if script else [])],
+            [*python.command, "-E", "-c", _ASK, folders, *scripts],
             env=user_environment(env),
+            cwd="/",
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_ASK_S,

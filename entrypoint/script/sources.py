@@ -21,6 +21,7 @@ from trainbox.contract.streams import message
 
 TEXTS, BOARD = "sources", "tensorboard"  # folders in the run folder
 _MOST_BYTES = 2**20  # of a file, and of all texts of a start; a larger file is data
+_LONGEST_LINE = 1000  # of settings; a longer line is data, in which a search takes seconds
 _MOST_FILES = 1000
 _SETTLED_S = 1.0
 
@@ -101,7 +102,8 @@ class Sources:
         if self._left <= 0:
             return
         if name.endswith(opened.SETTINGS):
-            data = without_secrets(data.decode(errors="replace")).encode()
+            lines = data.decode(errors="replace").splitlines(keepends=True)
+            data = "".join(map(_without_secrets, lines)).encode()
         self._left -= len(data)
         copy = self._run / TEXTS / name.lstrip("/")
         try:
@@ -139,6 +141,10 @@ def changed(recorded: Mapping[str, str], roots: Sequence[Path]) -> list[str]:
 def _name(path: Path, roots: Sequence[Path]) -> str:
     root = next((root for root in roots if path.is_relative_to(root)), None)
     return str(path.relative_to(root) if root else path)
+
+
+def _without_secrets(line: str) -> str:
+    return line if len(line) > _LONGEST_LINE else without_secrets(line)
 
 
 def _link(path: Path, run: Path, roots: Sequence[Path]) -> None:

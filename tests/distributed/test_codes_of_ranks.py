@@ -82,5 +82,5 @@ def test_ranks_that_end_because_a_node_is_lost_have_the_code_of_the_loss(
     )
     assert capsys.readouterr().err == (
         "trainbox: node 1 is lost: the same command on all nodes resumes from the newest "
-        "checkpoint\n"
+        "checkpoint, if there is one\n"
     )

@@ -69,7 +69,7 @@ def test_a_training_that_is_stopped_has_a_profile_of_its_last_steps(
 ) -> None:
     def stopped_after(steps: int) -> str:
         stop = StopAfter(steps)
-        monkeypatch.setattr(StopRequest, "install", lambda: stop)
+        monkeypatch.setattr(StopRequest, "install", lambda **_: stop)
         with stop.counting():
             code, out, _ = here.command(*WORDS[:5], "40", "--run", "r", "--profile", "10")
         assert code == Preempted.exit_code
