@@ -242,7 +242,8 @@ def test_no_module_on_the_path_runs_in_a_process_of_torchrun_a_sweep_or_a_drill(
     assert (script.code, script.out.count("a script with ['run']")) == (0, 2), script.err
     swept = run("sweep", "own:Mine", *_TASK[1:], "--processes", "1", "--seeds", "1")
     assert "trials     1, 1 to do" in swept.out, swept.err
-    scripts = run("sweep", "run", *cpu, "script.py", "--seeds", "2", "--", "{seed}")
+    words = ("--seeds", "2", "--metric", "none", "--", "{seed}")
+    scripts = run("sweep", "run", *cpu, "script.py", *words)
     assert scripts.code == 0, scripts.err
     drilled = run("drill", "run", "--compare", "a.csv", "--cpu", "script.py")
     assert "undisturbed" in drilled.out, drilled.err

@@ -71,7 +71,10 @@ def test_drills(
     """The drill of examples/plain and examples/forgetful is in tests/tasks/test_examples.py."""
     script = _ROOT / "examples" / example / "train.py"
     if example in _SCRIPTS:
-        (script := trainbox.folder / "train.py").write_text(_SCRIPTS[example])
+        # With reported steps, the verdict does not depend on the speed of this machine.
+        save = "    checkpoints.save("
+        report = f"    print('{{\"step\": %d}}' % (epoch + 1))\n{save}"
+        (script := trainbox.folder / "train.py").write_text(_SCRIPTS[example].replace(save, report))
     elif example != "ddp" and importlib.util.find_spec(example) is None:
         pytest.skip(f"the package {example} is not installed")
     process = trainbox.start(
