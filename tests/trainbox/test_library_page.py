@@ -53,6 +53,7 @@ def test_a_resume_takes_six_lines() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("example", "processes", "arguments"),
     [

@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.commands import Ended, Trainbox, finish
 
+pytestmark = pytest.mark.timeout(900)  # up to nine starts of torchrun
+
 # A start that is to be killed waits for it near its end: the first one of each training but the
 # undisturbed ones.
 _WAIT = """
@@ -83,6 +85,7 @@ while step < 12:
         print(json.dumps({{"step": step, "loss": loss.item()}}))
 if rank == 0:
     torch.save(model.state_dict(), run / "model.pt")
+dist.barrier()  # gloo may abort a rank that still runs when another one has ended
 dist.destroy_process_group()
 """
 
@@ -94,7 +97,7 @@ def _drill(trainbox: Trainbox, script: str, *words: str) -> Ended:
         *("drill", "run", "train.py", "--cpu", "--kills", "1", "--seed", "1", *words),
         env={"TMPDIR": str(trainbox.folder / "tmp"), "OMP_NUM_THREADS": "1"},
     )
-    return finish(process, timeout_s=850)  # up to nine starts of torchrun
+    return finish(process, timeout_s=850)
 
 
 def _verdicts(ended: Ended) -> list[tuple[str, str]]:
