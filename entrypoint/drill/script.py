@@ -22,7 +22,7 @@ from entrypoint.drill.schedule import (
 )
 from entrypoint.drill.training import Due, Start, StartProgress, Training, drill_folder, never
 from entrypoint.drill.work import UserFolder
-from trainbox.contract.errors import ExitCode, Failure, StorageFailure, WrongUse
+from trainbox.contract.errors import ExitCode, Failure, WrongUse
 
 _KILLS_WIDTH = 50
 # A script that writes its first file after this share of its time may save at SIGTERM only.
@@ -106,13 +106,7 @@ def drill_script(request: DrillRequest, draw: random.Random) -> Iterator[str]:
         Failure: the files differ, or nothing shows that a training has resumed.
     """
     with drill_folder("drill run") as folder:
-        try:
-            yield from _Drill(request, folder, UserFolder(Path.cwd(), folder)).lines(draw)
-        except OSError as error:
-            raise StorageFailure(
-                f"the current folder cannot be copied to {folder} ({error}): set TMPDIR to a "
-                "folder with more space, or start the drill where only the project is"
-            ) from error
+        yield from _Drill(request, folder, UserFolder(Path.cwd(), folder)).lines(draw)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from entrypoint.drill.folder import BYTECODE, Version, version_of
+from trainbox.contract.errors import StorageFailure
 
 _MOST_BYTES, _MOST_FILES = 2**30, 20_000  # of an entry; a drill makes three or more copies
 _LEFT_OUT = (".git", BYTECODE)
@@ -40,15 +41,25 @@ class UserFolder:
         self._versions = self._now()
 
     def copy(self, folder: Path) -> None:
-        """Copy the folder to `folder`, which does not exist yet."""
-        folder.mkdir()
-        for path in self._links:
-            (folder / path.name).symlink_to(path.resolve())
-        for name, version in self._now().items():
-            if version is None:
-                (folder / name).mkdir()
-            elif name not in self.excluded:
-                shutil.copy2(self.path / name, folder / name)
+        """Copy the folder to `folder`, which does not exist yet.
+
+        Raises:
+            StorageFailure: a file cannot be read or written.
+        """
+        try:
+            folder.mkdir()
+            for path in self._links:
+                (folder / path.name).symlink_to(path.resolve())
+            for name, version in self._now().items():
+                if version is None:
+                    (folder / name).mkdir()
+                elif name not in self.excluded:
+                    shutil.copy2(self.path / name, folder / name)
+        except OSError as error:
+            raise StorageFailure(
+                f"the current folder cannot be copied to {folder} ({error}): set TMPDIR to a "
+                "folder with more space, or start the drill where only the project is"
+            ) from error
 
     def changed(self) -> list[str]:
         """Return the files that were changed or made since the begin of the drill."""

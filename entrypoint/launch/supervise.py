@@ -226,10 +226,8 @@ def _exit_code(
     """Return this process's exit code for the child's `code`. The child got the signals `sent`.
 
     If a GPU failed, the code is 3 (hardware) instead of that of a crash or a stop. After a hang, it
-    is 7. `memory` is that of the cgroups before the start.
+    is 7 unless the child finished. `memory` is that of the cgroups before the start.
     """
-    if fault and fault.code == ExitCode.NETWORK:
-        return fault.code
     if code in _OF_A_KILL and (used_up := used_up_since(memory, memory_of_cgroups())):
         message(
             f"{used_up}, so the kernel has killed a process: raise the limit, or lower "
@@ -245,7 +243,9 @@ def _exit_code(
     # HARDWARE: CUDA has reported a broken GPU, and the watch logs which one.
     suspects = (ExitCode.UNEXPECTED, ExitCode.HARDWARE, ExitCode.PREEMPTED, *_AMBIGUOUS_CODES)
     looks_broken = code in suspects or code < 0
-    if not finished and (fault or (watch and looks_broken and watch.final_check())):
+    if not finished and fault:
+        return fault.code
+    if not finished and watch and looks_broken and watch.final_check():
         return ExitCode.HARDWARE
     if code < 0:
         known = -code in list(signal.Signals)

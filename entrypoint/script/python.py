@@ -67,10 +67,10 @@ def choose_python(wanted: str | None, first_line: str, env: Mapping[str, str]) -
             python = str(Path(folder).absolute() / "bin/python")
             return Python((_found(python, f"{name} {folder}", env),), name)
     if first_line.startswith("#!") and "python" in first_line:
-        path, *words = shlex.split(first_line[2:])
+        path, *options = shlex.split(first_line[2:])
         if path.endswith("/env"):
-            path, *words = [word for word in words if word != "-S" and "=" not in word]
-        return Python((_found(path, f"the first line {first_line}", env), *words), "first line")
+            path, *options = [part for part in options if part != "-S" and "=" not in part]
+        return Python((_found(path, f"the first line {first_line}", env), *options), "first line")
     return Python()
 
 

@@ -7,7 +7,7 @@ import pytest
 from entrypoint.system.memory import CgroupMemory, memory_of_cgroups, used_up_since
 
 _MIB = 2**20
-_NONE = CgroupMemory(None, None, 0)
+_NONE = CgroupMemory(None, None, None)
 # The file /proc/self/cgroup, the files in /sys/fs/cgroup, and what is read.
 _CASES: dict[str, tuple[str, dict[str, str], list[CgroupMemory]]] = {
     "version 2": (
@@ -39,7 +39,7 @@ _CASES: dict[str, tuple[str, dict[str, str], list[CgroupMemory]]] = {
     "a kernel without the counter": (
         "4:memory:/\n",
         {"memory/memory.limit_in_bytes": f"{_MIB}\n", "memory/memory.oom_control": "under_oom 0\n"},
-        [CgroupMemory(1, None, 0)],
+        [CgroupMemory(1, None, None)],
     ),
     "no cgroups": ("", {}, []),
 }
@@ -69,6 +69,18 @@ def test_the_memory_of_cgroups(case: str, tmp_path: Path) -> None:
             [CgroupMemory(None, None, 0)],
             [CgroupMemory(None, None, 1)],
             "the host's memory is used up",
+        ),
+        # Another job of the same cgroup above was killed.
+        (
+            [CgroupMemory(300, 5, 1), CgroupMemory(None, None, 1)],
+            [CgroupMemory(300, 5, 1), CgroupMemory(None, None, 2)],
+            None,
+        ),
+        # The path of the host is not visible in a container, whose own cgroup is the root.
+        (
+            [_NONE, CgroupMemory(300, 5, 1)],
+            [_NONE, CgroupMemory(300, 5, 2)],
+            "the memory limit of 300 MiB is used up",
         ),
     ],
 )
