@@ -20,7 +20,9 @@ def _entries(folder: str, time_s: float = 1.0) -> dict[Key, Entry]:
     return {
         ("time_s",): entry_of_value(time_s),
         ("run", "out"): entry_of_value(f"{folder}/run/model.pt"),
-        ("files", "/".join((folder, "work", "a"))): entry_of_array(np.array([f"{folder}/run", "b"])),
+        ("files", "/".join((folder, "work", "a"))): entry_of_array(
+            np.array([f"{folder}/run", "b"])
+        ),
         ("model", "w"): entry_of_value(3.0),
     }
 
