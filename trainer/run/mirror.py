@@ -278,7 +278,7 @@ class Mirror:
             self._storage.download(step, names, folder, self._not_stopped)
             run_id = read_object(folder / "manifest.json").get("run_id")
             files = CheckpointFiles(folder / "checkpoints", self._report, run_id, mapped=True)
-            problem = files.problem(step)
+            problem = files.problem_in_run(step)
             if problem is None:
                 return read_object(files.path(step))
         except (ValueError, FileNotFoundError, StorageFailure) as error:

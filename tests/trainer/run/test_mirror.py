@@ -5,16 +5,20 @@ import errno
 import json
 import shutil
 import threading
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.support.storages import Storages
 from trainbox.contract.errors import NetworkFailure, Preempted, StorageFailure, WrongUse
+from trainbox.contract.files import append_line
 from trainbox.contract.mirror_url import check_url
 from trainer.run.checkpoint import RunCheckpoints
+from trainer.run.digest import digest_of_digests, saved_digests, tensor_digests
 from trainer.run.mirror import Mirror
 from trainer.run.mirror_storage import MARKER, Storage
 from trainer.system.signals import StopRequest
@@ -44,11 +48,22 @@ class Copied:
         self.mirror = Mirror(Storage(URL, self.path), self.reports.append, self.stop)
         self.checkpoints.mirror = self.mirror
 
-    def start_to_save(self, step: int, best: int | None = None, weight: float = 1.0) -> None:
+    def start_to_save(self, step: int, best: int | None = None, skipped: int = 0) -> None:
         """Save a checkpoint, whose copy starts."""
-        state = {"model": {"weight": torch.full((9,), weight)}, "progress": {"step": step}}
-        self.checkpoints.save(step, state, {}, best)
+        progress = {"step": step, "skipped": skipped}
+        state = {"model": {"weight": torch.ones(9)}, "progress": progress}
+        self.checkpoints.save(step, state, {}, best, self._record)
         self.checkpoints.wait()
+
+    def _record(self, saved: Mapping[str, Any]) -> None:
+        """Append the entry of a checkpoint to digests.jsonl, as a training does."""
+        model, step = tensor_digests(saved["model"]), saved["progress"]["step"]
+        tensors = {name: digest[:16] for name, digest in model.items()}
+        entry = {"kind": "checkpoint", "step": step, "model": digest_of_digests(model)}
+        entry |= {"optimizer": "0" * 64, "order": "0" * 64, "tensors": tensors}
+        append_line(
+            self.path / "digests.jsonl", json.dumps(entry | {"saved": saved_digests(saved)})
+        )
 
     def save(self, step: int, best: int | None = None) -> None:
         """Save a checkpoint, and wait until its copy has ended."""
@@ -197,12 +212,12 @@ def test_a_kill_at_any_operation_leaves_a_complete_checkpoint(
         new = tmp_path / f"new-{last}"
         restored(new)
         files = RunCheckpoints(new / "r/checkpoints", 1, True, print, run_id="0123").files
-        # The copy has seven files, and the marker is the last one.
-        assert files.newest() == (2 if last < 7 else 3)
-        assert files.steps() == ([1, 2] if last < 7 else [3])
+        # The copy has eight files, and the marker is the last one.
+        assert files.newest() == (2 if last < 8 else 3)
+        assert files.steps() == ([1, 2] if last < 8 else [3])
         if left >= 0:
             break
-    assert last == 7 + 2 * 7
+    assert last == 8 + 2 * 8
     assert stored_steps() == [3]
 
 
@@ -249,7 +264,7 @@ def test_a_marker_cannot_name_files_outside_of_the_run(
     names = {path.name for path in (tmp_path / "new").rglob("*.*")}
     assert names == {
         *("config.json", "manifest.json", "metrics.jsonl", "first_checkpoint.json"),
-        *("step-00000001.pt", "step-00000001.json"),
+        *("step-00000001.pt", "step-00000001.json", "digests.jsonl"),
     }
 
 
@@ -365,8 +380,8 @@ def test_a_step_that_is_saved_again_during_its_copy_is_copied_again(
 
     Storages.before = staticmethod(wait)
     run = Copied(tmp_path)
-    for weight in (1.0, 2.0):
-        run.start_to_save(1, weight=weight)
+    for skipped in range(2):
+        run.start_to_save(1, skipped=skipped)
         assert begun.wait(60)
     released.set()
     run.mirror.finish()
