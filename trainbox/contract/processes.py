@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -56,10 +56,16 @@ def kill_tree(root: int, within_s: float = 5.0) -> int:
 def _tree(root: int) -> set[int]:
     """Return the processes in the session of `root` or below it that are not in our session."""
     stats = {pid: stat for pid in _pids() if (stat := _stat(pid)) and not _has_ended(stat)}
-    found = {root} | {pid for pid, stat in stats.items() if stat[_SESSION] == str(root)}
+    roots = {root} | {pid for pid, stat in stats.items() if stat[_SESSION] == str(root)}
+    found = _at_or_below(roots, stats) & stats.keys()
+    return {pid for pid in found if stats[pid][_SESSION] != str(os.getsid(0))}
+
+
+def _at_or_below(roots: set[int], stats: Mapping[int, list[str]]) -> set[int]:
+    found = roots
     while more := {pid for pid, stat in stats.items() if int(stat[_PARENT]) in found} - found:
         found |= more
-    return {pid for pid in found & stats.keys() if stats[pid][_SESSION] != str(os.getsid(0))}
+    return found
 
 
 def launched_cpu_s(with_children: bool) -> float:
@@ -86,11 +92,7 @@ def children(ancestor: int) -> list[int]:
 
 def descendants(root: int) -> set[int]:
     """Return the ids of `root` and of all processes below it."""
-    parents = {pid: int(stat[_PARENT]) for pid in _pids() if (stat := _stat(pid))}
-    found = {root}
-    while more := {pid for pid, above in parents.items() if above in found} - found:
-        found |= more
-    return found
+    return _at_or_below({root}, {pid: stat for pid in _pids() if (stat := _stat(pid))})
 
 
 def parent(pid: int) -> int | None:
