@@ -149,6 +149,13 @@ class EvaluationBatches:
             assert self._loader is not None
             yield from zip(counts, _copied_ahead(self._loader, self.device), strict=True)
 
+    def close(self) -> None:
+        """End the loader's workers.
+
+        The garbage collector could free their queues first, and they would wait forever.
+        """
+        self._loader = None
+
     def read(self, numbers: Sequence[int]) -> list[Any]:
         """Return the batches `numbers` on the device, including those of other ranks."""
         if isinstance(self.dataset, TensorDataset):

@@ -114,7 +114,7 @@ def train_task(
                 job = jobs.ready(resume, rehearses, stop)
                 if until_step is not None:
                     job.end_step = min(job.end_step, until_step)
-                with _observed(job, measure_s, profile_steps):
+                with contextlib.closing(job.evaluation), _observed(job, measure_s, profile_steps):
                     anyway, did_not_fit = resume == "anyway", jobs.did_not_fit
                     _train(job, stop, anyway, did_not_fit, validated, swept, rehearses)
                 return job
