@@ -229,20 +229,6 @@ def test_the_outcome_of_a_convolution_is_named(values: dict[str, Any], outcome: 
     assert digests.outcome(values, "a").startswith(outcome)
 
 
-@pytest.mark.parametrize(
-    ("line", "skips"),
-    [
-        ("RuntimeError: ProcessGroupGloo::reduce_scatter: unsupported device type cuda", True),
-        ("ValueError: Cannot use ReduceOp.PREMUL_SUM with Gloo", True),
-        ("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]", False),
-        ("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms", False),
-    ],
-)
-def test_only_an_operation_that_gloo_lacks_skips_a_check(line: str, skips: bool) -> None:
-    found = shared.unsupported_by_gloo(f"first line\n{line}\nlast line")
-    assert found == (line if skips else None)
-
-
 def test_topics_have_an_order_and_files() -> None:
     files = {path.stem for path in (ROOT / "tests/gpu").glob("test_*.py")}
     assert {rows.topic_of(stem) for stem in files} == set(rows.TOPICS)

@@ -98,7 +98,7 @@ class Sources:
         return any(digest.hexdigest() in self._committed for digest in hashes)
 
     def _keep(self, name: str, data: bytes) -> None:
-        """Write a copy of the file to the run folder, without secrets if it is no code."""
+        """Write a copy of the file to the run folder, without secrets unless it is code."""
         if self._left <= 0:
             return
         if name.endswith(opened.SETTINGS):

@@ -1,6 +1,5 @@
 """Start several ranks of one training on one GPU."""
 
-import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,9 +13,6 @@ from trainbox.contract.launch_facts import LaunchFacts
 # so that the kernels of all ranks fit on the GPU at the same time.
 NCCL = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "1"}
 NCCL_SINCE = (2, 30)
-_UNSUPPORTED = re.compile(
-    "(?i).*(gloo.*(unsupported|not support|not implemented)|cannot use.*gloo).*"
-)
 
 
 def rank_environment(
@@ -83,9 +79,3 @@ def killed(check: Check, processes: Sequence["subprocess.Popen[str]"], first: in
 def nccl_shares_a_gpu(version: str) -> bool:
     """Return whether NCCL of this version accepts several ranks on one GPU."""
     return tuple(int(part) for part in version.split(".")[:2]) >= NCCL_SINCE
-
-
-def unsupported_by_gloo(printed: str) -> str | None:
-    """Return the line about an operation that gloo does not have; a lost connection is not one."""
-    found = _UNSUPPORTED.search(printed)
-    return found[0] if found else None

@@ -39,7 +39,9 @@ def _text(check: Check) -> tuple[dict[str, Any], int]:
     return {"layers": 12, "heads": 12, "width": 768, "context": 1024}, 32
 
 
-@pytest.mark.gpu(step=3, seconds=40, settles="benchmarks.md: `images` beside a script by hand")
+@pytest.mark.gpu(
+    step=2, seconds=100, long=True, settles="benchmarks.md: `images` beside a script by hand"
+)
 def test_pictures_per_second(check: Check) -> None:
     fields, batch_size, workers = _pictures(check)
     seconds = 3 if check.on_gpu else 0.3
@@ -80,7 +82,7 @@ def test_pictures_per_second(check: Check) -> None:
         check.saw(f"{name}: {ratio:.2f} of the script")
 
 
-@pytest.mark.gpu(step=3, seconds=26, settles="benchmarks.md: `text` beside a script by hand")
+@pytest.mark.gpu(step=2, seconds=60, settles="benchmarks.md: `text` beside a script by hand")
 def test_bytes_per_second_of_a_language_model(check: Check) -> None:
     check.needs_training()
     fields, batch_size = _text(check)

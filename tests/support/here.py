@@ -69,6 +69,7 @@ class Here:
     rehearses: bool = False  # tests of other promises count forwards and calls
     # The saves that were still under way when the last training ended.
     saving: list[threading.Thread] = field(default_factory=list)
+    workers_left: list[multiprocessing.process.BaseProcess] = field(default_factory=list)
 
     def train(
         self,
@@ -149,7 +150,8 @@ class Here:
             ]
             for thread in self.saving:
                 thread.join()
-            for worker in multiprocessing.active_children():  # the kernel kills loader workers
+            self.workers_left = multiprocessing.active_children()
+            for worker in self.workers_left:  # the kernel kills loader workers
                 worker.kill()
                 worker.join()
             for run in opened:

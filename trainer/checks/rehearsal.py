@@ -214,9 +214,9 @@ def _steps(job: Job) -> Iterator[None]:
     end = min(_STEPS, job.schedule.total_steps)
     schedule = dataclasses.replace(job.schedule, total_steps=end)
     first, collate = job.state.progress.step, collate_of(job.task)
+    workers = min(job.workers, _STEPS)  # more would start, and have nothing to read
     train_one_step = EagerStep(
-        job,
-        training_batches(job.train, schedule, first, job.world.device, job.workers, collate),
+        job, training_batches(job.train, schedule, first, job.world.device, workers, collate)
     )
     for _ in range(first, end):
         train_one_step(needs_norm=True)

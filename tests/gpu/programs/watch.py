@@ -10,7 +10,23 @@ from entrypoint.driver.nvml import Session
 from entrypoint.driver.process import Driver
 from entrypoint.driver.readings import Sample, Unread
 from entrypoint.health.limits import Limits
-from entrypoint.health.watch import Telemetry, Watch
+from entrypoint.health.watch import Watch
+
+
+class _Samples:
+    """Keeps each sample of the watch."""
+
+    names = ("utilization_percent",)
+
+    def __init__(self, folder: Path) -> None:
+        self.metrics = folder / "events.jsonl"
+        self.samples: list[Sample] = []
+
+    def take(self, sample: Sample) -> None:
+        self.samples.append(sample)
+
+    def step(self) -> int:
+        return 0
 
 
 def measure(device: str, folder: str, seconds: float) -> Iterator[tuple[str, Any]]:
@@ -18,10 +34,8 @@ def measure(device: str, folder: str, seconds: float) -> Iterator[tuple[str, Any
     gpus = Session().detect().gpus[:1]
     if not gpus:
         return
-    events, samples = Path(folder, "events.jsonl"), list[Sample]()
-    telemetry = Telemetry(events, dict, ("utilization_percent",), samples.append)
-    drivers = Driver(), Driver()
-    watch = Watch(*drivers, gpus, Limits(), events, {}, telemetry=telemetry)
+    telemetry, drivers = _Samples(Path(folder)), (Driver(), Driver())
+    watch = Watch(*drivers, gpus, Limits(), telemetry.metrics, {}, telemetry=telemetry)
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         watch.fatal()
@@ -30,8 +44,9 @@ def measure(device: str, folder: str, seconds: float) -> Iterator[tuple[str, Any
     for driver in drivers:
         driver.close()
     uuid = gpus[0].mig_parent or gpus[0].uuid
-    read = [sample.gpus.get(uuid, {}) for sample in samples]
+    read = [sample.gpus.get(uuid, {}) for sample in telemetry.samples]
     yield "values", [sum(not isinstance(v, Unread) for v in one.values()) for one in read]
     yield "utilization_percent", [str(one.get("utilization_percent")) for one in read]
+    events = telemetry.metrics
     lines = events.read_text().splitlines() if events.exists() else []
     yield "events", [json.loads(line) for line in lines]

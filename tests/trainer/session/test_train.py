@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from tests.support import tiny
 from tests.support.here import Here, StopAfter, close_files, open_files
+from tests.support.pictures import make_pictures
 from tests.support.tiny import TINY, Tiny
 from trainbox.contract.config import Config
 from trainbox.contract.errors import DeviceMissing, Preempted, WrongUse
@@ -984,3 +985,12 @@ def test_a_folder_that_is_not_a_run_keeps_its_files(here: Here, name: str) -> No
         name: "mine",
         "notes.txt": "mine",
     }
+
+
+def test_a_training_ends_its_loader_workers(here: Here) -> None:
+    """The garbage collector could free their queues first, and they would wait forever."""
+    here.rehearses = True
+    make_pictures(here.folder / "data/shapes", ("cross", "disc"), 30, seed=0)
+    fields = {"folder": "shapes", "model": "shufflenet_v2_x0_5", "size": 32}
+    here.train(task="images", fields=fields, batch_size=4, max_steps=1, workers=1)
+    assert here.workers_left == []
