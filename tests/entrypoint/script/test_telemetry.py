@@ -145,7 +145,8 @@ sys.exit(75)
     assert event["gpu"] == "1"
     assert [entry["step"] for entry in logged(run, "train")] == [7, 8]
     assert "the hardware failed: the script gets SIGTERM and has 50 s to save" in ended.err
-    assert "restart 1 of 3\ntrainbox: the health gate is closed. GPU 1 (" in ended.err
+    assert "restart 1 of 3\n" in ended.err
+    assert "trainbox: the health gate is closed. GPU 1 (" in ended.err
     assert "exit code  3: the same command starts it again\n" in ended.err
     assert "energy     not measured\n" in ended.err
     (start,) = json.loads((run / "manifest.json").read_text())["starts"]

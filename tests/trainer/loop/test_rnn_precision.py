@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from tests.support.here import Here
+from tests.support.processor import has_bf16_lstm
 from trainer.loop import model as model_module
 from trainer.loop.model import WithoutAutocast, keep_rnns_out_of_autocast
 
@@ -33,15 +34,6 @@ def _outputs(model: nn.Module, *inputs: Any, **named: Any) -> list[Tensor]:
     return _tensors(answer)
 
 
-def _no_bf16_lstm() -> bool:
-    """Return whether this CPU has no LSTM in bf16, as those without AVX-512."""
-    try:
-        _outputs(nn.LSTM(3, 4), _SIGNAL_TBC)
-    except RuntimeError:
-        return True
-    return False
-
-
 def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, PackedSequence):
         return [value.data]
@@ -50,7 +42,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 _SIGNAL_TBC = torch.linspace(-1, 1, 5 * 2 * 3).reshape(5, 2, 3)
 _STATE = torch.ones(1, 2, 4)
-_LSTM = pytest.mark.skipif(_no_bf16_lstm(), reason="this CPU has no LSTM in bf16")
+_LSTM = pytest.mark.skipif(not has_bf16_lstm(), reason="this CPU has no LSTM in bf16")
 
 
 @pytest.mark.parametrize(
