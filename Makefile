@@ -272,6 +272,10 @@ checks-on-gpu = $(or $(TEST_PYTHON),$(VENV)/bin/python) -P -m pytest -c tests/gp
 test-image: $(VENV)/.dev ## Build the image and run it in Docker: minutes, and 12 GB of disk (BASE_IMAGE=, PYTEST_ARGS=)
 	$(VENV)/bin/python -P -m pytest -m image -n 2 --dist loadfile -rs $(PYTEST_ARGS) tests/image
 
+wheel: $(VENV)/.dev ## Build one wheel with the command and the library, for machines without a checkout: build/wheel/
+	$(VENV)/bin/uv build --quiet --wheel --no-build-isolation --out-dir build/wheel .
+	@ls build/wheel/*.whl
+
 lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; plain English; links, code fences and HTML of the pages
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -332,4 +336,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(Q)$(install) $(progress) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train run plan sweep drill bench verify evaluate predict export health doctor tensorboard shell benchmark build sif extra-venv image folders test test-all test-faults test-slow test-load test-gpu gpu-checks test-image lint docs lock clean help
+.PHONY: train run plan sweep drill bench verify evaluate predict export health doctor tensorboard shell benchmark build sif extra-venv image folders test test-all test-faults test-slow test-load test-gpu gpu-checks test-image wheel lint docs lock clean help

@@ -36,7 +36,7 @@ class Classification(Task):
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         inputs, labels_B = self._pair(batch)
-        logits_BK = model(inputs)
+        logits_BK = _output(model, inputs)
         losses = {"cross_entropy": self._cross_entropy(logits_BK, labels_B, "none")}
         if "accuracy" in self.train_metrics:
             losses["accuracy"] = logits_BK.argmax(1) == labels_B
@@ -44,7 +44,7 @@ class Classification(Task):
 
     def statistics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         inputs, labels_B = self._pair(batch)
-        logits_BK = model(inputs).float()
+        logits_BK = _output(model, inputs).float()
         if logits_BK.ndim != 2 or logits_BK.shape[1] != len(self.class_names):
             raise WrongUse(
                 f"task {type(self).__name__}: the model returns shape "
@@ -82,9 +82,8 @@ class Classification(Task):
             )
         if labels_B.dtype != torch.int64 or labels_B.ndim != 1:
             raise WrongUse(
-                f"task {name}: the labels are {str(labels_B.dtype).removeprefix('torch.')} of "
-                f"shape {tuple(labels_B.shape)} instead of int64 of shape (B,): convert them with "
-                ".long(), or one-hot labels with .argmax(1)"
+                f"task {name}: the labels are {_form(labels_B)} instead of int64 of shape (B,): "
+                "convert them with .long(), or one-hot labels with .argmax(1)"
             )
         return inputs, labels_B
 
@@ -145,8 +144,27 @@ class Classification(Task):
         return figures
 
 
+def _output(model: nn.Module, inputs: Any) -> Tensor:
+    """Return `model(inputs)`. An error of the model gets a note with the form of the inputs."""
+    try:
+        output: Tensor = model(inputs)
+    except Exception as error:
+        error.add_note(f"the model got {_form(inputs)}")
+        raise
+    return output
+
+
+def gives_probabilities(model: nn.Module, batch: Any) -> bool:
+    """Return whether the model's outputs for a batch are probabilities, as after a softmax."""
+    output = model(batch[0]).float()
+    sums_B = output.sum(1) if output.ndim == 2 and output.shape[1] > 1 else output
+    return bool((output >= 0).all() and torch.allclose(sums_B, torch.ones_like(sums_B), atol=1e-2))
+
+
 def _form(value: Any) -> str:
     """Return a description such as `a tuple of 3`, `a dict of image, label` or `text ('cat')`."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
     if isinstance(value, dict):
         return f"a dict of {', '.join(map(str, value))}"
     if isinstance(value, tuple | list):

@@ -117,10 +117,10 @@ def mistake_of(error: Exception, task: str, log: Path) -> Failure | None:
         method = "a step"  # the GPU computes later, so the error is raised anywhere after the task
     if method is None:
         return None
-    own = [frame for frame in frames if frame.is_the_users] or [
-        f for f in frames if isinstance(f.owner, Task)
-    ]
-    found = f"{method} raised {_in_one_line(error)}{f' ({own[-1]})' if own else ''}"
+    own = [frame for frame in frames if frame.is_the_users]
+    # A task adds a note, such as on the form of the model's inputs.
+    where = "; ".join([*map(str, own[-1:]), *getattr(error, "__notes__", ())])
+    found = f"{method} raised {_in_one_line(error)}{where and f' ({where})'}"
     message = f"task {task}: {found}: {_remedy(found)}; traceback in {log}"
     if isinstance(error, _LASTING):
         return WrongUse(message)

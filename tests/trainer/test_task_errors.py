@@ -2,6 +2,7 @@
 be found there.
 """
 
+import copy
 import dataclasses
 import errno
 import functools
@@ -174,7 +175,8 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "fewer outputs than class names": (
         Three,
         {"build_model": lambda _task: nn.Linear(4, 2)},
-        "task Three: losses() raised IndexError: Target 2 is out of bounds (",
+        "task Three: losses() raised IndexError: Target 2 is out of bounds: a label or an index is "
+        "out of range: number the classes from 0, and give the model one output for each",
     ),
     "no build_model": (
         Tiny,
@@ -296,6 +298,12 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         },
         "() raised RuntimeError: mat1 and mat2 must have the same dtype, but got "
         "Double and Float (",
+    ),
+    "a model for other inputs": (
+        Three,
+        {"build_model": lambda _task: nn.Linear(5, 3)},
+        "shapes cannot be multiplied (8x4 and 5x3) (the model got float32 of shape (8, 4)): fix "
+        "the task",
     ),
     "inputs that are bytes": (
         Three,
@@ -573,13 +581,32 @@ def test_a_mistake_is_one_line_with_the_remedy_before_the_first_step(
         assert "Traceback (most recent call last)" in (here.path() / "logs/rank-0.log").read_text()
 
 
+def test_a_softmax_at_the_end_of_a_classification_is_reported_once(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.rehearses = True
+    words = ("train", f"{Three.__module__}:Three", "--device", "cpu", "--max-steps", "2")
+    warning = "the model's outputs are probabilities: remove its last softmax, because the "
+    _, plain, _ = here.command(*words, "--run", "plain")
+    assert warning not in plain
+    end = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
+    monkeypatch.setattr(Three, "build_model", lambda _task: copy.deepcopy(end))
+    code, out, _ = here.command(*words, "--run", "softmax")
+    assert out.count(warning + "cross-entropy has one\n") == 1
+    assert code == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--best-by", "foo"), "--best-by foo: the task has no metric foo; it has loss"),
+        (
+            ("--best-by", "foo"),
+            "--best-by foo: the task has no metric foo; it has loss: name one of them there, or in "
+            "the class of the task as best_by",
+        ),
         (
             ("--early-stopping", "max:foo"),
-            "--early-stopping max:foo: the task has no metric foo; it has loss",
+            "--early-stopping max:foo: the task has no metric foo; it has loss: name one of them",
         ),
     ],
 )
@@ -590,7 +617,7 @@ def test_an_unknown_metric_is_refused_before_the_first_step(
         "train", "tests.support.tiny:Tiny", "--device", "cpu", "--run", "r", *words
     )
     assert (code, err) == (2, f"trainbox: {message}\n")
-    assert not (here.path() / "metrics.jsonl").exists()
+    assert not here.path().exists()  # nothing was recorded
 
 
 def test_an_error_in_a_later_step_keeps_the_checkpoints(

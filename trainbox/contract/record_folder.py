@@ -1,5 +1,6 @@
 """The folder of a run, with the records that only one process writes."""
 
+import contextlib
 import fcntl
 import json
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ class RecordFolder:
             StorageFailure: the folder cannot be written.
             WrongUse: another process uses it.
         """
-        self.path, self.writes = path, writes
+        self.path, self.writes, self._subfolders = path, writes, subfolders
         try:
             for name in subfolders:
                 (path / name).mkdir(parents=True, exist_ok=True)
@@ -81,6 +82,19 @@ class RecordFolder:
             raise storage_failure(self.path / name, error) from error
 
     def close(self) -> None:
-        """Release the lock, so that another process can use the folder."""
-        if self._lock is not None:
-            self._lock.close()
+        """Release the lock, so that another process can use the folder.
+
+        A folder without any record, such as that of a refused training, is removed.
+        """
+        if self._lock is None:
+            return
+        if not (self.path / MANIFEST).exists():
+            with contextlib.suppress(OSError):  # something is in it
+                for log in (self.path / LOGS).iterdir():
+                    if not log.stat().st_size:
+                        log.unlink()
+                for name in reversed(self._subfolders):
+                    (self.path / name).rmdir()
+                (self.path / LOCK).unlink()
+                self.path.rmdir()
+        self._lock.close()

@@ -124,7 +124,7 @@ def _started(job: Job) -> _Outcome | None:
             "is not trained, and --strategy fsdp would lose the change: make it a buffer, or use "
             "--strategy ddp"
         )
-    sample = validate_sample(job)
+    sample = validate_sample(job, is_first=True)
     console.count_step()
     state = job.state.capture(job.strategy)
     with job.world.wait_for_all("the checkpoint of the rehearsal"):

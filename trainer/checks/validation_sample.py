@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy
 import torch
 
+from trainbox.classification import counts_by_class, gives_probabilities
 from trainbox.contract.errors import WrongUse
 from trainer.checks.hidden_state import on_any_rank
 from trainer.loop.evaluate import Evaluation, add_up, evaluate
@@ -15,6 +17,7 @@ from trainer.loop.out_of_memory import all_fit, memory_used_up
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_metrics
 from trainer.loop.validate import draw, judge
+from trainer.parallel.buffers import evaluating
 from trainer.run.digest import tensor_digests, value_digest
 
 # A task raises these errors for any batch. Other errors may come from the sample, such as a class
@@ -22,8 +25,10 @@ from trainer.run.digest import tensor_digests, value_digest
 _FOR_ANY_BATCH = (AttributeError, ImportError, NameError, NotImplementedError, TypeError)
 
 
-def validate_sample(job: Job) -> dict[str, str] | None:
+def validate_sample(job: Job, is_first: bool = False) -> dict[str, str] | None:
     """Validate a sample as in a validation, write nothing, and return digests of the statistics.
+
+    The first time, warn of outputs that are probabilities.
 
     Each rank validates the sample alone. A task may refuse a sample that is too small, for example
     if a metric needs two classes. If it fails on any rank, all ranks validate the whole set
@@ -46,6 +51,8 @@ def validate_sample(job: Job) -> dict[str, str] | None:
             digests = {f"the statistic {name}": d for name, d in tensor_digests(totals).items()}
             metrics = checked_metrics(job.task, job.task.metrics(totals))
             _use(job, Evaluation(metrics, totals, first_batch), seed_parts)
+            if is_first:
+                _warn_of_probabilities(job, first_batch)
         except Exception as error:
             if isinstance(error, _FOR_ANY_BATCH) or memory_used_up(error):
                 raise
@@ -87,6 +94,20 @@ def _use(job: Job, result: Evaluation, seed_parts: tuple[int | str, ...]) -> Non
                 f"task {type(job.task).__name__}: a function that figures() returned draws random "
                 "numbers, which would change those of the training: draw them in figures()"
             )
+
+
+@torch.no_grad()
+def _warn_of_probabilities(job: Job, batch: Any) -> None:
+    """Warn if a Classification ends with a softmax; all ranks must call this."""
+    if not counts_by_class(job.task):
+        return
+    with evaluating(job.model):
+        found = job.inside(lambda: gives_probabilities(job.model, batch))
+    if found:
+        job.run.report(
+            "the model's outputs are probabilities: remove its last softmax, because the "
+            "cross-entropy has one"
+        )
 
 
 def _random_numbers() -> str:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from trainbox.contract.errors import ExitCode, Failure
 from trainer.data.batches import TimedBatches
+from trainer.loop.not_finite import not_finite
 from trainer.loop.state import Job
 
 _SPIKE = 10.0  # a loss that is this many times the median of the recent entries
@@ -178,14 +178,3 @@ class TrainingLog:
 
 def _shown(metrics: Mapping[str, float]) -> list[str]:
     return [f"{name} {value:.4f}" for name, value in metrics.items()]
-
-
-def not_finite(job: Job, what: str) -> Failure:
-    """Return the error for a value that is infinite or NaN."""
-    best = f" (best: step {job.state.progress.best_step})" if job.state.progress.best_step else ""
-    return Failure(
-        f"{what} is not finite by step {job.state.progress.step}: lower --lr, add "
-        "--warmup-epochs or --clip-norm, or use --precision fp32; earlier checkpoints are "
-        f"valid{best}",
-        exit_code=ExitCode.NOT_FINITE,
-    )

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from trainbox.contract.errors import Preempted
 from trainer.loop.digests import DigestLog
-from trainer.loop.log import not_finite
+from trainer.loop.not_finite import not_finite
 from trainer.loop.pace import Pace
 from trainer.loop.state import Job
 from trainer.run.mirror import STOP_S

@@ -171,8 +171,11 @@ def _is_better(metrics: Mapping[str, float], spec: str, option: str, best: float
     """
     direction, name = split_metric(spec, option)
     if name not in metrics:
+        remedy = "name one of them"
+        if option == "--best-by":  # which may be the default of the task
+            remedy += " there, or in the class of the task as best_by"
         raise WrongUse(
-            f"{option} {spec}: the task has no metric {name}; it has {', '.join(metrics)}"
+            f"{option} {spec}: the task has no metric {name}; it has {', '.join(metrics)}: {remedy}"
         )
     value = metrics[name]
     return not math.isnan(value) and (

@@ -14,7 +14,7 @@ from torch.utils.data import Subset, TensorDataset
 from tests.support.here import Here
 from tests.support.tiny import Tiny
 from trainer.data.batches import TimedBatches
-from trainer.loop.log import TrainingLog, not_finite
+from trainer.loop.log import TrainingLog
 from trainer.loop.state import Stopwatch
 from trainer.parallel.world import World
 from trainer.run.console import Console
@@ -188,17 +188,6 @@ def test_a_spike_is_reported_from_the_sixth_entry_on() -> None:
     log._warn_of_a_spike(10.5)
     assert len(reports) == 1
     assert reports[0].startswith("step 100: the loss 10.5 is 10 times the usual 1: ")
-
-
-@pytest.mark.parametrize(("best", "shown"), [(12, "valid (best: step 12)"), (None, "valid")])
-def test_a_loss_that_is_not_finite_names_the_step_and_the_best_checkpoint(
-    best: int | None, shown: str
-) -> None:
-    job = _job(1, [], [])
-    job.state.progress.best_step = best
-    message = str(not_finite(job, "the gradient"))
-    assert message.startswith("the gradient is not finite by step 100: lower --lr")
-    assert message.endswith(f"earlier checkpoints are {shown}")
 
 
 def test_an_entry_has_its_epoch_and_its_speed(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

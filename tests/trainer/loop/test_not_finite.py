@@ -1,0 +1,68 @@
+"""A loss that is not finite: exit code 6, with its cause in the data if that is found."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from tests.support.here import Here
+from tests.support.tiny import TINY, Tiny
+
+_BAD = 17
+
+
+def _with_a_bad_example(value: float) -> TensorDataset:
+    dataset = Tiny().train_dataset(Path())
+    assert isinstance(dataset, TensorDataset)
+    inputs_N4, targets_N = (tensor.clone() for tensor in dataset.tensors)
+    inputs_N4[_BAD, 2] = value
+    return TensorDataset(inputs_N4, targets_N)
+
+
+class _Read(Dataset[Any]):
+    """The same examples, one at a time."""
+
+    def __init__(self, dataset: TensorDataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+@pytest.mark.parametrize("read", [False, True])
+def test_a_bad_number_of_an_example_is_named(
+    here: Here, monkeypatch: pytest.MonkeyPatch, value: float, read: bool
+) -> None:
+    dataset = _with_a_bad_example(value)
+    monkeypatch.setattr(Tiny, "train_dataset", lambda *_: _Read(dataset) if read else dataset)
+    code, _, err = here.command("train", TINY, "--device", "cpu", "--run", "r", "--workers", "0")
+    assert f": example {_BAD} of the training set has a number that is infinite or NaN: " in err
+    assert "--lr" not in err
+    assert code == 6
+
+
+def test_a_rate_that_is_too_high_is_named_with_the_best_checkpoint(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = Tiny.losses
+
+    def explode(task: Tiny, model: Any, batch: Any) -> dict[str, torch.Tensor]:
+        factor = math.inf if here.entries("validation") else 1.0
+        return {name: loss * factor for name, loss in losses(task, model, batch).items()}
+
+    monkeypatch.setattr(Tiny, "losses", explode)
+    words = ("--epochs", "2", "--log-steps", "1", "--no-rehearsal")
+    code, _, err = here.command("train", TINY, "--device", "cpu", "--run", "r", *words)
+    assert "is not finite by step " in err
+    assert ": lower --lr, add --warmup-epochs or --clip-norm, or use --precision fp32; " in err
+    assert (
+        f"earlier checkpoints are valid (best: step {here.entries('validation')[0]['step']})" in err
+    )
+    assert code == 6
