@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -57,15 +57,11 @@ def _tree(root: int) -> set[int]:
     """Return the processes in the session of `root` or below it that are not in our session."""
     stats = {pid: stat for pid in _pids() if (stat := _stat(pid)) and not _has_ended(stat)}
     roots = {root} | {pid for pid, stat in stats.items() if stat[_SESSION] == str(root)}
-    found = _at_or_below(roots, stats) & stats.keys()
-    return {pid for pid in found if stats[pid][_SESSION] != str(os.getsid(0))}
-
-
-def _at_or_below(roots: set[int], stats: Mapping[int, list[str]]) -> set[int]:
     found = roots
     while more := {pid for pid, stat in stats.items() if int(stat[_PARENT]) in found} - found:
         found |= more
-    return found
+    own_session = str(os.getsid(0))
+    return {pid for pid in found & stats.keys() if stats[pid][_SESSION] != own_session}
 
 
 def launched_cpu_s(with_children: bool) -> float:
@@ -88,11 +84,6 @@ def _send(pids: set[int], number: signal.Signals) -> None:
 def children(ancestor: int) -> list[int]:
     """Return the ids of the processes whose parent is `ancestor`, with those that have ended."""
     return [pid for pid in _pids() if (stat := _stat(pid)) and stat[_PARENT] == str(ancestor)]
-
-
-def descendants(root: int) -> set[int]:
-    """Return the ids of `root` and of all processes below it."""
-    return _at_or_below({root}, {pid: stat for pid in _pids() if (stat := _stat(pid))})
 
 
 def parent(pid: int) -> int | None:

@@ -2,13 +2,9 @@
 
 import contextlib
 import os
-import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-# The time in s and the process in the name of a file, as torch, Keras and tensorboard write them.
-_NAME = re.compile(r"\.tfevents\.(\d+)\..*\.(\d+)\.\d+")
 
 
 class ScalarReader:
@@ -37,22 +33,7 @@ class ScalarReader:
                         yield value.tag, event.step, float(make_ndarray(value.tensor).item())
 
 
-def event_files(folder: Path, without: Path | None = None) -> Iterator[Path]:
-    """Yield the files for TensorBoard below `folder`, but not below `without`.
-
-    Folders of installed packages and hidden folders are skipped.
-    """
-    for path, folders, names in os.walk(folder):
-        at = Path(path)
-        folders[:] = [
-            name
-            for name in folders
-            if not (name.startswith(".") or name == "site-packages" or at / name == without)
-        ]
-        yield from (at / name for name in names if ".tfevents." in name)
-
-
-def is_written_by(path: Path, pids: Collection[int], since_s: int) -> bool:
-    """Return whether the name of the file has one of `pids` and a time that is not before."""
-    name = _NAME.search(path.name)
-    return name is not None and int(name[1]) >= since_s and int(name[2]) in pids
+def event_files(folder: Path) -> Iterator[Path]:
+    """Yield the files for TensorBoard below `folder`. Links to folders are not followed."""
+    for path, _, names in os.walk(folder):
+        yield from (Path(path, name) for name in names if ".tfevents." in name)

@@ -4,14 +4,13 @@ import contextlib
 import math
 import os
 import re
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainbox.contract.entries import EntryReader, is_of_script
-from trainer.run.event_scalars import ScalarReader, event_files, is_written_by
+from trainer.run.event_scalars import ScalarReader, event_files
 
 Report = tuple[int, dict[str, float]]  # a step, and the numbers of this step
 
@@ -110,26 +109,19 @@ class Output:
 
 
 class TensorBoard:
-    """The scalars for TensorBoard below the run folder, and those below the project folder.
+    """The scalars for TensorBoard in the run folder, with links to those of other folders."""
 
-    Trials that run at the same time may write to the same folder of the project. There, a file
-    belongs to the trial if its name has the id of one of the trial's processes.
-    """
-
-    def __init__(self, run: Path, project: Path, pids: set[int]) -> None:
-        self._run, self._project, self._pids = run.absolute(), project, pids
-        self._begin_s = int(time.time())
-        self._earlier = {path.parent for path in event_files(self._run)}
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._earlier = {path.resolve().parent for path in event_files(run)}
         self._readers: dict[Path, ScalarReader] = {}
         self._values = defaultdict[str, dict[Path, dict[int, float]]](dict)
 
     def read(self) -> list[Report]:
-        files = event_files(self._project, without=self._run.parent)
-        own = (path for path in files if is_written_by(path, self._pids, self._begin_s))
-        for path in (*event_files(self._run), *own):
+        for path in event_files(self._run):
             reader = self._readers.setdefault(path, ScalarReader(path))
             for tag, step, value in reader.read():
-                self._values[tag].setdefault(path.parent, {})[step] = value
+                self._values[tag].setdefault(path.resolve().parent, {})[step] = value
         reports = defaultdict[int, dict[str, float]](dict)
         for tag, found in self._values.items():
             # Lightning writes to another folder when the script starts again.

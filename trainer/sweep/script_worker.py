@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import ExitCode, signal_of
-from trainbox.contract.processes import descendants, die_with_parent
+from trainbox.contract.processes import die_with_parent
 from trainbox.contract.streams import open_streams, outlive_readers
 from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.reports import JsonLines, Output, Report, Reports, TensorBoard
@@ -26,7 +26,7 @@ from trainer.sweep.work import run_environment
 from trainer.system.signals import StopRequest
 
 _LOOK_EVERY_S = 0.2
-_SLOW_LOOK_EVERY_S = 10.0  # for files of TensorBoard, which may be among many files
+_SLOW_LOOK_EVERY_S = 10.0  # for files of TensorBoard, which are slower to read
 # The script has this long to save and exit after SIGTERM. It is less than the time that the sweep
 # itself has after a signal.
 _SAVE_S, _KILL_S = 40.0, 5.0
@@ -52,15 +52,14 @@ class Attempt:
         self._run, self._log = Path(order["run"]), Path(order["log"])
         self._log_from = self._log.stat().st_size if self._log.is_file() else 0
         self._begin_s = self._slow_look_s = time.monotonic()
-        self._pids = set[int]()
         metric, pattern = order["metric"], order["metric_regex"]
         self._reports: list[Reports] = []
         if pattern is not None:
             output = Output(self._log, self._log_from, metric[1], pattern)
             self._reports = [Reports(output, metric, last=True)]
         elif not order["has_no_metric"]:
-            board = TensorBoard(self._run, Path.cwd(), self._pids)
-            self._reports = [Reports(source, metric) for source in (JsonLines(self._run), board)]
+            sources = JsonLines(self._run), TensorBoard(self._run)
+            self._reports = [Reports(source, metric) for source in sources]
 
     def answer(self) -> dict[str, Any]:
         """Run the script; return its metrics, or the code and message of its failure."""
@@ -87,12 +86,9 @@ class Attempt:
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> dict[str, Any] | None:
         """Wait for the end of the process. Return the answer if it must be ended early."""
-        minutes, pids_s = self._order["trial_minutes"], 0.0
+        minutes = self._order["trial_minutes"]
         while not _has_ended(process, _LOOK_EVERY_S):
             taken_s = time.monotonic() - self._begin_s
-            if taken_s >= pids_s:  # most processes of a script start soon
-                self._pids |= descendants(process.pid)
-                pids_s = 1.2 * taken_s
             if self._stop:
                 message = f"stopped by {self._stop.signal_name}"
                 return {"code": ExitCode.PREEMPTED, "message": message}

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import os
 import shlex
 from pathlib import Path
 
@@ -221,25 +220,23 @@ def board(folder: Path, *values: dict[str, float]) -> None:
             file.scalars(scalars, step)
 
 
-def read_board(run: Path, *pids: int, earlier: TensorBoard | None = None) -> list[Report]:
+def read_board(run: Path, earlier: TensorBoard | None = None) -> list[Report]:
     run.mkdir(parents=True, exist_ok=True)
-    return (earlier or TensorBoard(run, run.parents[1], {*pids})).read()
+    return (earlier or TensorBoard(run)).read()
 
 
-def test_scalars_are_read_from_the_run_and_from_the_trials_own_files_in_the_project(
-    tmp_path: Path,
-) -> None:
-    run, project = tmp_path / "runs/s/trial", tmp_path / "runs"
+def test_scalars_are_read_from_the_run_with_its_links(tmp_path: Path) -> None:
+    run, project = tmp_path / "runs/s/trial", tmp_path / "project"
     board(run / "tb", {"val/acc": 0.5, "loss": 1.0}, {"val/acc": 0.25})
-    board(project / "logs/a", {"f1": 0.5})  # by this process
-    board(project / "s/other", {"other": 0.5})  # of another trial, in its run folder
-    at_run = [(1, {"val/acc": 0.5, "loss": 1.0}), (2, {"val/acc": 0.25})]
-    assert read_board(run) == at_run
-    at_run[0][1]["f1"] = 0.5
-    assert read_board(run, os.getpid()) == at_run
-    (file,) = (project / "logs/a").iterdir()
-    file.rename(file.with_name(file.name.replace(".tfevents.1", ".tfevents.0")))  # long ago
-    assert "f1" not in read_board(run, os.getpid())[0][1]
+    board(project / "logs/validation", {"loss": 0.5})
+    board(project / "logs/other", {"other": 0.5})  # of another trial
+    (file,) = (project / "logs/validation").iterdir()
+    (run / "tensorboard/logs-validation").mkdir(parents=True)
+    (run / "tensorboard/logs-validation" / file.name).symlink_to(file)
+    assert read_board(run) == [
+        (1, {"val/acc": 0.5, "tb/loss": 1.0, "validation/loss": 0.5}),
+        (2, {"val/acc": 0.25}),
+    ]
 
 
 def test_tags_in_several_folders_have_the_name_of_their_folder(tmp_path: Path) -> None:
@@ -252,7 +249,7 @@ def test_tags_in_several_folders_have_the_name_of_their_folder(tmp_path: Path) -
 def test_a_script_that_starts_again_may_write_to_another_folder(tmp_path: Path) -> None:
     run = tmp_path / "runs/trial"
     board(run / "version_0", {"acc": 0.75, "lr": 1.0})
-    again = TensorBoard(run, tmp_path, set())
+    again = TensorBoard(run)
     assert read_board(run, earlier=again) == [(1, {"acc": 0.75, "lr": 1.0})]
     board(run / "version_1", {"acc": 0.5})
     assert read_board(run, earlier=again) == [(1, {"acc": 0.5, "lr": 1.0})]

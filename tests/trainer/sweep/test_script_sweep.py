@@ -94,6 +94,29 @@ def test_a_sweep_of_a_script_records_each_trial(trainbox: Trainbox) -> None:
     assert not (run / "tensorboard").exists()
 
 
+# Writes for TensorBoard to a folder that all trials share, as SummaryWriter does by default.
+_BOARD = f"""
+import sys
+sys.path.append({str(ROOT)!r})
+from trainer.run.event_file import EventFile
+file = EventFile("logs/shared")
+file.scalars({{"val/acc": float(sys.argv[1])}}, 1)
+file.close()
+"""
+
+
+@pytest.mark.slow
+def test_scalars_that_a_trial_writes_to_a_shared_folder_are_its_own(trainbox: Trainbox) -> None:
+    (trainbox.folder / "train.py").write_text(_BOARD)
+    grid = ("--grid", "x=0.25,0.5", "--metric", "max:val/acc", "--processes", "2")
+    ended = trainbox(*_COMMAND, *grid, "--", "{x}")
+    assert ended.code == 0, ended.out + ended.err
+    assert [(line["x"], line["val/acc"]) for line in results(trainbox.folder)] == [
+        ("0.25", "0.25"),
+        ("0.5", "0.5"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
