@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from entrypoint.system.memory import CgroupMemory, memory_of_cgroups, used_up_since
 from trainbox.contract.errors import ExitCode, shell_code
-from trainbox.contract.processes import die_with_parent, kill_tree
+from trainbox.contract.processes import die_with_parent, forward_signal, kill_tree
 from trainbox.contract.streams import message
 
 # Compose and Kubernetes send SIGKILL after a grace period of 60 s. This is shorter, so that the
@@ -180,7 +180,7 @@ def supervise(
         again = len(received) - heard
         if len(sent) <= again < len(signals):
             # The signal comes first, because a paused terminal delays the message.
-            child.send_signal(signals[again])
+            forward_signal(child.pid, signals[again])
             sent.append(signals[again])
             name = f"{signal.Signals(received[-1]).name} received" if received else ""
             once_more = "stop" if again + 1 == len(signals) else f"send {signals[again + 1].name}"

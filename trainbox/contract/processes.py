@@ -81,6 +81,19 @@ def _send(pids: set[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
+def forward_signal(leader: int, number: signal.Signals) -> None:
+    """Send the signal to a program of a user, whose process `leader` leads its process group.
+
+    SIGINT is sent to the whole group, as a terminal does at Ctrl-C. Otherwise, a program that waits
+    for processes that it has started would wait until they have finished.
+    """
+    with contextlib.suppress(ProcessLookupError):  # the process has just exited
+        if number == signal.SIGINT:
+            os.killpg(leader, number)
+        else:
+            os.kill(leader, number)
+
+
 def children(ancestor: int) -> list[int]:
     """Return the ids of the processes whose parent is `ancestor`, with those that have ended."""
     return [pid for pid in _pids() if (stat := _stat(pid)) and stat[_PARENT] == str(ancestor)]

@@ -35,7 +35,7 @@ from trainbox.contract.errors import (
     shell_code,
 )
 from trainbox.contract.internal import Internal
-from trainbox.contract.processes import children
+from trainbox.contract.processes import children, forward_signal
 from trainbox.contract.streams import message_line, open_streams, outlive_readers
 from trainbox.contract.temporary import temporary_folder
 from trainer.launch.early_exits import watch_exits
@@ -72,7 +72,9 @@ def main() -> int:
         if runs_program and number in forwarded:
             return  # a second SIGTERM could interrupt a program while it saves
         forwarded.append(number)
-        _kill(ranks, signal.Signals(number) if runs_program else forwarded_signal(number))
+        sent = signal.Signals(number) if runs_program else forwarded_signal(number)
+        for rank in ranks:
+            forward_signal(rank, sent)
         for meeting in others:
             meeting.leave(ExitCode.PREEMPTED)
 

@@ -329,6 +329,30 @@ except KeyboardInterrupt:
     )
 
 
+@pytest.mark.parametrize("processes", [(), ("--processes", "2")])
+def test_ctrl_c_reaches_the_processes_for_which_a_script_waits(
+    trainbox: Trainbox, processes: tuple[str, ...]
+) -> None:
+    """As in a terminal. Python waits at its exit for the processes of multiprocessing."""
+    code = """
+import multiprocessing, os, pathlib, time
+def train():
+    name = "ready" + os.environ.get("RANK", "")
+    (pathlib.Path(os.environ["TRAINBOX_RUN"]) / name).touch()
+    time.sleep(100)
+process = multiprocessing.get_context("fork").Process(target=train)
+process.start()
+process.join()
+"""
+    process = trainbox.start(*ONE, *processes, "--run", "r", script(trainbox, code))
+    names = ("ready0", "ready1") if processes else ("ready",)
+    wait_until(lambda: all((trainbox.folder / "runs/r" / n).exists() for n in names), process)
+    process.send_signal(signal.SIGINT)
+    ended = finish(process)
+    assert ended.code == 75, ended.err
+    assert "killed" not in ended.err
+
+
 @pytest.mark.parametrize(
     ("number", "signals"),
     [
