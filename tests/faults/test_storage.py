@@ -279,7 +279,7 @@ def test_row_43_a_checkpoint_with_code_in_it(here: Here) -> None:
     code, _, err = here.command("train", TINY, "--device", "cpu", "--run", "r")
     assert code == 4
     assert err.startswith(
-        "trainbox: checkpoint runs/r/checkpoints/step-00000010.pt cannot be loaded safely: "
+        "trainbox: checkpoint runs/r/checkpoints/step-00000010.pt cannot be loaded safely ("
     )
     assert err.count("\n") == 1
     assert not marker.exists()

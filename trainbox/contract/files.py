@@ -5,13 +5,14 @@ Other programs may have changed them. So only regular files up to a size are rea
 
 import contextlib
 import errno
-import json
 import os
 import stat
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TextIO
+
+from trainbox.contract.parsing import parse_object
 
 _MOST_BYTES = 2**30  # more than a year of metrics; a sparse file must not fill the memory
 _MOST_OBJECT_BYTES = 2**26
@@ -84,21 +85,6 @@ def read_object(path: Path) -> dict[str, Any]:
         ValueError: the file is not UTF-8, or does not contain a JSON object.
     """
     return parse_object(read_text(path, _MOST_OBJECT_BYTES))
-
-
-def parse_object(text: str) -> dict[str, Any]:
-    """Return the JSON object in `text`.
-
-    Raises:
-        ValueError: the text is not JSON, or not an object.
-    """
-    try:
-        value = json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    return value
 
 
 @contextlib.contextmanager
