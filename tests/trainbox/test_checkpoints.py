@@ -333,6 +333,13 @@ def test_a_failed_save_is_reported_at_once_and_raised_by_the_next_call(
     assert _value(checkpoints) == (3, 3)
 
 
+def test_the_lock_must_not_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to("elsewhere")
+    with pytest.raises(StorageFailure, match=r"lock: .*: remove the link, or use another folder$"):
+        Checkpoints(tmp_path).load()
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_full_disk_names_the_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_space(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
