@@ -158,6 +158,26 @@ def test_row_15_the_disk_full_while_saving(ranks: Ranks, clean: str) -> None:
     assert f"digest     {clean} " in second
 
 
+_NO_INODES = "mkdir -p runs && mount -t tmpfs -o nr_inodes={} tmpfs runs"
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("inodes", "reason"),
+    # Enough for the folder of TensorBoard, or for all but the first checkpoint.
+    [(11, "no inodes left"), (14, "no inodes or quota left: see `df -i` and `quota -s`")],
+)
+def test_row_15_no_inodes_left(ranks: Ranks, inodes: int, reason: str) -> None:
+    script = _NO_INODES.format(inodes)
+    ended = in_a_mount_namespace(ranks, [script], *GATED, "--no-rehearsal")
+    assert ended.code == 4
+    remedy = "delete some files, or choose another folder with --runs-dir"
+    assert f"{reason}): {remedy}" in ended.errs[0]
+    assert ended.errs[0].count("\n") == 1
+    lost = "TensorBoard's files cannot be written (No space left on device): training continues"
+    assert (lost in ended.out) == (inodes == 11)
+
+
 _READ_ONLY = "mkdir -p runs && mount -t tmpfs tmpfs runs && mount -o remount,ro runs"
 
 

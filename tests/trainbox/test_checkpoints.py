@@ -14,6 +14,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -25,6 +26,7 @@ from tests.support.nodes import free_port
 from tests.support.ranks import Ranks
 from trainbox import Checkpoints, StorageFailure, TrainState, WrongUse, seed_step
 from trainbox.checkpoint_writer import Snapshot, tensors_of
+from trainbox.contract import storage
 from trainbox.contract.files import read_object
 
 
@@ -345,9 +347,10 @@ def test_a_full_disk_names_the_space(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", no_space)
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda _: SimpleNamespace(free=3 << 20))
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, {"weight": torch.zeros(2**19)})
-    with pytest.raises(StorageFailure, match=r"\(2 MiB needed, \d+ MiB free\): free some space, "):
+    with pytest.raises(StorageFailure, match=r"\(2 MiB needed, 3 MiB free\): free some space, "):
         checkpoints.save(2, _state(2))
     monkeypatch.undo()
     _save_all(checkpoints, 2)

@@ -44,7 +44,6 @@ class Follower:
             with contextlib.suppress(ValueError, OverflowError, TypeError):
                 _write(entry, self._file)
         if self._file is not None:
-            self._file.flush()
             with contextlib.suppress(OSError), replacing(self._folder / _COPIED) as file:
                 file.write(str(self._reader.position).encode())
 
