@@ -25,12 +25,13 @@ ARG NAME=${REQUIREMENTS##*/}
 COPY --from=requirements ${NAME:-none}* ${NAME%.*}.loc[k] /
 
 FROM ${BASE_IMAGE}
-# No program needs another user's rights, so none has a setuid or setgid bit. Without libibverbs1
-# and ibverbs-providers, NCCL uses TCP between nodes with InfiniBand, without a message.
+# No program needs another user's rights, so none has a setuid or setgid bit. Some bases let apt
+# keep the packages that it has downloaded. Without libibverbs1 and ibverbs-providers, NCCL uses TCP
+# between nodes with InfiniBand, without a message.
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         ca-certificates ibverbs-providers libibverbs1 python3 tini \
-    && rm -rf /var/lib/apt/lists/* \
+    && apt-get clean && rm -rf /var/lib/apt/lists/* \
     && find / -xdev -type f -perm /6000 -exec chmod ug-s {} +
 
 # --compile needs triton on a GPU, a C++ compiler, and the headers of Python: COMPILE=1 adds them.
@@ -41,7 +42,7 @@ RUN case "$COMPILE" in \
     1) apt-get update \
         && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
             g++ python3-dev \
-        && rm -rf /var/lib/apt/lists/* \
+        && apt-get clean && rm -rf /var/lib/apt/lists/* \
         && find / -xdev -type f -perm /6000 -exec chmod ug-s {} + ;; \
     *) echo "COMPILE=$COMPILE is not a choice: set it to 1 or 0" >&2; exit 2 ;; \
     esac
@@ -72,9 +73,11 @@ RUN --mount=type=bind,from=uv,source=/opt/uv/bin/uv,target=/mnt/uv \
         python3 -P /mnt/requirements.py install \
         --locked /mnt/requirements.lock --uv /mnt/uv --into /opt/venv -- "${REQUIREMENTS##*/}"
 
+# uv leaves a lock file that all users may write.
 RUN printf '%s\n' '#!/opt/venv/bin/python' 'import sys' \
         'from trainbox_start import main' 'sys.exit(main())' > /opt/venv/bin/trainbox \
-    && chmod 755 /opt/venv/bin/trainbox
+    && chmod 755 /opt/venv/bin/trainbox \
+    && rm -f /opt/venv/.lock
 
 # The image must work with any --user, so all users can write to these folders. A new named volume
 # copies their modes.

@@ -1,11 +1,11 @@
 """The docker command that repeats a run with the same image, settings, processes and GPUs."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.files import read_object
 from trainbox.contract.hints import command
 
 
@@ -47,12 +47,9 @@ def _object_in(path: Path) -> dict[str, Any]:
             f"{path.name} is missing: give the folder of a run, such as runs/digits-7d2c1a90",
         )
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return read_object(path)
+    except (OSError, ValueError) as error:
         raise _refused(run, f"{path.name} is damaged ({error}): restore it") from error
-    if not isinstance(value, dict):
-        raise _refused(run, f"{path.name} is damaged (not a JSON object): restore it")
-    return value
 
 
 def docker_command(

@@ -30,8 +30,8 @@ ORDER = {
     "entrypoint": ("system driver launch bench replay health doctor script drill cli __main__"),
     "trainbox": (
         "contract found_files ranks folder task_metrics metrics order batches stop pinned "
-        "stored_checkpoints checkpoint_writer checkpoints pictures task classification "
-        "initial_weights"
+        "tensor_files stored_checkpoints checkpoint_writer checkpoints pictures task "
+        "classification initial_weights"
     ),
     "trainer": (
         "system outputs launch task_errors load_task task_list data parallel machine run track "

@@ -1,6 +1,5 @@
 """Checkpoints of a training script: written by a thread, verified, and never all removed."""
 
-import contextlib
 import fcntl
 import functools
 import math
@@ -10,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainbox import ranks
 from trainbox.checkpoint_writer import CheckpointWriter
 from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.contract.files import OF_ANOTHER_KIND, append_regular
 from trainbox.contract.sidecar import FIRST_CHECKPOINT, complete_or_remove
 from trainbox.contract.storage import storage_failure
 from trainbox.folder import run_folder
@@ -239,8 +239,12 @@ class Checkpoints:
         Raises:
             WrongUse: Another process uses the folder.
         """
-        with contextlib.suppress(OSError):  # a folder that cannot be written has no writer
+        try:
             _lock(self.folder / "lock")
+        except OSError as error:
+            # A folder that cannot be written has no writer, and some file systems have no locks.
+            if error.errno in OF_ANOTHER_KIND:
+                raise storage_failure(self.folder, error, instead=_INSTEAD) from error
         for path in complete_or_remove(self.folder):
             _report(f"{path} has the name of a temporary file of a checkpoint: remove or rename it")
         files = self._files
@@ -325,22 +329,23 @@ def _refuse_unsafe(tree: Any, path: str) -> None:
 
 
 @functools.cache  # the lock of a folder is kept until the process ends
-def _lock(path: Path) -> None:
-    """Lock the file at `path`. Children do not inherit the lock.
+def _lock(path: Path) -> TextIO:
+    """Lock the file at `path`, and return it. Children do not inherit the lock.
 
     Raises:
         WrongUse: Another process has locked it.
         OSError: The file cannot be opened, or its file system does not have locks.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    file = append_regular(path)
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
-        os.close(descriptor)
+        file.close()
         raise WrongUse(
             f"another process uses the checkpoints in {path.parent}: wait until it ends, or use "
             "another folder"
         ) from error
+    return file
 
 
 def _report(text: str) -> None:

@@ -5,8 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from trainbox.contract.errors import StorageFailure
 from trainbox.contract.run_name import run_name
+from trainbox.contract.storage import storage_failure
 
 
 def run_folder() -> Path:
@@ -24,10 +24,7 @@ def run_folder() -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageFailure(
-            f"cannot make the run folder {path}: {error.strerror or error}: set another folder in "
-            "TRAINBOX_RUN"
-        ) from error
+        raise storage_failure(path, error, instead="set another folder in TRAINBOX_RUN") from error
     return path
 
 

@@ -1,16 +1,14 @@
 """Start a model from the weights of another training: match tensors by name, load and report."""
 
-import pickle
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from trainbox.contract.errors import WrongUse
+from trainbox.tensor_files import read_tensor_file
 
 # The entries of a checkpoint that may contain the weights.
 _OF_CHECKPOINTS = ("model", "state_dict", "model_state_dict")
@@ -149,25 +147,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     Raises:
         WrongUse: the file does not exist, is damaged, or has something else.
     """
-    if not path.is_file():
-        raise WrongUse(f"{path} does not exist: check the path of the weights")
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        # torch warns of some files before it refuses them.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            saved = torch.load(path, map_location="cpu", weights_only=True)
-    # torch raises many types for other files, also pickle.UnpicklingError and RuntimeError.
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        # torch proposes to run the code in the file.
-        if isinstance(error, pickle.UnpicklingError) and "weights_only" in str(error):
-            reason = "it has Python objects besides tensors, which could run code"
+        saved = read_tensor_file(path)
+    except FileNotFoundError as error:
+        raise WrongUse(f"{path} does not exist: check the path of the weights") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise WrongUse(
             f"{path} has no weights that can be loaded ({reason}): use a .safetensors file, or the "
             "state dict of a model, written by torch.save"

@@ -8,8 +8,9 @@ from typing import Any
 
 from trainbox import ranks
 from trainbox.contract.entries import OWN_KINDS
-from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import append_line
+from trainbox.contract.storage import storage_failure
 from trainbox.folder import run_folder
 from trainbox.task_metrics import TaskMetrics
 
@@ -51,10 +52,8 @@ class Metrics(TaskMetrics):
         try:
             append_line(path, json.dumps(entry))
         except OSError as error:
-            raise StorageFailure(
-                f"cannot write {path}: {error.strerror or error}: free some space, or set another "
-                "folder in TRAINBOX_RUN"
-            ) from error
+            instead = "set another folder in TRAINBOX_RUN"
+            raise storage_failure(path, error, instead=instead) from error
 
 
 def _plain(name: str, value: Any) -> Any:

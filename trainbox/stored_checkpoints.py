@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainbox import ranks
 from trainbox.contract.errors import StorageFailure
 from trainbox.contract.files import read_object
 from trainbox.contract.sidecar import checkpoint_path, damage, set_aside, short, steps_in
+from trainbox.tensor_files import read_tensor_file
 
 _MOST_NAMED = 3  # the most damaged checkpoints that a message names
 
@@ -165,18 +164,21 @@ class StoredCheckpoints:
         """
         path = self.path(step, ".pt")
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+            state = read_tensor_file(path, mapped)
         except OSError as error:
             raise StorageFailure(
                 f"rank {ranks.rank()} cannot read {path}: {error.strerror or error}: use a folder "
                 "that all machines share"
             ) from error
-        except Exception as error:
-            # The file matches its sidecar, so it is not damaged: another program wrote both.
-            raise StorageFailure(f"checkpoint {path} cannot be loaded safely: {error}") from error
+        except ValueError as error:
+            # The file matches its sidecar, so another program wrote both.
+            raise StorageFailure(self._unsafe(path, error)) from error
         if not isinstance(state, dict):
-            raise StorageFailure(
-                f"checkpoint {path} cannot be loaded safely: it contains a "
-                f"{type(state).__name__}, not a state"
-            )
+            raise StorageFailure(self._unsafe(path, f"it is a {type(state).__name__}"))
         return state
+
+    def _unsafe(self, path: Path, reason: object) -> str:
+        return (
+            f"checkpoint {path} cannot be loaded safely ({reason}): restore it from a backup, or "
+            f"{self._instead}"
+        )

@@ -63,7 +63,12 @@ done
 inside=/workspace/$tasks
 if [[ $tasks == /* ]]; then inside=$tasks; fi
 inside=$(realpath -ms "$inside")
-case $inside in / | /tmp | /workspace | /workspace/runs | /workspace/data)
+# The Makefile has the same list: a test compares the two.
+case $inside in
+/ | /workspace | /workspace/runs | /workspace/data | /tmp | /opt | \
+    /opt/venv | /opt/venv/* | /opt/trainbox | /opt/trainbox/* | \
+    /bin | /bin/* | /sbin | /sbin/* | /lib | /lib/* | /lib64 | /lib64/* | \
+    /usr | /usr/* | /etc | /etc/* | /proc | /proc/* | /sys | /sys/* | /dev | /dev/*)
     refuse 2 "the task's folder, ${tasks:-/}, would hide runs/, data/ or the image:" \
         "move the file into a folder of its own, such as my_tasks/mine.py:Mine"
     ;;

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from entrypoint.bench.tables import PAYS, BenchCase, BenchResult, Row, describe
+from trainbox.contract.markup import code, escaped_line
 
 _SCALINGS = {
     "strong": "Strong scaling: fixed batch of a step",
@@ -33,7 +34,7 @@ def markdown(table: Sequence[Row], facts: Mapping[str, Any], advice: Sequence[st
             "Between rounds, the machine's speed may change."
         )
     if failed := dict.fromkeys(
-        f"- {describe(row.line.case, unit)}: {row.failure}" for row in table if row.failure
+        f"- {describe(row.line.case, unit)}: {code(row.failure)}" for row in table if row.failure
     ):
         parts.append("No result:\n\n" + "\n".join(failed))
     if any(row.workers == 0 and row.line.case.workers for row in table):
@@ -56,7 +57,11 @@ def _preamble(table: Sequence[Row], facts: Mapping[str, Any]) -> str:
         f"{facts['rounds']} round{'s' if facts['rounds'] > 1 else ''} of {facts['seconds']:g} s "
         "each, medians"
     )
-    return f"`{facts['command']}`: " + "; ".join([*on, *settings, rounds]) + "."
+    return (
+        f"{code(facts['command'])}: "
+        + "; ".join([*map(escaped_line, [*on, *settings]), rounds])
+        + "."
+    )
 
 
 def _cells(row: Row, unit: str) -> dict[str, str]:

@@ -2,12 +2,12 @@
 
 import dataclasses
 import os
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.parsing import parse_toml
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def read_limits(file: Path | None) -> tuple[Limits, dict[str, Any]]:
         # A FIFO would block, and a device may never end. Compose mounts /dev/null by default.
         if file.exists() and not (file.is_file() or _is_null(file)):
             raise ValueError("not a file")
-        given = tomllib.loads(file.read_text(encoding="utf-8"))
+        given = parse_toml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise WrongUse(
             f"--health-limits {file} cannot be read ({getattr(error, 'strerror', None) or error}): "

@@ -14,7 +14,7 @@ from entrypoint.script import opened
 from entrypoint.script.folder import ScriptFolder
 from entrypoint.system.revision import committed, repository, revision
 from trainbox.contract.errors import StorageFailure
-from trainbox.contract.files import read_bytes
+from trainbox.contract.files import read_bytes, replacing
 from trainbox.contract.record_folder import MANIFEST
 from trainbox.contract.secret_rule import without_secrets
 from trainbox.contract.streams import message
@@ -110,7 +110,8 @@ class Sources:
             if self._left < 0:
                 raise OSError("more than 1 MiB")
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(data)
+            with replacing(copy) as file:
+                file.write(data)
         except OSError as error:
             self._left = 0
             message(f"{self._run / TEXTS} lacks {name} and later files ({error.strerror or error})")

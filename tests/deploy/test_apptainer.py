@@ -267,6 +267,31 @@ def _foreign_tmp(folder: Path) -> None:
     (folder / f"trainbox-{os.getuid()}").symlink_to("/")
 
 
+def _not_mounted() -> list[str]:
+    """Return a folder for each entry of the list in the Makefile."""
+    found = re.search(r"^not-mounted = ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(), re.M)
+    assert found
+    return [entry.replace("%", "x").rstrip("/") for entry in found[1].replace("\\", "").split()]
+
+
+@pytest.mark.parametrize("folder", _not_mounted())
+def test_a_folder_that_make_does_not_mount_is_refused(wrapper: Wrapper, folder: str) -> None:
+    for name in (folder, f"{folder}/"):
+        done = wrapper.run("train", f"{name}/mine.py:Mine")
+        assert done.returncode == 2
+        assert "would hide runs/, data/ or the image: move the file" in done.stderr
+
+
+@pytest.mark.parametrize("folder", ["/usr", "/etc", "/dev", "/opt/venv", "/bin/x"])
+def test_a_folder_of_the_system_is_refused(wrapper: Wrapper, folder: str) -> None:
+    assert "would hide" in wrapper.run("train", f"{folder}/mine.py:Mine").stderr
+
+
+@pytest.mark.parametrize("folder", ["/opt/mine", "/home/me/tasks", "/workspace/tasks", "/usr2"])
+def test_another_absolute_folder_is_not_refused(wrapper: Wrapper, folder: str) -> None:
+    assert wrapper.run("train", f"{folder}/mine.py:Mine").returncode == 0
+
+
 def _no_runs(folder: Path) -> None:
     (folder / "runs").touch()
 
@@ -414,6 +439,8 @@ def test_the_definition_installs_the_same_packages_by_hash() -> None:
         "/requirements.py install --locked ",
         "--into /opt/venv -- ",
         " -xdev -type f -perm /6000 -exec chmod ug-s {} +",
+        "apt-get clean",
+        "rm -f /opt/venv/.lock",
     ):
         assert all(shared in text for text in both), shared
     assert "find / " not in DEFINITION.read_text(), "it would change files of the host"

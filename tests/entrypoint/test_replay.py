@@ -115,7 +115,7 @@ def test_the_command(
             "manifest.json is damaged (it has no device)",
         ),
         ("manifest.json", b'{"a": "\xff"}', "manifest.json is damaged ('utf-8' codec"),
-        ("config.json", b"[" * 99_999, "config.json is damaged (maximum recursion depth"),
+        ("config.json", b"[" * 99_999, "config.json is damaged (nested too deeply"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, name: str, text: bytes, message: str) -> None:

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,26 @@ def test_row_15_the_disk_full_while_saving(ranks: Ranks, clean: str) -> None:
     assert f"digest     {clean} " in second
 
 
+_NO_INODES = "mkdir -p runs && mount -t tmpfs -o nr_inodes={} tmpfs runs"
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("inodes", "reason"),
+    # Enough for the folder of TensorBoard, or for all but the first checkpoint.
+    [(11, "no inodes left"), (14, "no inodes or quota left: see `df -i` and `quota -s`")],
+)
+def test_row_15_no_inodes_left(ranks: Ranks, inodes: int, reason: str) -> None:
+    script = _NO_INODES.format(inodes)
+    ended = in_a_mount_namespace(ranks, [script], *GATED, "--no-rehearsal")
+    assert ended.code == 4
+    remedy = "delete some files, or choose another folder with --runs-dir"
+    assert f"{reason}): {remedy}" in ended.errs[0]
+    assert ended.errs[0].count("\n") == 1
+    lost = "TensorBoard's files cannot be written (No space left on device): training continues"
+    assert (lost in ended.out) == (inodes == 11)
+
+
 _READ_ONLY = "mkdir -p runs && mount -t tmpfs tmpfs runs && mount -o remount,ro runs"
 
 
@@ -266,6 +287,47 @@ def test_row_41_a_clock_that_jumps(here: Here, monkeypatch: pytest.MonkeyPatch) 
     _check_resumed(here, here.train(**_EACH_STEP), 10)
 
 
+_LINKS: dict[str, tuple[Callable[[Path, Path], object], str]] = {
+    "symbolic": (
+        Path.symlink_to,
+        "Too many levels of symbolic links (a symbolic link is where a file is needed): remove "
+        "the link",
+    ),
+    "hard": (
+        Path.hardlink_to,
+        "Too many links (the file has another name, as a hard link): replace the file by a copy",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["logs/rank-0.log", "lock"])
+@pytest.mark.parametrize("link", _LINKS)
+def test_a_link_in_a_run_is_refused_and_its_target_is_not_written(
+    here: Here, name: str, link: str
+) -> None:
+    make, reason = _LINKS[link]
+    Path("precious").write_text("precious\n")
+    Path("runs/r/logs").mkdir(parents=True)
+    make(here.path() / name, here.folder / "precious")
+    Path("train.py").write_text("print('trained')")
+    for command in (("train", TINY), ("run", "train.py")):
+        code, _, err = here.command(*command[:1], "--device", "cpu", "--run", "r", *command[1:])
+        assert code == 4
+        assert f"runs/r/{name}: {reason}, or choose another folder with --runs-dir\n" in err
+    assert Path("precious").read_text() == "precious\n"
+
+
+def test_the_runs_may_be_on_another_disk(here: Here) -> None:
+    """The folder of the runs is a link, and so is the folder of one run."""
+    (here.folder / "disk").mkdir()
+    Path("runs").symlink_to("disk")
+    here.train()
+    (here.folder / "disk/r").rename(here.folder / "moved")
+    here.path().symlink_to(here.folder / "moved")
+    assert here.command("train", TINY, "--device", "cpu", "--run", "r")[0] == 0
+    assert Path("moved/logs/rank-0.log").is_file()
+
+
 def test_row_43_a_checkpoint_with_code_in_it(here: Here) -> None:
     newest = _stopped_at_10(here)[-1]
     marker = here.folder / "it ran"
@@ -279,7 +341,7 @@ def test_row_43_a_checkpoint_with_code_in_it(here: Here) -> None:
     code, _, err = here.command("train", TINY, "--device", "cpu", "--run", "r")
     assert code == 4
     assert err.startswith(
-        "trainbox: checkpoint runs/r/checkpoints/step-00000010.pt cannot be loaded safely: "
+        "trainbox: checkpoint runs/r/checkpoints/step-00000010.pt cannot be loaded safely ("
     )
     assert err.count("\n") == 1
     assert not marker.exists()

@@ -121,6 +121,14 @@ def test_no_program_has_a_setuid_or_setgid_bit(docker: Docker) -> None:
     assert [line for line in found.stdout.splitlines() if not line.startswith("/var/")] == []
 
 
+def test_no_file_can_be_written_by_all_users_and_no_package_of_apt_is_left(docker: Docker) -> None:
+    found = docker(
+        *("run", "--rm", "--user", "0", IMAGE, "find", "/", "-xdev", "-type", "f"),
+        *("(", "-perm", "-002", "-o", "-path", "/var/cache/apt/*", ")"),
+    )
+    assert found.stdout.splitlines() == []
+
+
 def test_every_library_of_torch_finds_the_libraries_that_it_is_linked_with(docker: Docker) -> None:
     """torch loads some of them only when they are used, such as that of linear algebra.
 

@@ -16,7 +16,7 @@ from trainer.sweep import page, runner, slots
 _MODULES = (
     "matplotlib.backends.backend_agg",
     "tensorboard.plugins.hparams.plugin_data_pb2",
-    "tensorboard.summary.writer.event_file_writer",
+    "tensorboard.summary.writer.record_writer",
     "trainer.loop.fit",
 )
 

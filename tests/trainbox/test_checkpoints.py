@@ -14,6 +14,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -25,6 +26,7 @@ from tests.support.nodes import free_port
 from tests.support.ranks import Ranks
 from trainbox import Checkpoints, StorageFailure, TrainState, WrongUse, seed_step
 from trainbox.checkpoint_writer import Snapshot, tensors_of
+from trainbox.contract import storage
 from trainbox.contract.files import read_object
 
 
@@ -333,14 +335,22 @@ def test_a_failed_save_is_reported_at_once_and_raised_by_the_next_call(
     assert _value(checkpoints) == (3, 3)
 
 
+def test_the_lock_must_not_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to("elsewhere")
+    with pytest.raises(StorageFailure, match=r"lock: .*: remove the link, or use another folder$"):
+        Checkpoints(tmp_path).load()
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_full_disk_names_the_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_space(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", no_space)
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda _: SimpleNamespace(free=3 << 20))
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, {"weight": torch.zeros(2**19)})
-    with pytest.raises(StorageFailure, match=r"\(2 MiB needed, \d+ MiB free\): free some space, "):
+    with pytest.raises(StorageFailure, match=r"\(2 MiB needed, 3 MiB free\): free some space, "):
         checkpoints.save(2, _state(2))
     monkeypatch.undo()
     _save_all(checkpoints, 2)

@@ -102,6 +102,11 @@ def test_a_file_that_cannot_be_written_is_a_storage_failure(run: Path) -> None:
     (run / "metrics.jsonl").mkdir(parents=True)
     with pytest.raises(trainbox.StorageFailure, match=rf"^cannot write {run}/metrics.jsonl: "):
         trainbox.metrics(1, loss=0.5)
+    (run / "metrics.jsonl").rmdir()
+    (run / "metrics.jsonl").symlink_to("elsewhere")
+    remedy = "remove the link, or set another folder in TRAINBOX_RUN$"
+    with pytest.raises(trainbox.StorageFailure, match=remedy):
+        trainbox.metrics(1, loss=0.5)
 
 
 def test_the_metrics_of_tasks_have_the_same_name() -> None:
@@ -148,5 +153,5 @@ def test_a_folder_that_cannot_be_made_is_a_storage_failure(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TRAINBOX_RUN", str(tmp_path / "file/run"))
-    with pytest.raises(trainbox.StorageFailure, match="^cannot make the run folder .*/file/run: "):
+    with pytest.raises(trainbox.StorageFailure, match="^cannot write .*/file/run: Not a dir"):
         trainbox.run_folder()

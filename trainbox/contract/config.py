@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import parse_object
 from trainbox.contract.optimizers import check_optimizer
+from trainbox.contract.parsing import parse_json, parse_object
 
 DEFAULT_EPOCHS = 10
 DEFAULT_BATCH_SIZE = 128
@@ -220,10 +220,10 @@ def load_config_file(path: Path) -> dict[str, Any]:
         WrongUse: the file cannot be read, is not a JSON object, or has an unknown setting.
     """
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise WrongUse(f"--config {path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise WrongUse(f"--config {path} is not JSON: {error}") from error
     if not isinstance(settings, dict):
         raise WrongUse(

@@ -18,6 +18,7 @@ from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import read_text
 from trainbox.contract.hints import nearest
 from trainbox.contract.options import Option
+from trainbox.contract.parsing import parse_toml
 
 SUFFIX = ".toml"  # of the file of an experiment
 TABLES = ("task", "train", "launch", "sweep")
@@ -91,7 +92,6 @@ def _read_experiment(path: Path) -> tuple[dict[str, dict[str, Any]], str]:
             one line.
     """
     import hashlib
-    import tomllib
 
     try:
         text = read_text(path, _MOST_BYTES)
@@ -100,8 +100,8 @@ def _read_experiment(path: Path) -> tuple[dict[str, dict[str, Any]], str]:
     except ValueError as error:
         raise ValueError(f"--config {path} is not TOML: {error}") from error
     try:
-        tables = tomllib.loads(text.removeprefix("\ufeff"))  # some editors write this mark
-    except (ValueError, RecursionError) as error:
+        tables = parse_toml(text.removeprefix("\ufeff"))  # some editors write this mark
+    except ValueError as error:
         raise ValueError(
             f"--config {path} is not TOML: {error}{_line(text, str(error))}"
         ) from error

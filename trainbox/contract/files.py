@@ -1,11 +1,12 @@
 """Read and replace the files of a run's folder.
 
-Other programs may have changed them. So only regular files up to a size are read, as UTF-8.
+Other programs may have changed them. So only regular files up to a size are read, as UTF-8. A file
+to write must have one name: with a link, the lines would be in another file, or in a copy of the
+run. The folder itself may be a link.
 """
 
 import contextlib
 import errno
-import json
 import os
 import stat
 from collections.abc import Iterator
@@ -13,8 +14,13 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+from trainbox.contract.parsing import parse_object
+
 _MOST_BYTES = 2**30  # more than a year of metrics; a sparse file must not fill the memory
 _MOST_OBJECT_BYTES = 2**26
+_APPEND = os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+# The errors of a path that is a link, or not a regular file.
+OF_ANOTHER_KIND = (errno.ELOOP, errno.EMLINK, errno.ENXIO)
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -34,22 +40,28 @@ def append_regular(path: Path) -> TextIO:
     Each line is written immediately.
 
     Raises:
-        OSError: the file is not writable, or not a regular file.
+        OSError: the file is not writable, a link, or not a regular file.
     """
-    descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    descriptor = _open(path, os.O_WRONLY | _APPEND)
     return os.fdopen(descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
 
 
 def _open(path: Path, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return descriptor
-        os.close(descriptor)
     except OSError as error:
         if error.errno != errno.ENXIO:  # a FIFO without a reader, opened for writing
             raise
-    raise OSError(errno.ENXIO, "not a regular file", str(path))
+        raise OSError(errno.ENXIO, "not a regular file", str(path)) from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        problem, reason = errno.ENXIO, "not a regular file"
+    elif flags & _APPEND and found.st_nlink > 1:
+        problem, reason = errno.EMLINK, os.strerror(errno.EMLINK)
+    else:
+        return descriptor
+    os.close(descriptor)
+    raise OSError(problem, reason, str(path))
 
 
 def read_text(path: Path, most_bytes: int = _MOST_BYTES) -> str:
@@ -86,21 +98,6 @@ def read_object(path: Path) -> dict[str, Any]:
     return parse_object(read_text(path, _MOST_OBJECT_BYTES))
 
 
-def parse_object(text: str) -> dict[str, Any]:
-    """Return the JSON object in `text`.
-
-    Raises:
-        ValueError: the text is not JSON, or not an object.
-    """
-    try:
-        value = json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    return value
-
-
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Yield a new file that atomically replaces `path` once it is on the disk.
@@ -132,10 +129,10 @@ def append_line(path: Path, line: str, durable: bool = False) -> None:
     this function returns. A line that a killed process has left without its end is ended first.
 
     Raises:
-        OSError: the file is not writable, or not a regular file, or the disk is full.
+        OSError: the file is not writable, a link, or not a regular file, or the disk is full.
     """
     data = f"{line}\n".encode(errors="backslashreplace")
-    descriptor = _open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    descriptor = _open(path, os.O_RDWR | _APPEND)
     try:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from trainbox.contract.parsing import parse_whole
+
 
 class Number(click.ParamType[float]):
     """A finite number above `low`, or from `low` if not `open_low`, and up to `high`.
@@ -47,9 +49,11 @@ class Whole(click.ParamType[int]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            number = int(str(value))
+            number = parse_whole(str(value))
         except ValueError:
             self.fail(f"{value!r} is not a whole number", param, ctx)
+        except OverflowError as error:
+            self.fail(str(error), param, ctx)
         if number < self.low:
             self.fail(f"{value} is less than {self.low}", param, ctx)
         if number > self.high:
@@ -77,7 +81,7 @@ class GpuCount(click.ParamType[int | str]):
                 param,
                 ctx,
             )
-        return int(value)
+        return Whole(0).convert(value, param, ctx)
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -94,16 +98,17 @@ class Numbers(click.ParamType[tuple[int, ...]]):
         if isinstance(value, tuple):
             return value
         texts = value.split(",")
-        if not all(text.isascii() and text.isdigit() and int(text) >= self.low for text in texts):
+        if not all(text.isascii() and text.isdigit() for text in texts):
             self.fail(
                 f"{value!r} is not a list of whole numbers from {self.low}, such as "
                 f"{self.low},{2 * self.low + 2}",
                 param,
                 ctx,
             )
-        if len(set(map(int, texts))) < len(texts):
+        numbers = [Whole(self.low).convert(text, param, ctx) for text in texts]
+        if len(set(numbers)) < len(numbers):
             self.fail(f"{value!r} repeats a number: give each number once", param, ctx)
-        return tuple(sorted(map(int, texts)))
+        return tuple(sorted(numbers))
 
 
 class NamedPath(click.Path):

@@ -38,6 +38,9 @@ def storage_failure(
     )
 
 
+_SPARE_BYTES = 2**24  # with more free bytes than this, the space was not the cause
+
+
 def is_of_disk(error: BaseException, folder: Path) -> bool:
     """Return whether `error` was raised by the disk of `folder`, and not by another file."""
     return isinstance(error, OSError) and (
@@ -56,6 +59,8 @@ _OTHERS = {
     errno.ENOTDIR: ("a file is where a folder is needed", "remove that file"),
     errno.EEXIST: ("a file is where a folder is needed", "remove that file"),
     errno.ENXIO: ("a FIFO or a device is where a file is needed", "remove that"),
+    errno.ELOOP: ("a symbolic link is where a file is needed", "remove the link"),
+    errno.EMLINK: ("the file has another name, as a hard link", "replace the file by a copy"),
     errno.EISDIR: ("a folder is where a file is needed", "remove that folder"),
 }
 
@@ -78,7 +83,13 @@ def _space_remedy(existing: Path, needed_bytes: int) -> tuple[str, str]:
     if found.f_files and not found.f_favail:
         return "no inodes left", "delete some files"
     needed = f"{_mib(needed_bytes)}, " if needed_bytes else ""
-    return f"{needed}{shutil.disk_usage(existing).free // 2**20} MiB free", "free some space"
+    free_bytes = shutil.disk_usage(existing).free
+    detail = f"{needed}{free_bytes // 2**20} MiB free"
+    # Temporary files are removed before this, so what was used up may be free again.
+    if free_bytes > 2 * needed_bytes + _SPARE_BYTES:
+        detail += ", but no inodes or quota left: see `df -i` and `quota -s`"
+        return detail, "delete some files"
+    return detail, "free some space"
 
 
 def _mib(needed_bytes: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import nearest
+from trainbox.contract.parsing import parse_whole
 from trainbox.contract.task_spec import TASKS_FOLDER, locate
 
 FIELD_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
@@ -68,9 +69,13 @@ def _convert(field: TaskField, value: Any, shown: str) -> Any:
             return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
                 text.lower()
             ]
+        if field.type is int:
+            return parse_whole(text)
         return field.type(text)
     except (ValueError, KeyError):
         raise WrongUse(f"{shown}: give a value of type {field.type.__name__}") from None
+    except OverflowError as error:
+        raise WrongUse(f"{shown}: {error}: give a smaller one") from None
 
 
 def fields_of(

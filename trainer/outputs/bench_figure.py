@@ -1,11 +1,11 @@
 """Draw the figure of `trainbox bench` from its bench.json."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.contract.files import read_object
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ def draw(folder: Path) -> None:
         StorageFailure: bench.svg cannot be written.
     """
     try:
-        report = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
+        report = read_object(folder / "bench.json")
     except (OSError, ValueError) as error:
         raise WrongUse(
             f"{folder}/bench.json cannot be read ({error}): give the folder that `trainbox "

@@ -1,10 +1,6 @@
 """Read the files that a script can leave: tensors, arrays, tables and JSON."""
 
 import csv
-import json
-import pickle
-import re
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.parsing import parse_json
 from trainer.outputs.entries import Entry, Key, entry_of_array, entry_of_value, leaves
 
 
@@ -50,29 +47,14 @@ def _first_line(error: Exception) -> str:
     return text.splitlines()[0].partition(". ")[0][:200]
 
 
-def _of_safetensors(path: Path) -> dict[Key, Entry]:
-    from safetensors.torch import load_file
+def _of_tensors(path: Path) -> dict[Key, Entry]:
+    import torch  # no other format needs it
 
-    return {(name,): _of_tensor(tensor) for name, tensor in load_file(path).items()}
+    from trainbox.tensor_files import read_tensor_file
 
-
-def _of_torch(path: Path) -> dict[Key, Entry]:
-    import torch
-
-    try:
-        with warnings.catch_warnings(action="ignore"):  # it warns of sparse tensors
-            tree = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        found = re.search(r"[Uu]nsupported (?:global: GLOBAL|GLOBAL|class) (\S+)", str(error))
-        if found is None:
-            raise WrongUse(f"{path.name} cannot be read: torch.save did not write it") from error
-        raise WrongUse(
-            f"{path.name} has an object of {found[1]}, and only tensors, numbers and texts are "
-            "read: compare a file with tensors, such as those of model.state_dict()"
-        ) from error
     return {
         name: _of_tensor(leaf) if isinstance(leaf, torch.Tensor) else entry_of_value(leaf)
-        for name, leaf in leaves(tree)
+        for name, leaf in leaves(read_tensor_file(path))
     }
 
 
@@ -112,7 +94,7 @@ def _of_json(path: Path) -> dict[Key, Entry]:
             )
         return dict(pairs)
 
-    tree = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
+    tree = parse_json(path.read_text(encoding="utf-8"), unique)
     return {name: entry_of_value(leaf) for name, leaf in leaves(tree)}
 
 
@@ -161,10 +143,10 @@ def _number(cell: str) -> int | float | None:
 # The suffixes, with the function that reads the format and the name of its entries.
 # entrypoint/drill/compare.py has the same suffixes.
 FORMATS: dict[str, tuple[Callable[[Path], dict[Key, Entry]], str]] = {
-    ".safetensors": (_of_safetensors, "tensor"),
-    ".pt": (_of_torch, "tensor"),
-    ".pth": (_of_torch, "tensor"),
-    ".bin": (_of_torch, "tensor"),
+    ".safetensors": (_of_tensors, "tensor"),
+    ".pt": (_of_tensors, "tensor"),
+    ".pth": (_of_tensors, "tensor"),
+    ".bin": (_of_tensors, "tensor"),
     ".npz": (_of_npz, "array"),
     ".npy": (_of_npy, "array"),
     ".csv": (_of_csv, "column"),

@@ -3,7 +3,12 @@
 Only this file imports tensorboard.
 """
 
+import errno
 import io
+import itertools
+import os
+import socket
+import threading
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -17,7 +22,7 @@ from tensorboard.plugins.hparams import metadata
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 # Other types are shown as text.
 _TYPES = {bool: "DATA_TYPE_BOOL", int: "DATA_TYPE_FLOAT64", float: "DATA_TYPE_FLOAT64"}
@@ -26,15 +31,26 @@ _TYPES = {bool: "DATA_TYPE_BOOL", int: "DATA_TYPE_FLOAT64", float: "DATA_TYPE_FL
 class EventFile:
     """A new file in the TensorBoard log `folder`, which threads may share.
 
-    Each method may raise OSError, also for an earlier write, because a thread writes.
+    Each event is written at once, so TensorBoard shows it and a kill loses none. TensorBoard's own
+    writer has a thread, which prints a traceback if the disk is full.
     """
 
+    _numbers = itertools.count()
+
     def __init__(self, folder: Path, from_step: int | None = None) -> None:
-        """Make the file. TensorBoard drops the values of earlier files from `from_step`."""
-        self._writer = EventFileWriter(str(folder))
+        """Make the file. TensorBoard drops the values of earlier files from `from_step`.
+
+        Raises:
+            OSError: The file cannot be written. The other methods may raise this, too.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        of_this = f"{socket.gethostname()}.{os.getpid()}.{next(self._numbers)}"
+        path = folder / f"events.out.tfevents.{int(time.time()):010d}.{of_this}"
+        self._file, self._lock = path.open("xb", buffering=0), threading.Lock()
+        self._add(Event(file_version="brain.Event:2", wall_time=time.time()))
         if from_step is not None:
             start = SessionLog(status=SessionLog.START)
-            self._writer.add_event(Event(session_log=start, wall_time=time.time(), step=from_step))
+            self._add(Event(session_log=start, wall_time=time.time(), step=from_step))
 
     def scalars(
         self, scalars: Mapping[str, float], step: int, time_unix_s: float | None = None
@@ -89,16 +105,20 @@ class EventFile:
         )
         self._write(values)
 
-    def flush(self) -> None:
-        """Write what is buffered, so that TensorBoard shows it."""
-        self._writer.flush()
-
     def close(self) -> None:
-        """Write what is buffered and close the file."""
-        self._writer.close()
+        """Close the file."""
+        self._file.close()
 
     def _write(
         self, values: Collection[Any], step: int = 0, time_unix_s: float | None = None
     ) -> None:
         when = time.time() if time_unix_s is None else time_unix_s
-        self._writer.add_event(Event(summary=Summary(value=values), wall_time=when, step=step))
+        self._add(Event(summary=Summary(value=values), wall_time=when, step=step))
+
+    def _add(self, event: Any) -> None:
+        record = io.BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
+        data = record.getvalue()
+        with self._lock:
+            if self._file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)

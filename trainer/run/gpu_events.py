@@ -73,13 +73,10 @@ def record_left_over(events: Path) -> None:
     # entrypoint has already printed the events.
     with contextlib.suppress(OSError, StorageFailure):
         metrics = Path(os.fsdecode(Path(f"{events}.run").read_bytes()))
-        last_byte = metrics.read_bytes()[-1:]
         entries = read_entries(metrics)
         last = max(entries, key=lambda entry: int(entry["step"]), default={"step": 0, "epoch": 0})
         position = {"kind": "health", "step": last["step"], "epoch": last.get("epoch")}
-        left = _not_in(entries, EntryReader(events))
-        if left and last_byte not in (b"", b"\n"):
-            append_line(metrics, "")  # end the line that the kill left incomplete; readers skip it
+        left = _not_in(entries, EntryReader(events)) if metrics.exists() else []
         for event in left:
             append_line(metrics, json.dumps(position | event))
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import StorageFailure, WrongUse
-from trainbox.contract.files import parse_object, read_bytes
+from trainbox.contract.files import read_bytes
+from trainbox.contract.parsing import parse_object
 
 _Problem = Callable[[dict[str, Any], dict[str, Any] | None], str | None]
 

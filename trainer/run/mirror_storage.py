@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainbox.contract.errors import Failure, NetworkFailure, WrongUse
-from trainbox.contract.files import parse_object, read_bytes
+from trainbox.contract.files import read_bytes
 from trainbox.contract.mirror_url import OPTION, check_url
+from trainbox.contract.parsing import parse_object
 from trainbox.contract.record_folder import CONFIG, MANIFEST, METRICS
 from trainbox.contract.secret_rule import without_secrets
 from trainbox.contract.sidecar import FIRST_CHECKPOINT, checkpoint_path, damage

@@ -14,7 +14,8 @@ from typing import Any
 
 from trainbox.contract.config import Config, parse_config
 from trainbox.contract.errors import StorageFailure, WrongUse
-from trainbox.contract.files import parse_object, read_object, read_text
+from trainbox.contract.files import read_object, read_text
+from trainbox.contract.parsing import parse_object
 from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.run.compare import edited_settings, listed_changes
 from trainer.run.jsonl import KEYS_OF_ENTRIES, read_entries

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.entries import EntryReader
+from trainbox.contract.files import replacing
 from trainbox.contract.processes import die_with_parent
 from trainer.run.event_file import EventFile
 from trainer.run.gpu_events import event_text
@@ -43,10 +44,8 @@ class Follower:
             with contextlib.suppress(ValueError, OverflowError, TypeError):
                 _write(entry, self._file)
         if self._file is not None:
-            self._file.flush()
-            with contextlib.suppress(OSError):
-                position = str(self._reader.position)
-                (self._folder / _COPIED).write_text(position, encoding="utf-8")
+            with contextlib.suppress(OSError), replacing(self._folder / _COPIED) as file:
+                file.write(str(self._reader.position).encode())
 
     def close(self) -> None:
         """Copy what is left and close TensorBoard's file."""

@@ -112,7 +112,7 @@ class TensorBoardLog:
         self.write(lambda file: file.scalars(best, best_step))
 
     def close(self) -> None:
-        """Write what is buffered and close the file.
+        """Close the file.
 
         An error of the last drawing is reported. A training that was stopped, or that has failed,
         ends with its own exit code.
@@ -124,10 +124,12 @@ class TensorBoardLog:
                 f"the pictures of step {self._drawn_step} are missing, because figures() raised "
                 f"{type(error).__name__}: {error}"
             )
+        self._close_file()
+
+    def _close_file(self) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-            self._file = None
+            self._file.close()
+        self._file = None
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
@@ -135,8 +137,8 @@ class TensorBoardLog:
         try:
             yield
         except OSError as error:
-            self._file = None
+            self._close_file()
             self._report(
-                f"TensorBoard's files cannot be written ({error}): training continues without "
-                "them, and metrics.jsonl has all values"
+                f"TensorBoard's files cannot be written ({error.strerror}): training continues "
+                "without them, and metrics.jsonl has all values"
             )

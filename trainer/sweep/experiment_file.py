@@ -10,8 +10,9 @@ from typing import Any
 
 from trainbox.contract.config import Config, parse_config
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import parse_object, read_object, read_text
+from trainbox.contract.files import read_object, read_text
 from trainbox.contract.options import KEYS_OF_TRAIN
+from trainbox.contract.parsing import parse_object
 from trainer.parallel.strategy import STRATEGIES
 from trainer.sweep.grid import Sweep
 from trainer.sweep.script import Script

@@ -10,6 +10,7 @@ import click
 from trainbox.contract.config import Config, check
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.options import KEYS_OF_TRAIN, Option
+from trainbox.contract.parsing import parse_whole
 from trainbox.contract.task_fields import TaskField, parse_fields, static_fields
 from trainer.load_task import load_task, loaded_fields
 from trainer.sweep import grid
@@ -61,7 +62,8 @@ def of_script(script: Script, values: Mapping[str, Any]) -> Sweep:
         grids.append((name, grid.choices(text, list(texts))))
     for text in values["ranges"]:
         name, low, high, log = grid.parse_range(text)
-        ranges.append((name, grid.between(text, _number(low), _number(high), log)))
+        ends = [_number(f"--range {text}", end) for end in (low, high)]
+        ranges.append((name, grid.between(text, ends[0], ends[1], log)))
     sweep = _sweep(script, grids, ranges, values)
     if script.metric_regex is not None:
         check_regex(script.metric_regex, sweep.goal)
@@ -145,8 +147,12 @@ def _values(row: Option, given: str, texts: Sequence[str]) -> list[grid.Value]:
         raise WrongUse(f"{given}: {error.message.rstrip('.')}") from error
 
 
-def _number(text: str) -> grid.Value:
-    for kind in (int, float):
+def _number(given: str, text: str) -> grid.Value:
+    try:
+        return parse_whole(text)
+    except OverflowError as error:
+        raise WrongUse(f"{given}: {error}: give a smaller one") from None
+    except ValueError:
         with contextlib.suppress(ValueError):
-            return kind(text)
+            return float(text)
     return text

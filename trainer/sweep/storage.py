@@ -1,7 +1,6 @@
 """Open the file or the database of a study, and report damage with the position."""
 
 import contextlib
-import json
 import os
 import sqlite3
 import time
@@ -14,6 +13,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.contract.parsing import parse_json
 from trainbox.contract.secret_rule import without_secrets
 from trainbox.contract.storage import storage_failure as file_failure
 
@@ -89,10 +89,10 @@ def _check_journal(path: Path, content: bytes) -> int:
     trials = 0
     for number, line in enumerate(lines, 1):
         try:
-            log = json.loads(line)
+            log = parse_json(line)
             trials += log["op_code"] == _CREATE_TRIAL
             unknown = _CREATE_TRIAL < log["op_code"] < 10 and not 0 <= log["trial_id"] < trials
-        except (KeyError, RecursionError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise damage(path, repr(error), number) from error
         if unknown:
             raise damage(path, f"no earlier line starts trial {log['trial_id']}", number)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import Changed, ExitCode, Failure, Preempted, WrongUse
+from trainbox.contract.files import append_regular
 from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.python_path import restore_environment
@@ -159,12 +160,12 @@ def _log_to(path: Path) -> None:
     """Redirect standard output and error to the trial's log, for libraries that crash as well."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        log = append_regular(path)
     except OSError as error:
         raise storage_failure(path, error) from error
-    for number in (1, 2):
-        os.dup2(log, number)
-    os.close(log)
+    with log:
+        for number in (1, 2):
+            os.dup2(log.fileno(), number)
     faulthandler.enable()
 
 

@@ -17,7 +17,7 @@ from trainbox.classification import Classification
 from trainbox.contract.config import CONTIGUOUS
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.files import replacing
-from trainbox.contract.markup import escaped
+from trainbox.contract.markup import escaped_line
 from trainer.data.nested import take, tensors_in
 from trainer.loop.build import build_inference
 from trainer.loop.state import Inference
@@ -171,10 +171,10 @@ def card_text(
     interface = [f"- `{name}`: {described(x)}" for name, x in inputs.items()]
     interface += [f"- output: {described(tensor)}" for tensor in outputs]
     if isinstance(task, Classification) and task.class_names:
-        classes = ", ".join(f"{k}: {_shown(name)}" for k, name in enumerate(task.class_names))
+        classes = ", ".join(f"{k}: {escaped_line(name)}" for k, name in enumerate(task.class_names))
         interface += [f"- the columns of the output are logits of the classes: {classes}"]
     parts = [
-        f"# {_shown(record.path.name)}",
+        f"# {escaped_line(record.path.name)}",
         "## Load the model",
         f"In the folder of the file:\n\n```python\n{lines}\n```",
         "## Inputs and outputs",
@@ -210,10 +210,9 @@ def described(tensor: Tensor) -> str:
 
 def _table(rows: Mapping[str, Any]) -> str:
     """Return a table of Markdown with the values that are not empty, or nothing without rows."""
-    lines = [f"| {_shown(name)} | {_shown(value)} |" for name, value in rows.items() if value != ""]
+    lines = [
+        f"| {escaped_line(name)} | {escaped_line(value)} |"
+        for name, value in rows.items()
+        if value != ""
+    ]
     return "\n".join(["| Name | Value |", "|---|---|", *lines]) if lines else ""
-
-
-def _shown(value: object) -> str:
-    """Return a value of the run as one line of text."""
-    return escaped(" ".join(str(value).split()))

@@ -1,8 +1,10 @@
 """The bench's cases, tables and suggestions, from values."""
 
+import html
 import json
 from typing import Any
 
+import markdown as renderer
 import pytest
 
 from entrypoint.bench.report import as_json, markdown
@@ -284,7 +286,7 @@ TABLE = """\
 
 No result:
 
-- 3 GPUs ddp, batch 64, 4 workers: 3 GPUs requested, found 2
+- 3 GPUs ddp, batch 64, 4 workers: `3 GPUs requested, found 2`
 
 ### What pays
 
@@ -309,6 +311,16 @@ def test_markdown() -> None:
     table = [Line("strong", case, ONE) for case in (ONE, TWO, three)]
     facts = FACTS | {"hardware": "H100", "torch": "2.15.0"}
     assert markdown(rows(table, outcomes), facts, ["this"]) == TABLE
+
+
+def test_texts_of_a_user_are_not_markup() -> None:
+    bad = "a\n\n# <img src=x onerror=alert(1)>|`[a](b)"
+    facts = FACTS | {"command": f"trainbox bench {bad}", "hardware": bad, "torch": "2.15.0"}
+    text = markdown(rows([Line("", ONE, ONE)], {ONE: BenchResult(failure=bad)}), facts)
+    page = renderer.markdown(text, extensions=["tables"])
+    assert "<img" not in page and "<h1" not in page and "<a " not in page
+    shown = html.unescape(page).replace("<code>", "").replace("</code>", "")
+    assert shown.count("a # <img src=x onerror=alert(1)>|`[a](b)") == 3
 
 
 def test_one_count_has_no_speed_up_and_reports_idle_workers() -> None:

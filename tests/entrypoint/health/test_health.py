@@ -293,6 +293,7 @@ def mismatches(value: Any, schema: dict[str, Any], path: str = "$") -> list[str]
             "--require shm: no such check 'shm': use some of driver, count, handle, "
             "recovery-action",
         ),
+        (["--gpus", "1" * 5000], "", "a whole number is more than 9223372036854775807"),
         (["--gpus", "two"], "", "'two' is neither a number of GPUs nor `all`"),
         (["--gpu-ids", "0,0"], "", "--gpu-ids=0,0 names GPU 0 twice"),
         (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainbox.contract.files import append_line, read_object, read_text
+from trainbox.contract.files import append_line, append_regular, read_object, read_text
 
 
 def test_an_object_is_read_also_through_a_link(tmp_path: Path) -> None:
@@ -36,6 +36,27 @@ def test_other_content_and_other_files_are_errors_with_a_reason(
     make(tmp_path / "a.json")
     with pytest.raises((OSError, ValueError), match=reason):
         read_object(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("link", "reason"),
+    [
+        (Path.symlink_to, "symbolic links"),
+        (lambda path, other: path.symlink_to("missing"), "symbolic links"),
+        (Path.hardlink_to, "Too many links"),
+    ],
+)
+def test_nothing_is_written_through_a_link(
+    tmp_path: Path, link: Callable[[Path, Path], object], reason: str
+) -> None:
+    other = tmp_path / "other"
+    other.write_text("precious")
+    link(tmp_path / "log", other)
+    for write in (append_regular, lambda path: append_line(path, "a")):
+        with pytest.raises(OSError, match=reason):
+            write(tmp_path / "log")
+    assert other.read_text() == "precious"
+    assert not (tmp_path / "missing").exists()
 
 
 def test_a_file_is_read_up_to_a_size(tmp_path: Path) -> None:

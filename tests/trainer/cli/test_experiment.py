@@ -226,6 +226,7 @@ def test_fields_with_the_names_of_keys_have_a_table(
         ),
         ("[task]\nwidth = 1.5", "[task] width = 1.5: give a value of type int"),
         ("[task.set]\nwidth = 1.5", "[task.set] width = 1.5: give a value of type int"),
+        (f"[task]\nwidth = {2**63}", f"[task] width = {2**63}: a whole number is more than 9223"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_key(here: Here, text: str, message: str) -> None:
@@ -246,7 +247,8 @@ def test_a_wrong_file_is_refused_with_the_key(here: Here, text: str, message: st
             b"[sweep]\nstorage = postgresql://u:secret@h/db\n",
             "is not TOML: Invalid value (at line 2, column 11): write the text of storage in",
         ),
-        (b"a = " + b"[" * 5000, "is not TOML: "),
+        (b"a = " + b"[" * 5000, "is not TOML: nested too deeply\n"),
+        (b"a = " + b"1" * 5000, "is not TOML: a whole number has too many digits\n"),
         (b"\xff", "is not TOML: 'utf-8' codec can't decode byte 0xff in position 0"),
     ],
 )

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import markdown
 import pytest
 import torch
 from torch import Tensor
@@ -194,6 +195,9 @@ def test_the_card_shows_the_texts_of_a_user_as_they_are(here: Here) -> None:
         assert bad in html.unescape(card.partition(before)[2].partition(after)[0])
     (row,) = (line for line in card.splitlines() if line.startswith("| task.note "))
     assert row.count("|") == 3
+    page = markdown.markdown(card, extensions=["tables", "fenced_code"])
+    assert "<img" not in page
+    assert f"<td>{bad}</td>" in html.unescape(page)
 
 
 @pytest.mark.parametrize("to", FORMATS)

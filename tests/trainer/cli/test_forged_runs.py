@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.here import Here, training_here
+from tests.support.unsafe_pickle import MakesFolder
 from trainer.run.digest import digest_of_digests, saved_digests, tensor_digests
 
 _TASK = "tests.support.tiny:FromFiles"
@@ -43,19 +45,28 @@ def _sidecars(**changes: Any) -> Callable[[Path], None]:
     return forge
 
 
-def _contents(change: Callable[[Any], object]) -> Callable[[Path], None]:
-    """Return a function that changes each checkpoint, and corrects its sidecar."""
+def _files(write: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Return a function that writes another file for each checkpoint, and corrects its sidecar."""
 
     def forge(run: Path) -> None:
         for path in (run / "checkpoints").glob("*.pt"):
-            state = torch.load(path, weights_only=True)
-            change(state)
-            torch.save(state, path)
+            write(path)
             data = path.read_bytes()
             digest = hashlib.sha256(data).hexdigest()
             _sidecar(path.with_suffix(".json"), sha256=digest, bytes=len(data))
 
     return forge
+
+
+def _contents(change: Callable[[Any], object]) -> Callable[[Path], None]:
+    """Return a function that changes each checkpoint, and corrects its sidecar."""
+
+    def write(path: Path) -> None:
+        state = torch.load(path, weights_only=True)
+        change(state)
+        torch.save(state, path)
+
+    return _files(write)
 
 
 def _exchange(one: Any, other: Any) -> None:
@@ -104,6 +115,25 @@ _FORGED: dict[str, Callable[[Path], object]] = {
     ),
     "second entries of the digests": _second_entries,
 }
+# What replaces each checkpoint, and the reason of each reader.
+_UNSAFE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "an object": (
+        lambda path: torch.save({"model": MakesFolder(Path("ran"))}, path),
+        "cannot be loaded safely (it has an object of posix.mkdir, and only tensors, numbers and",
+    ),
+    "a pickle": (
+        lambda path: path.write_bytes(pickle.dumps(MakesFolder(Path("ran")))),
+        "cannot be loaded safely (it is damaged, or torch.save did not write it): restore it from",
+    ),
+    "half a file": (
+        lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+        "cannot be loaded safely (it is damaged, or torch.save did not write it): restore it from",
+    ),
+    "a text": (
+        lambda path: path.write_text("the weights of a model\n" * 99),
+        "cannot be loaded safely (it is damaged, or torch.save did not write it): restore it from",
+    ),
+}
 
 
 def _without_entry(step: int) -> Callable[[Path], None]:
@@ -140,6 +170,10 @@ _RECORDS: dict[str, tuple[Callable[[Path], object], str]] = {
     "config.json": (
         lambda run: (run / "config.json").write_text("{"),
         "runs/r/config.json is damaged (",
+    ),
+    "number": (
+        lambda run: (run / "config.json").write_text(f'{{"seed": {"1" * 5000}}}'),
+        "runs/r/config.json is damaged (a whole number has too many digits): restore it",
     ),
     "keep": (
         _record("config.json", keep=-1),
@@ -199,6 +233,25 @@ def _err(here: Here, reader: str, code: int) -> str:
 def test_a_forged_run_is_refused(here: Here, run: Path, forged: str, reader: str) -> None:
     _FORGED[forged](run)
     _err(here, reader, 8 if reader == "verify" else 4)
+
+
+@pytest.mark.parametrize("reader", [*_USERS, "train"])
+@pytest.mark.parametrize("unsafe", _UNSAFE)
+def test_another_file_instead_of_a_checkpoint_is_refused(
+    here: Here, run: Path, unsafe: str, reader: str
+) -> None:
+    write, reason = _UNSAFE[unsafe]
+    _files(write)(run)
+    assert reason in _err(here, reader, 8 if reader == "verify" else 4)
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("reader", [*_USERS, "train"])
+def test_a_folder_instead_of_a_checkpoint_is_refused(here: Here, run: Path, reader: str) -> None:
+    for path in (run / "checkpoints").glob("*.pt"):
+        path.unlink()
+        path.mkdir()
+    assert "not a regular file" in _err(here, reader, 8 if reader == "verify" else 4)
 
 
 @pytest.mark.parametrize("reader", _USERS)

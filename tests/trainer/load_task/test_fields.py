@@ -200,6 +200,11 @@ def test_values_are_converted_to_the_fields_types(name: str, text: Any, value: A
         ({"width": "6.5"}, "--set width=6.5: give a value of type int"),
         ({"width": "wide"}, "--set width=wide: give a value of type int"),
         ({"width": "true"}, "--set width=true: give a value of type int"),
+        (
+            {"width": "1" * 5000},
+            f"--set width={'1' * 5000}: a whole number is more than 9223372036854775807: give a "
+            "smaller one",
+        ),
         ({"rate": ""}, "--set rate=: give a value of type float"),
         ({"deep": "maybe"}, "--set deep=maybe: give a value of type bool"),
         ({"deep": ""}, "--set deep=: give a value of type bool"),

@@ -1,5 +1,6 @@
 """The TensorBoard files of a script's run: the same values as metrics.jsonl, also after kills."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,10 @@ def append(run: Path, text: str) -> None:
 
 def test_a_killed_start_leaves_no_gap_and_no_repetition(tmp_path: Path) -> None:
     append(tmp_path, '{"step": 1, "loss": 1}\n{"step": 2, ')
-    Follower(tmp_path / "metrics.jsonl").look()  # never closed, as after a kill
+    if (pid := os.fork()) == 0:
+        Follower(tmp_path / "metrics.jsonl").look()
+        os._exit(0)  # without closing the file, as after a kill
+    assert os.waitpid(pid, 0)[1] == 0
     append(tmp_path, '"loss": 2}\n{"step": 3, "loss": 3}\n')
     Follower(tmp_path / "metrics.jsonl").close()
     assert sorted(shown(tmp_path)) == [(1, 1), (2, 2), (3, 3)]
@@ -32,7 +36,7 @@ def test_the_position_is_recorded_after_the_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     position, found = tmp_path / "tensorboard/.copied", list[bool]()
-    monkeypatch.setattr(EventFile, "flush", lambda _log: found.append(position.exists()))
+    monkeypatch.setattr(EventFile, "scalars", lambda *_: found.append(position.exists()))
     append(tmp_path, '{"step": 1, "loss": 1}\n')
     follower = Follower(tmp_path / "metrics.jsonl")
     follower.look()

@@ -1,6 +1,9 @@
 """What TensorBoard shows of metrics.jsonl."""
 
 import io
+import re
+import resource
+import signal
 import threading
 from pathlib import Path
 
@@ -103,6 +106,43 @@ def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path) -> Non
     log.close()
     assert len(reports) == 1
     assert reports[0].startswith("TensorBoard's files cannot be written (")
+
+
+def test_a_full_disk_is_reported_once_and_without_a_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The limit of a file's size acts as a full disk."""
+    reports: list[str] = []
+    log = TensorBoardLog(tmp_path, reports.append)
+    log.begin(1)
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    earlier, limits = signal.getsignal(signal.SIGXFSZ), resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, limits[1]))
+    try:
+        for step in range(9):
+            log.write(lambda file, step=step: file.scalars({"train/loss": 1}, step))  # type: ignore[misc]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, earlier)
+    log.close()
+    (report,) = reports
+    reason = r"\((File too large|No space left on device)\)"
+    assert re.match(f"TensorBoard's files cannot be written {reason}: ", report)
+    assert capfd.readouterr().err == ""
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [event.step for event in board.Scalars("train/loss")] == [0, 1]
+
+
+def test_an_event_is_in_the_file_at_once(tmp_path: Path) -> None:
+    log = TensorBoardLog(tmp_path, [].append)
+    log.begin(1)
+    log.write(lambda file: file.scalars({"train/loss": 1}, 3))
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [event.step for event in board.Scalars("train/loss")] == [3]
+    log.close()
 
 
 def test_a_resume_replaces_what_an_earlier_start_wrote_after_its_step(tmp_path: Path) -> None:

@@ -202,14 +202,14 @@ def _of_another_body(here: Here) -> None:
         (
             lambda here: torch.save(MakesFolder(Path("ran")), "w.pt"),
             ["--init", "w.pt"],
-            "w.pt has no weights that can be loaded (it has Python objects besides tensors, which "
-            "could run code): use a .safetensors",
+            "w.pt has no weights that can be loaded (it has an object of posix.mkdir, and only "
+            "tensors, numbers and texts are read): use a .safetensors",
         ),
         (
             # As whole pickles of another protocol, of which torch warns.
             lambda here: Path("w.pt").write_bytes(pickle.dumps(MakesFolder(Path("ran")), 4)),
             ["--init", "w.pt"],
-            "w.pt has no weights that can be loaded (it has Python objects besides tensors, ",
+            "w.pt has no weights that can be loaded (it is damaged, or torch.save did not write it",
         ),
         (
             lambda here: os.mkfifo("w.pt"),

@@ -59,8 +59,6 @@ def test_a_malformed_grid_is_refused(text: str) -> None:
 
 
 def test_a_value_given_twice_is_refused() -> None:
-    with pytest.raises(WrongUse, match="--grid a=1,9.*: a whole number is more than 9223372036854"):
-        choices(f"a=1,{10**401 - 1}", [1, 10**401 - 1])
     with pytest.raises(WrongUse, match="--grid lr=0.1,0.10: a value is given twice"):
         choices("lr=0.1,0.10", [0.1, 0.1])
     assert choices("x=1,true", [1, True]) == [1, True]
@@ -79,11 +77,11 @@ def test_a_range_has_two_ends_and_a_scale() -> None:
     ("low", "high", "log", "text"),
     [
         (2, 1, False, "is empty: give a low end that is below the high end"),
-        (math.nan, 1.0, False, "is empty: give a low end that is below the high end"),
+        (math.nan, 1.0, False, "is not finite: give ends that are closer to each other"),
+        (-1e308, 1e308, False, "is not finite: give ends that are closer to each other"),
         (0.0, 1.0, True, "is empty: give a low end that is below the high end, and above 0"),
         ("a", "b", False, "an end is not a number"),
         (False, True, False, "an end is not a number"),
-        (1, 2**63, False, "a whole number is more than 9223372036854775807: give a smaller one"),
     ],
 )
 def test_an_empty_range_is_refused(low: Any, high: Any, log: bool, text: str) -> None:

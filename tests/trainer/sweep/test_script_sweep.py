@@ -138,6 +138,14 @@ def test_scalars_that_a_trial_writes_to_a_shared_folder_are_its_own(trainbox: Tr
             ["train.py", "--sampler", "tpe", "--range", "lr=a:2", "--", "{lr}"],
             "--range lr=a:2: an end is not a number",
         ),
+        (
+            ["train.py", "--sampler", "tpe", "--range", f"n=1:{'1' * 401}", "--", "{n}"],
+            "1: a whole number is more than 9223372036854775807: give a smaller one",
+        ),
+        (
+            ["train.py", "--sampler", "tpe", "--range", "n=-1e308:1e308", "--", "{n}"],
+            "--range n=-1e308:1e308 is not finite: give ends that are closer to each other",
+        ),
         (["train.py", "--name", "a/b"], "--name 'a/b' must be a folder name"),
     ],
 )
