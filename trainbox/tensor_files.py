@@ -19,6 +19,7 @@ def read_tensor_file(path: Path, mapped: bool = False) -> Any:
     `mapped`.
 
     Raises:
+        MemoryError: the tensors do not fit in memory.
         OSError: the file is missing, unreadable or not a regular file.
         ValueError: the file is damaged, of another program, or has more than tensors and plain
             values. The text is the reason, and names a class that the file has.
@@ -35,6 +36,8 @@ def read_tensor_file(path: Path, mapped: bool = False) -> Any:
     except Exception as error:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno):
             raise
+        if "allocate memory" in str(error):
+            raise MemoryError(f"{path} does not fit in memory") from error
         raise ValueError(_reason(str(error))) from error
 
 

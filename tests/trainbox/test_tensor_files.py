@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import resource
 import warnings
 import zipfile
 from argparse import Namespace
@@ -81,6 +82,21 @@ def test_another_file_is_an_error_with_our_reason_and_runs_nothing(
     with pytest.raises(ValueError, match=f"^{reason}$"):
         read_tensor_file(tmp_path / name, mapped)
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_file_that_does_not_fit_in_memory_is_not_damaged(tmp_path: Path, mapped: bool) -> None:
+    torch.save(torch.zeros(2**24), tmp_path / "a.pt")
+    if (pid := os.fork()) == 0:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**25, resource.RLIM_INFINITY))
+        try:
+            read_tensor_file(tmp_path / "a.pt", mapped)
+        except MemoryError as error:
+            os._exit(7 if "a.pt does not fit in memory" in str(error) else 8)
+        finally:
+            os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
