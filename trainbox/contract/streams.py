@@ -10,6 +10,7 @@ import time
 from typing import Any, TextIO
 
 _LONGEST_MESSAGE = 1000
+_LONGEST_VALUE = 200  # a longer word of a message that is too long would hide the reason
 # The supervisor of a training prints, and its deadlines must not wait for a paused terminal.
 _UNREAD_MESSAGE_S = 5.0
 # A line beside the progress bar is written to both streams. Both waits together are shorter than
@@ -56,7 +57,10 @@ def printable(text: str, keep: str = "") -> str:
 
 def message_line(text: str) -> str:
     """Return `trainbox: TEXT` as one printable line of at most 1000 characters of text."""
-    return f"trainbox: {printable(' '.join(text.split())[:_LONGEST_MESSAGE])}"
+    words = text.split()
+    if len(text) > _LONGEST_MESSAGE:
+        words = [w if len(w) <= _LONGEST_VALUE else f"{w[:80]}...{w[-20:]}" for w in words]
+    return f"trainbox: {printable(' '.join(words)[:_LONGEST_MESSAGE])}"
 
 
 def message(text: str, file: TextIO | None = None) -> None:

@@ -688,6 +688,7 @@ def test_an_unusable_gpu_gets_no_trial(sweeps: Sweeps) -> None:
             "you mean width?",
         ),
         (["--grid", "width=a,2"], "--grid width=a,2: give a value of type int"),
+        (["--grid", f"width={'1' * 5000}"], "111: a whole number is more than 9223372036854775807"),
         (["--grid", f"width=1{'0' * 401}"], f"--grid width=1{'0' * 401}: a whole number is more "),
         (["--grid", "lr=0.1,nan"], "--grid lr=0.1,nan: nan is not a finite number above 0"),
         (
