@@ -53,7 +53,7 @@ class Whole(click.ParamType[int]):
         except ValueError:
             self.fail(f"{value!r} is not a whole number", param, ctx)
         except OverflowError as error:
-            self.fail(str(error), param, ctx)
+            self.fail(f"{value}: {error}", param, ctx)
         if number < self.low:
             self.fail(f"{value} is less than {self.low}", param, ctx)
         if number > self.high:

@@ -37,7 +37,7 @@ class RecordFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self.close()
+            self._lock.close()  # the folder and its records are of the other process
             raise WrongUse(
                 f"another process uses {path}: wait until it ends, or choose another folder with "
                 "--run NAME"

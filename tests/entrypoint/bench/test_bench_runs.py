@@ -135,7 +135,7 @@ def test_a_batch_that_does_not_fit_is_a_row_without_a_result(
         r"^\| 1 \| single \| 64 \| 64 \| - \| no result \| - \|", ended.out, re.MULTILINE
     )
     reason = r"the GPU's memory is used up \(CUDA out of memory\)"
-    assert re.search(rf"^- 1 process single, batch 64: {reason}", ended.out, re.MULTILINE)
+    assert re.search(rf"^- 1 process single, batch 64: `{reason}", ended.out, re.MULTILINE)
     assert ended.err.count("batch 64") == 1  # The second round does not try the batch again.
     assert left_over(trainbox) == []
 
@@ -195,7 +195,7 @@ def test_a_signal_ends_the_case_and_prints_the_finished_cases(
     ended = finish(process)
     assert ended.code == 75
     assert re.search(r"^\| 1 \| single \| 16 \| 16 \| 0 \| [\d,]+ \| ", ended.out, re.MULTILINE)
-    assert "- 1 process single, batch 32: not measured\n" in ended.out
+    assert "- 1 process single, batch 32: `not measured`\n" in ended.out
     assert ended.err == "trainbox: SIGTERM received: the tables show the cases measured before it\n"
     assert left_over(trainbox) == []
 
@@ -213,7 +213,7 @@ def test_if_no_case_can_be_launched_the_code_is_that_of_the_first(
     ended = forked("bench", "digits", *arguments, env={"CUDA_VISIBLE_DEVICES": ""})
     assert ended.code == code
     assert ended.err.splitlines()[-1].startswith(f"trainbox: bench: no case was measured: {text}")
-    assert f"no result: {text}" in ended.err and f": {text}" in ended.out
+    assert f"no result: {text}" in ended.err and f": `{text}" in ended.out
     assert [path.name for path in Path(forked.folder).iterdir()] == []
 
 

@@ -50,8 +50,11 @@ def test_a_checkpoint_that_is_due_in_a_validation_is_saved_once_after_the_next_s
 
 
 @pytest.mark.parametrize(("name", "saved"), [("squared", []), ("near", ["save"])])
-def test_a_loss_that_is_not_finite_is_not_saved(name: str, saved: list[str]) -> None:
+def test_a_loss_that_is_not_finite_is_not_saved(
+    monkeypatch: pytest.MonkeyPatch, name: str, saved: list[str]
+) -> None:
     """A metric of the training may be NaN."""
+    monkeypatch.setattr("trainer.loop.saving.not_finite", lambda _job, what: Failure(f"{what} is"))
     job: Any = _Parts(gathers_states=False)
     job.state.capture = lambda _strategy: {"running": {"fine": [1.0], name: [1.0, math.nan]}}
     job.state.progress = SimpleNamespace(step=7, best_step=None)

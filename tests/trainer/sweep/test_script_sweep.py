@@ -96,10 +96,10 @@ def test_a_sweep_of_a_script_records_each_trial(trainbox: Trainbox) -> None:
 
 # Writes for TensorBoard to a folder that all trials share, as SummaryWriter does by default.
 _BOARD = f"""
-import sys
+import pathlib, sys
 sys.path.append({str(ROOT)!r})
 from trainer.run.event_file import EventFile
-file = EventFile("logs/shared")
+file = EventFile(pathlib.Path("logs/shared"))
 file.scalars({{"val/acc": float(sys.argv[1])}}, 1)
 file.close()
 """

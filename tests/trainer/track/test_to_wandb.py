@@ -221,7 +221,7 @@ def test_a_full_disk_loses_nothing(
     with monkeypatch.context() as patch:
         full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
         patch.setattr("trainer.track.to_wandb.replacing", full)
-        with pytest.raises(StorageFailure, match="No space left on device .*: free some space"):
+        with pytest.raises(StorageFailure, match="No space left on device .*: delete some files"):
             sent(_tracker(), run)
     assert sent(_tracker(), run) == ["1 run, 1 entry"]
     assert _parts(run) == [[_row(5, loss=0.5)]]
