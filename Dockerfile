@@ -73,11 +73,11 @@ RUN --mount=type=bind,from=uv,source=/opt/uv/bin/uv,target=/mnt/uv \
         python3 -P /mnt/requirements.py install \
         --locked /mnt/requirements.lock --uv /mnt/uv --into /opt/venv -- "${REQUIREMENTS##*/}"
 
-# uv leaves a lock file that all users may write.
+# uv leaves lock files that all users may write.
 RUN printf '%s\n' '#!/opt/venv/bin/python' 'import sys' \
         'from trainbox_start import main' 'sys.exit(main())' > /opt/venv/bin/trainbox \
     && chmod 755 /opt/venv/bin/trainbox \
-    && rm -f /opt/venv/.lock
+    && rm -rf /opt/venv/.lock /root/.cache
 
 # The image must work with any --user, so all users can write to these folders. A new named volume
 # copies their modes.
