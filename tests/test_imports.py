@@ -35,7 +35,7 @@ ORDER = {
     ),
     "trainer": (
         "system outputs launch task_errors load_task task_list data parallel machine run track "
-        "loop checks session use sweep cli __main__"
+        "loop checks measure session use sweep cli __main__"
     ),
 }
 

@@ -16,16 +16,16 @@ from trainer.load_task import load_task
 from trainer.loop.arithmetic import set_cuda_variables
 from trainer.loop.build import Data, build, build_data
 from trainer.loop.fit import fit
-from trainer.loop.meter import Meter
 from trainer.loop.out_of_memory import (
     examples_at_once,
     free_memory,
     has_batch_norm,
     with_smaller_micro_batches,
 )
-from trainer.loop.profile import Profile
 from trainer.loop.report import closing, header, samples_per_second, smaller_micro_batches
 from trainer.loop.state import Job
+from trainer.measure.meter import Meter
+from trainer.measure.profile import Profile
 from trainer.parallel.strategy import Strategy, join
 from trainer.run.checkpoint import RunCheckpoints
 from trainer.run.mirror import mirrored

@@ -14,7 +14,7 @@ from torch.autograd.profiler_util import FunctionEvent, FunctionEventAvg
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import TINY
 from trainbox.contract.errors import Preempted, StorageFailure
-from trainer.loop.profile import _longest
+from trainer.measure.profile import _longest
 from trainer.system.signals import StopRequest
 
 WORDS = ("train", TINY, "--device", "cpu", "--max-steps", "18", "--threads", "1")
@@ -52,7 +52,7 @@ def test_the_start_of_the_profiler_is_not_part_of_a_step(
         return real() + (1e6 if started[0] else 0.0)
 
     monkeypatch.setattr(torch.profiler.profile, "start", slow_start)
-    monkeypatch.setattr("trainer.loop.profile.time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr("trainer.measure.profile.time", SimpleNamespace(monotonic=monotonic))
     _, out, _ = here.command(*WORDS, "--run", "r", "--profile", "3")
     (each_ms,) = re.findall(r"profile of 3 steps, ([\d.]+) ms each", out)
     assert float(each_ms) < 1e6
