@@ -182,7 +182,9 @@ def supervise(
             # The signal comes first, because a paused terminal delays the message.
             forward_signal(child.pid, signals[again])
             sent.append(signals[again])
-            name = f"{signal.Signals(received[-1]).name} received" if received else ""
+            # A later signal may have arrived meanwhile.
+            cause = received[heard + again - 1] if received else None
+            name = f"{signal.Signals(cause).name} received" if cause else ""
             once_more = "stop" if again + 1 == len(signals) else f"send {signals[again + 1].name}"
             message(
                 f"{name or (fault and fault.what)}: {kind.stopping.format(signal=sent[-1].name)} "

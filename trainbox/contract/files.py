@@ -7,6 +7,7 @@ run. The folder itself may be a link.
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -125,8 +126,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 def append_line(path: Path, line: str, durable: bool = False) -> None:
     """Append `line` and a line break to a regular file in one write.
 
-    Lines that several processes append are then not mixed. A `durable` line is on the disk when
-    this function returns. A line that a killed process has left without its end is ended first.
+    Lines that several processes append are not mixed. A `durable` line is on the disk when this
+    function returns. A line that a killed process has left without its end is ended first.
 
     Raises:
         OSError: the file is not writable, a link, or not a regular file, or the disk is full.
@@ -134,6 +135,9 @@ def append_line(path: Path, line: str, durable: bool = False) -> None:
     data = f"{line}\n".encode(errors="backslashreplace")
     descriptor = _open(path, os.O_RDWR | _APPEND)
     try:
+        # Without the lock, a line that another process is writing would look like one without end.
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             data = b"\n" + data
