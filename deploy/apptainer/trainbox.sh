@@ -52,13 +52,11 @@ if [[ $project ]]; then
         refuse 2 "PROJECT_DIR=$project is not a folder: set it to that of the script"
     mountable PROJECT_DIR "$project"
 fi
-for name in HEALTH_LIMITS RDZV_SECRET_FILE; do
-    if [[ -n ${!name-} ]]; then
-        [[ -f ${!name} ]] ||
-            refuse 2 "$name=${!name} is not a file: set $name to the path of a file"
-        mountable "$name" "${!name}"
-    fi
-done
+if [[ -n ${HEALTH_LIMITS-} ]]; then
+    [[ -f $HEALTH_LIMITS ]] ||
+        refuse 2 "HEALTH_LIMITS=$HEALTH_LIMITS is not a file: set HEALTH_LIMITS to the path of a file"
+    mountable HEALTH_LIMITS "$HEALTH_LIMITS"
+fi
 
 inside=/workspace/$tasks
 if [[ $tasks == /* ]]; then inside=$tasks; fi
@@ -114,7 +112,7 @@ for name in $(compgen -e); do
     TRAINBOX_*_DIR | TORCH_HOME | TORCH_*_DIR | \
         TRAINBOX_HEARTBEAT | TRAINBOX_BUILD_INFO | TRAINBOX_COMMAND) ;;
     GPUS | GPU_IDS | STRATEGY | PROCESSES | DEVICE | NNODES | NODE_RANK | \
-        RDZV_ENDPOINT | RDZV_ID | RDZV_TIMEOUT_S | RDZV_SECRET | TASK | SET | HEALTH | \
+        RDZV_ENDPOINT | RDZV_ID | RDZV_TIMEOUT_S | TASK | SET | HEALTH | \
         TRAINBOX_* | SLURM_* | PET_* | CUDA_VISIBLE_DEVICES | CUDA_LAUNCH_BLOCKING | \
         NCCL_* | GLOO_* | TORCH_* | PYTORCH_* | OMP_NUM_THREADS | *_proxy | *_PROXY)
         export "APPTAINERENV_$name=${!name}"
@@ -125,10 +123,6 @@ export APPTAINERENV_TRAINBOX_COMMAND=$0 # messages recommend commands in this fo
 if [[ -n ${HEALTH_LIMITS-} ]]; then
     options+=(--bind "$(realpath "$HEALTH_LIMITS"):/workspace/limits.toml:ro")
     export APPTAINERENV_HEALTH_LIMITS=/workspace/limits.toml
-fi
-if [[ -n ${RDZV_SECRET_FILE-} ]]; then
-    options+=(--bind "$(realpath "$RDZV_SECRET_FILE"):/workspace/rdzv-secret:ro")
-    export APPTAINERENV_RDZV_SECRET_FILE=/workspace/rdzv-secret
 fi
 
 # The digest for the manifest is read from a file, because hashing gigabytes at each start takes too

@@ -38,7 +38,6 @@ finish() { # exit with code $1, and requeue the job if the same command can resu
     fi
     exit "$1"
 }
-trap 'finish 75' USR1 # before the step starts, no node needs the warning
 
 # Start one task per node: trainbox starts the processes. Node 0, which SLURM lists first, hosts the
 # rendezvous. After the first task ends, the others have 60 s to save a checkpoint and exit.
@@ -46,12 +45,6 @@ step=(srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntas
     --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=60 --export=ALL)
 if [ "$SLURM_JOB_NUM_NODES" != 1 ]; then
     step+=(--label)
-    # The nodes recognise each other by a secret of this start. The environment passes it on,
-    # because only the job's user can read it. All users of the node can read arguments.
-    if [ -z "${RDZV_SECRET-}${RDZV_SECRET_FILE-}" ]; then
-        RDZV_SECRET=$(od -An -vtx1 -N32 /dev/urandom | tr -d ' \n')
-        export RDZV_SECRET
-    fi
 fi
 
 where=${RUN_IN:-venv:.venv}

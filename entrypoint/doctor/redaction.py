@@ -10,7 +10,7 @@ _LONGEST = 240  # characters shown of a value; an image's NVIDIA_REQUIRE_CUDA ha
 # Other variables that may explain a problem. Only their names are shown.
 _NAMED = re.compile(
     "(?:CUDA|NVIDIA|NCCL|TORCH|TORCHINDUCTOR|PYTORCH|OMP|MKL|GLOO|PET|TRAINBOX)_.*|TP_SOCKET.*"
-    "|SLURM_(?:JOB|STEP|NODE).*|RDZV_ID|RDZV_SECRET|RDZV_SECRET_FILE|SET|(?i:https?_proxy|no_proxy)",
+    "|SLURM_(?:JOB|STEP|NODE).*|RDZV_ID|SET|(?i:https?_proxy|no_proxy)",
     re.DOTALL,
 )
 

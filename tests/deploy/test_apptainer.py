@@ -328,10 +328,7 @@ def _no_runs(folder: Path) -> None:
                 ("TMPDIR", "a:b"),
             )
         ),
-        *(
-            (None, {name: "none.toml"}, 2, f"{name}=none.toml is not a file: set {name} to")
-            for name in ("HEALTH_LIMITS", "RDZV_SECRET_FILE")
-        ),
+        (None, {"HEALTH_LIMITS": "none.toml"}, 2, "HEALTH_LIMITS=none.toml is not a file: set "),
     ],
     ids=[
         "no image",
@@ -349,7 +346,6 @@ def _no_runs(folder: Path) -> None:
         "colon in TASKS_DIR",
         "colon in TMPDIR",
         "no HEALTH_LIMITS",
-        "no RDZV_SECRET_FILE",
     ],
 )
 def test_a_mistake_is_reported(

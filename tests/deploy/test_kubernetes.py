@@ -37,7 +37,6 @@ OVERLAYS = ("one-node", "several-nodes", "sweep", "jobset", "trainjob")
 OTHERS = ("trainjob", "tensorboard", "monitor", "storage", "storage-one-node")
 JOB_NAME, JOBSET_NAME = "batch.kubernetes.io/job-name", "jobset.sigs.k8s.io/jobset-name"
 
-SECRET = "0123456789abcdef0123456789abcdef"  # noqa: S105 - what the page's command makes
 
 Object = dict[str, Any]
 
@@ -406,10 +405,6 @@ def environment(
         )
     for entry in container.get("env", []):
         if "valueFrom" in entry:
-            if reference := entry["valueFrom"].get("secretKeyRef"):
-                assert reference == {"name": "rendezvous", "key": "secret", "optional": True}
-                env[entry["name"]] = SECRET
-                continue
             path = entry["valueFrom"]["fieldRef"]["fieldPath"]
             kind, key = re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path).groups()
             env[entry["name"]] = {"labels": labels, "annotations": annotations}[kind][key]
@@ -551,8 +546,6 @@ def test_the_plan_of_each_of_two_nodes(name: str, run: Run) -> None:
         meeting = {"rdzv-endpoint": ENDPOINTS[name], "rdzv-id": RDZV_IDS[name]}
         assert rdzv_of(plan) == {"nnodes": "2", "node-rank": str(rank)} | meeting
         assert ",await_name=1 " in " ".join(plan["argv"]), "the name of a pod is known when it runs"
-        assert pod.env[pod.train["name"]]["RDZV_SECRET"] == SECRET
-        assert SECRET not in json.dumps(plan)
         assert pod.env[pod.train["name"]]["TASK"] == "digits"
 
 
@@ -775,20 +768,6 @@ def test_the_service_gives_the_pods_their_dns_names() -> None:
     assert service["spec"]["publishNotReadyAddresses"] is True
     (port,) = service["spec"]["ports"]
     assert ENDPOINTS["several-nodes"].endswith(f":{port['port']}")
-
-
-def test_the_manifests_refer_to_the_secret_and_do_not_contain_it() -> None:
-    for name in MULTI_NODE:
-        folder = DEPLOY / ("trainjob-runtime" if name == "trainjob" else name)
-        text = "".join(path.read_text() for path in folder.glob("*.yaml"))
-        assert (
-            text.count("valueFrom: {secretKeyRef: {name: rendezvous, key: secret, optional: true}}")
-            == 1
-        )
-    assert (
-        "openssl rand -hex 32 | kubectl create secret generic rendezvous "
-        "--from-file=secret=/dev/stdin" in PAGE.read_text()
-    )
 
 
 # Sweeps.

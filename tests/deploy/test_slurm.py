@@ -107,32 +107,6 @@ def test_run_in_selects_the_program(tmp_path: Path, run_in: str, program: str, n
     ]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "given", "passed_on"),
-    [
-        ("1", {}, r"- -"),
-        ("2", {}, r"[0-9a-f]{64} -"),
-        ("2", {"RDZV_SECRET": "own"}, "own -"),
-        ("2", {"RDZV_SECRET_FILE": "file"}, "- file"),
-    ],
-)
-def test_nodes_get_a_new_secret_in_their_environment_alone(
-    tmp_path: Path, nodes: str, given: dict[str, str], passed_on: str
-) -> None:
-    found = []
-    for number in range(2):
-        (folder := tmp_path / str(number)).mkdir()
-        step = 'echo "${RDZV_SECRET:--} ${RDZV_SECRET_FILE:--}" >secret'
-        code, calls, err = run_in_a_job(
-            folder, "train", step=step, SLURM_JOB_NUM_NODES=nodes, **given
-        )
-        found.append((folder / "secret").read_text().strip())
-        assert (code, err) == (0, "")
-        assert re.fullmatch(passed_on, found[-1])
-        assert found[-1].split()[0] == "-" or found[-1].split()[0] not in str(calls)
-    assert (found[0] != found[1]) == (nodes == "2" and not given)
-
-
 def test_another_value_of_run_in_is_refused(tmp_path: Path) -> None:
     code, calls, err = run_in_a_job(tmp_path, "train", RUN_IN="docker:trainbox")
     assert (code, calls) == (2, [])
@@ -244,14 +218,6 @@ def test_after_a_warning_run_sh_waits_for_the_step(tmp_path: Path) -> None:
 def test_a_step_that_the_warning_kills_is_waited_for_once(tmp_path: Path) -> None:
     code, calls, _ = run_in_a_job(tmp_path, "train", step="kill -USR1 $$")
     assert (code, [words[0] for words in calls]) == (128 + signal.SIGUSR1, ["srun", "scontrol"])
-
-
-def test_a_warning_before_the_step_requeues_the_job(tmp_path: Path) -> None:
-    # Before the step, run.sh makes a secret in a subshell, which is the parent of `od`.
-    warns = {"od": "kill -USR1 $(ps -o ppid= -p $PPID); echo 00"}
-    code, calls, err = run_in_a_job(tmp_path, "train", programs=warns, SLURM_JOB_NUM_NODES="2")
-    assert (code, calls) == (75, [["scontrol", "requeue", "7"]])
-    assert err == "run.sh: trainbox exited with code 75: the job is requeued\n"
 
 
 def test_a_cancelled_job_is_not_requeued(tmp_path: Path) -> None:

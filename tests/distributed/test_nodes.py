@@ -21,7 +21,6 @@ from trainbox.contract.errors import Failure, NetworkFailure, WrongUse
 from trainer.launch.meeting import Meeting
 
 _HOST = socket.gethostname()
-_SECRET = "0123456789abcdef"  # noqa: S105 - no password
 
 
 @needs_linux
@@ -257,7 +256,7 @@ def test_strangers_and_nodes_that_leave_again_do_not_count(party: Party) -> None
     port = free_port()
     first = party.start(node_of(0, port))
     party.hear()
-    hello = {"node_rank": 1, "nnodes": 2, "job": "j", "processes": 1, "host": "h"}
+    hello = {"rank": 1, "nnodes": 2, "job": "j", "processes": 1, "host": "h"}
     strange = [
         b"GET / HTTP/1.1\r\n",
         b"[]\n",
@@ -266,12 +265,12 @@ def test_strangers_and_nodes_that_leave_again_do_not_count(party: Party) -> None
         b"\n",
         b"\xff\n",
         b"x" * 10_000,
-        b'{"node_rank": 5',
+        b'{"rank": 5',
     ]
     strange += [b"[" * 4095 + b"\n"]
     strange += [
         json.dumps(hello | wrong).encode() + b"\n"
-        for wrong in ({"node_rank": 0}, {"node_rank": []}, {"nnodes": "2"})
+        for wrong in ({"rank": 0}, {"rank": []}, {"nnodes": "2"})
     ]
     for sent in [*strange, json.dumps(hello).encode()]:
         with socket.create_connection(("127.0.0.1", port)) as stranger:
@@ -442,9 +441,8 @@ _GATED = (*GATED, "--nnodes", "2")
 def test_nodes_with_different_settings_name_the_setting(ranks: Ranks) -> None:
     words = ("train", TINY, "--run", "r", "--device", "cpu", "--nnodes", "2")
     place = ("--rdzv-endpoint", f"127.0.0.1:{free_port()}")
-    env = {"RDZV_SECRET": _SECRET}
     nodes = [
-        ranks.launch(*words, *place, "--node-rank", str(rank), "--lr", lr, env=env)
+        ranks.launch(*words, *place, "--node-rank", str(rank), "--lr", lr)
         for rank, lr in enumerate(("0.1", "0.2"))
     ]
     ended = [node.wait() for node in nodes]
@@ -467,7 +465,7 @@ def test_a_signal_to_one_node_stops_all_with_a_checkpoint(ranks: Ranks) -> None:
             *words,
             "--node-rank",
             str(rank),
-            env={"OMP_NUM_THREADS": str(rank + 1), "RDZV_SECRET": _SECRET},
+            env={"OMP_NUM_THREADS": str(rank + 1)},
         )
         for rank in range(2)
     ]

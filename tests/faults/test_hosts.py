@@ -18,7 +18,6 @@ from tests.support.faults import GATED, Gate, clean_digest
 from tests.support.processes import Job, listening
 
 _WORDS = (*GATED, "--max-steps", "70", "--checkpoint-steps", "10")
-_SECRET = {"RDZV_SECRET": "0123456789abcdef0123456789abcdef"}
 _HOSTS = ("h3", "h4")
 _PROCESSES = (2, 1)  # different on each machine
 
@@ -61,7 +60,6 @@ class Hosts:
             "--processes",
             str(_PROCESSES[rank]),
             inside=inside,
-            env=_SECRET,
         )
 
 

@@ -194,8 +194,6 @@ _STRATEGY = _section("Launch",
         "GPU. fsdp: the same, each with a share of a model that is too large for one GPU. dp: "
         "DataParallel. Default: ddp on 2 GPUs or more."),
 )
-# RDZV_SECRET and RDZV_SECRET_FILE have no option: every user of a machine can read the arguments
-# of a process. trainer.launch.secret reads them.
 _CLUSTER = _section("Cluster",
     Option("--nnodes", _COUNT, "Number of machines. Default: the scheduler's value."),
     Option("--node-rank", Whole(0), "This machine's number, from 0."),

@@ -53,7 +53,7 @@ class Meeting:
     def leave(self, code: int) -> None:
         """Report to the other nodes that this node exits with `code`."""
         for connection in self.connections:
-            connection.send(ended=code)
+            connection.send({"ended": code})
 
     def _watch(self, on_end: Callable[[str, int], None]) -> None:
         """Wait for the ends of the other nodes, forward failures and call `on_end`."""
@@ -71,7 +71,7 @@ class Meeting:
                 if end.code == ExitCode.NETWORK:
                     for connection in self.connections:
                         if connection is not key.data:
-                            connection.send(lost=end.what)
+                            connection.send({"lost": end.what})
                 on_end(end.what, end.code)
 
 

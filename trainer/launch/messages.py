@@ -1,62 +1,19 @@
-"""Check the messages that nodes send to each other.
+"""The messages that nodes send to each other.
 
-Another program may send anything, so the type and the range of each value are checked.
+Each node sends a hello to node 0. Node 0 refuses it, or it sends the answer when all nodes have
+joined. After that, each node reports its end. Another program may send anything, so the types of
+all values are checked.
 """
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from trainbox.contract.errors import ExitCode
-from trainbox.contract.options import MOST_PROCESSES
-
-_MOST_NODES = 65536
-LONGEST_TEXT = 256
 
 Message = Mapping[str, Any]
 
 
-def integer(message: Message, name: str, low: int, high: int) -> int:
-    """Return the integer `name` of `message`.
-
-    Raises:
-        ValueError: The value is not an integer from `low` to `high`.
-    """
-    value = message.get(name)
-    if type(value) is not int or not low <= value <= high:  # bool is a subclass of int
-        raise ValueError(
-            f"{name} is {str(value)[:LONGEST_TEXT]!r}, not an integer from {low} to {high}"
-        )
-    return value
-
-
-def text(message: Message, name: str) -> str:
-    """Return the text `name` of `message`.
-
-    Raises:
-        ValueError: The value is not a text, or it is empty or too long.
-    """
-    value = message.get(name)
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_TEXT:
-        raise ValueError(f"{name} is not a string of 1 to {LONGEST_TEXT} characters")
-    return value
-
-
-def nonce(message: Message) -> str:
-    """Return the nonce of `message`.
-
-    Raises:
-        ValueError: The nonce is not 32 hexadecimal digits.
-    """
-    value = text(message, "nonce")
-    if not re.fullmatch("[0-9a-f]{32}", value):
-        raise ValueError("nonce is not 32 hex digits")
-    return value
-
-
-@dataclass(frozen=True)
-class Hello:
+class Hello(NamedTuple):
     """The message with which a node asks node 0 to let it join."""
 
     rank: int
@@ -70,34 +27,43 @@ class Hello:
         """Return the hello in `message`.
 
         Raises:
-            ValueError: A field is missing, has another type or is out of range.
+            ValueError: A value is missing or has another type, or the rank is not that of a node.
         """
-        nnodes = integer(message, "nnodes", 2, _MOST_NODES)
-        rank = integer(message, "node_rank", 1, nnodes - 1)
-        processes = integer(message, "processes", 1, MOST_PROCESSES)
-        return cls(rank, nnodes, processes, text(message, "job"), text(message, "host"))
+        hello = cls(**{name: _value(message, name, kind) for name, kind in _HELLO.items()})
+        if not 0 < hello.rank < hello.nnodes or hello.processes < 1:
+            raise ValueError("a number is out of range")
+        return hello
+
+
+_HELLO = {"rank": int, "nnodes": int, "processes": int, "job": str, "host": str}
+
+
+class Refusal(NamedTuple):
+    """Why a node may not join, and the exit code that it should use."""
+
+    refused: str
+    code: int
 
 
 class Answer(NamedTuple):
-    """The answer of node 0 after all nodes have joined."""
+    """The answer of node 0 after all nodes have joined: the port of the store, and all ranks."""
 
     store_port: int
     processes: tuple[int, ...]  # the number of ranks of each node
 
     @classmethod
-    def parse(cls, message: Message, nnodes: int) -> "Answer":
+    def parse(cls, message: Message, nnodes: int) -> "Answer | Refusal":
         """Return the answer to one of `nnodes` nodes.
 
         Raises:
-            ValueError: A field is missing, has another type or is out of range.
+            ValueError: A value is missing or has another type.
         """
-        counts = message.get("processes")
-        if not isinstance(counts, list) or len(counts) != nnodes:
-            raise ValueError(f"processes is not a list of {nnodes}")
-        processes = tuple(
-            integer({"processes": count}, "processes", 1, MOST_PROCESSES) for count in counts
-        )
-        return cls(integer(message, "store_port", 1, 65535), processes)
+        if "refused" in message:
+            return Refusal(_value(message, "refused", str), _value(message, "code", int))
+        counts = _value(message, "processes", list)
+        if len(counts) != nnodes or not all(type(count) is int for count in counts):
+            raise ValueError(f"processes is not a list of {nnodes} numbers")
+        return cls(_value(message, "store_port", int), tuple(counts))
 
 
 class End(NamedTuple):
@@ -117,7 +83,19 @@ class End(NamedTuple):
             ValueError: The message does not report an end.
         """
         if "lost" in message:
-            return cls(text(message, "lost"), ExitCode.NETWORK)
-        code = integer(message, "ended", 0, 255)
+            return cls(_value(message, "lost", str), ExitCode.NETWORK)
+        code = _value(message, "ended", int)
         is_shared = code in (ExitCode.SUCCESS, ExitCode.PREEMPTED)
         return cls(f"{name} exited with code {code}", code if is_shared else ExitCode.NETWORK)
+
+
+def _value(message: Message, name: str, kind: type) -> Any:
+    """Return the value `name` of `message`.
+
+    Raises:
+        ValueError: The value is missing or of another type.
+    """
+    value = message.get(name)
+    if type(value) is not kind:  # bool is a subclass of int
+        raise ValueError(f"{name} is not of type {kind.__name__}")
+    return value

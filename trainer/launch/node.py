@@ -3,7 +3,7 @@
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from trainbox.contract.errors import NetworkFailure, WrongUse
 
@@ -14,7 +14,6 @@ SAME_COMMAND = (
     "start the same command on each machine, with an --rdzv-endpoint that all machines can reach "
     "and that no other program uses"
 )
-SAME_SECRET = "set RDZV_SECRET to the same text on each node"  # noqa: S105 - not a password
 
 Log = Callable[[str], None]
 
@@ -24,8 +23,7 @@ class Node:
     """One of the `nnodes` machines of `job`, which starts `processes` ranks.
 
     The node looks for the other nodes at `endpoint` (`host:port`) for at most `timeout_s` seconds.
-    With `await_name`, the host of the endpoint may become known later. With `secret`, only nodes
-    that have the same secret may join, and only their messages are accepted.
+    With `await_name`, the host of the endpoint may become known later.
     """
 
     rank: int
@@ -35,7 +33,6 @@ class Node:
     job: str
     timeout_s: int
     await_name: bool = False
-    secret: bytes | None = field(default=None, repr=False)
 
     @property
     def host_and_port(self) -> tuple[str, int]:

@@ -3,29 +3,18 @@
 Every program that reaches the port can connect. Its errors close only its own connection.
 """
 
-import secrets
 import selectors
 import socket
 import time
-from dataclasses import dataclass
 
 from trainbox.contract.errors import ExitCode
-from trainer.launch.admission import OWN_RANK, Refusal, another_secret, mismatch, taken_rank
-from trainer.launch.connection import Connection, NotSigned
-from trainer.launch.messages import Hello, nonce
+from trainer.launch.connection import Connection
+from trainer.launch.messages import Hello, Refusal
 from trainer.launch.node import LOOK_EVERY_S, Log, Node
 
 # Limits on strangers: open connections without a hello, seconds until the hello, lines in the log.
 _MOST_GUESTS, _HELLO_S, _MOST_COMPLAINTS = 64, 10.0, 20
-
-
-@dataclass
-class _Guest:
-    """A connection whose node has not joined yet. It is `greeted` after the nonces."""
-
-    connection: Connection
-    deadline_s: float
-    greeted: bool = False
+_OWN_RANK = "give each machine a --node-rank of its own"
 
 
 class Reception:
@@ -37,7 +26,8 @@ class Reception:
     def __init__(self, node: Node, listener: socket.socket, log: Log) -> None:
         self.joined: dict[int, tuple[Connection, Hello]] = {}
         self._node, self._listener, self._log = node, listener, log
-        self._guests: dict[Connection, _Guest] = {}  # in the order of arrival
+        # When the connections without a hello are closed, in the order of arrival.
+        self._guests: dict[Connection, float] = {}
         self._logged: set[str] = set()
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
@@ -51,16 +41,16 @@ class Reception:
         self._selector.close()
         self._listener.close()
 
-    def keep(self, connection: Connection) -> socket.socket:
-        """Return the socket of `connection`, which stays open when the reception closes."""
-        self._forget(connection)
-        return connection.socket
+    def take(self) -> list[tuple[Connection, Hello]]:
+        """Return what `joined` has, by rank. The connections stay open when the reception closes."""
+        joined, self.joined = self.joined, {}
+        return [joined[rank] for rank in sorted(joined)]
 
     def look(self) -> None:
         """Process what arrives within a second, and close connections without a hello in time."""
         now = time.monotonic()
-        for guest in [guest for guest in self._guests.values() if guest.deadline_s < now]:
-            self._drop(guest.connection)
+        for guest in [guest for guest, until_s in self._guests.items() if until_s < now]:
+            self._drop(guest)
         for key, _ in self._selector.select(LOOK_EVERY_S):
             if key.data is None:
                 self._accept()
@@ -86,81 +76,41 @@ class Reception:
         except OSError:
             accepted.close()
             return
-        self._guests[connection] = _Guest(connection, time.monotonic() + _HELLO_S)
+        self._guests[connection] = time.monotonic() + _HELLO_S
 
     def _read(self, connection: Connection) -> None:
-        """Read a message from `connection`: a nonce first, then a hello."""
-        # Read the message. Its meaning depends on what this connection has sent before.
-        guest = self._guests.get(connection)
+        """Read a hello from `connection`, and close it if it sends anything else."""
         try:
             message = connection.read()
             if message is None:
                 return
-            if guest is None:
+            if connection not in self._guests:
                 raise ValueError("a node sent a message after it joined")
-            if guest.greeted:
-                self._admit(connection, Hello.parse(message))
-            else:
-                self._greet(guest, nonce(message))
-        # Close the connection on any error. A reason is sent only to what looks like a node.
-        except NotSigned as unsigned:
-            self._refuse_unsigned(connection, unsigned)
-        except ValueError as error:
-            if guest is not None and guest.greeted:
-                connection.send(
-                    refused=f"node 0 does not understand this node ({error})",
-                    code=ExitCode.WRONG_USE,
-                )
+            hello = Hello.parse(message)
+        except (OSError, ValueError):
             self._drop(connection)
-        except OSError:
-            self._drop(connection)
-
-    def _greet(self, guest: _Guest, theirs: str) -> None:
-        """Send a nonce of this node, after `theirs`. With a secret, sign all later messages."""
-        own = secrets.token_hex(16)
-        guest.connection.send(nonce=own)
-        if self._node.secret is not None:
-            guest.connection.sign(self._node.secret, (own, theirs), is_first=True)
-        guest.greeted = True
+            return
+        self._admit(connection, hello)
 
     def _admit(self, connection: Connection, hello: Hello) -> None:
-        """Let the node that has sent `hello` join, or refuse it."""
-        name = _name(hello, connection)
-        refusal = mismatch(self._node, hello, name)
+        """Let the node that has sent `hello` join, or log and send why it may not."""
+        name = f"node {hello.rank} ({hello.host}, {connection.name})"
         earlier = self.joined.get(hello.rank)
-        if earlier is not None and refusal is None:
-            refusal = taken_rank(earlier[0].name, earlier[1].host, hello, name)
-        if refusal is not None:
+        if refusal := refused(self._node, hello, name, earlier and (earlier[0].name, earlier[1])):
+            self._log_once(refusal.refused)
             self._refuse(connection, refusal)
             return
         # The node was restarted. The end of its earlier connection may not have arrived yet.
         if earlier is not None:
             reason = f"{name} replaces {earlier[0].name}"
             self._log_once(reason)
-            earlier[0].send(refused=f"{reason}: {OWN_RANK}", code=ExitCode.WRONG_USE)
-            self._drop(earlier[0])
+            self._refuse(earlier[0], Refusal(f"{reason}: {_OWN_RANK}", ExitCode.WRONG_USE))
         connection.name = name
         del self._guests[connection]
         self.joined[hello.rank] = connection, hello
 
-    def _refuse_unsigned(self, connection: Connection, unsigned: NotSigned) -> None:
-        """Close `connection`, whose message is not signed with the secret of this node.
-
-        Most often, one of the nodes was started without the secret, so a hello gets the reason.
-        """
-        try:
-            hello = Hello.parse(unsigned.message)
-        except ValueError:
-            self._drop(connection)
-            return
-        name = _name(hello, connection)
-        refusal = another_secret(self._node, hello, name, unsigned.signed)
-        self._refuse(connection, refusal, plain=True)
-
-    def _refuse(self, connection: Connection, refusal: Refusal, plain: bool = False) -> None:
-        """Log and send `refusal`, and close `connection`. With `plain`, do not sign the message."""
-        self._log_once(refusal.reason)
-        connection.send(plain=plain, refused=refusal.reason, code=refusal.code)
+    def _refuse(self, connection: Connection, refusal: Refusal) -> None:
+        connection.send(refusal._asdict())
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
@@ -168,15 +118,8 @@ class Reception:
         self._selector.unregister(connection)
         connection.socket.close()
         self._guests.pop(connection, None)
-        self._forget(connection)
-
-    def _forget(self, connection: Connection) -> None:
-        """Remove the node that has joined by `connection`, if there is one."""
-        self.joined = {
-            rank: (other, hello)
-            for rank, (other, hello) in self.joined.items()
-            if other is not connection
-        }
+        joined = self.joined.items()
+        self.joined = {rank: pair for rank, pair in joined if pair[0] is not connection}
 
     def _log_once(self, text: str) -> None:
         """Log `text` once.
@@ -188,5 +131,27 @@ class Reception:
             self._log(text)
 
 
-def _name(hello: Hello, connection: Connection) -> str:
-    return f"node {hello.rank} ({hello.host}, {connection.name})"
+def refused(
+    node: Node, hello: Hello, name: str, earlier: tuple[str, Hello] | None
+) -> Refusal | None:
+    """Return why the node `name` may not join `node`, or None.
+
+    `earlier` is the node that has joined with the same rank: a node that was restarted on its
+    machine may join again. The exit code for another job is 7, because its scheduler may try
+    again when the port is free.
+    """
+    if hello.job != node.job:
+        return Refusal(
+            f"{name} is of job {hello.job}, but job {node.job} uses {node.endpoint}: give each job "
+            "an endpoint of its own",
+            ExitCode.NETWORK,
+        )
+    if hello.nnodes != node.nnodes:
+        return Refusal(
+            f"{name} was started for {hello.nnodes} nodes, but node 0 for {node.nnodes}: "
+            "set --nnodes to the same number on each node",
+            ExitCode.WRONG_USE,
+        )
+    if earlier is not None and earlier[1].host != hello.host:
+        return Refusal(f"{earlier[0]} and {name} have the same rank: {_OWN_RANK}", ExitCode.WRONG_USE)
+    return None

@@ -1,21 +1,22 @@
 """Connect the nodes of a job.
 
-Node 0 listens at the endpoint until all other nodes are connected and have joined. A node joins in
-this order:
-
-1. Both sides send a nonce. With a secret, all later messages are signed.
-2. The node sends its hello: its rank, its job and its number of processes.
-3. Node 0 checks the hello, and refuses the node or keeps its connection.
-4. When all nodes have joined, node 0 sends the port of torch's store to each of them.
-
-`host` is the side of node 0, and `join` is that of the other nodes. The reasons are in
-docs/decisions/0012-nodes-meet-on-one-interface.md.
+Node 0 listens at the endpoint until all other nodes have joined, and then sends the port of torch's
+store to each of them. The reasons are in docs/decisions/0012-nodes-meet-on-one-interface.md.
 """
 
-from trainer.launch.host import host
+import contextlib
+import errno
+import ipaddress
+import socket
+import time
+from collections.abc import Collection
+
+from trainbox.contract.errors import Failure, NetworkFailure, WrongUse
 from trainer.launch.join import join
 from trainer.launch.meeting import Meeting
-from trainer.launch.node import Log, Node
+from trainer.launch.messages import Answer
+from trainer.launch.node import LOOK_EVERY_S, Deadline, Log, Node, refuse_unknown_host
+from trainer.launch.reception import Reception
 
 
 def meet(node: Node, log: Log) -> Meeting:
@@ -27,3 +28,96 @@ def meet(node: Node, log: Log) -> Meeting:
         NetworkFailure: The port of the endpoint is in use, or a node is missing after `timeout_s`.
     """
     return host(node, log) if node.rank == 0 else join(node, log)
+
+
+def host(node: Node, log: Log) -> Meeting:
+    """Let all other nodes join node 0, and send them the port of the store."""
+    # Listen. A loopback address is suspicious, but not refused: all nodes may be on this machine.
+    deadline = Deadline(node, log)
+    listener = _listen(node, deadline)
+    address = listener.getsockname()[0]
+    remark = ""
+    if ipaddress.ip_address(address).is_loopback:
+        remark = "an address that only this machine can reach"
+        if node.await_name:
+            log(
+                f"the host of the endpoint, {node.host_and_port[0]}, is {address} on this "
+                f"machine, {remark}: if the other nodes run on other machines, correct "
+                "/etc/hosts, or set RDZV_ENDPOINT=ADDRESS:PORT on each"
+            )
+    with Reception(node, listener, log) as reception:
+        # Let nodes join until none is missing.
+        while missing := [rank for rank in range(1, node.nnodes) if rank not in reception.joined]:
+            deadline.check(_names(missing), remark)
+            reception.look()
+        # Open the port for torch's store, and take the connections over.
+        store = socket.create_server((address, 0), family=listener.family)
+        joined = reception.take()
+    # Send the answer for which all other nodes wait.
+    port = store.getsockname()[1]
+    answer = Answer(port, (node.processes, *(hello.processes for _, hello in joined)))
+    connections = tuple(connection for connection, _ in joined)
+    for connection in connections:
+        connection.send(answer._asdict())
+    return Meeting(address, port, store, answer.processes, connections)
+
+
+def _listen(node: Node, deadline: Deadline) -> socket.socket:
+    """Return a socket that listens only at the address of the endpoint.
+
+    Raises:
+        WrongUse: The host is unknown, or it is not the address of this machine.
+        NetworkFailure: The port is in use, or the system refuses to listen.
+    """
+    name, port = node.host_and_port
+    while True:
+        # Look the host up. With `await_name`, an unknown name may become known.
+        try:
+            found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            refuse_unknown_host(node, error)
+            deadline.check("the name of node 0", str(error.strerror))
+            time.sleep(LOOK_EVERY_S)
+            continue
+        # Listen at the first of its addresses that works.
+        for family, _, _, _, address in found:
+            ip = ipaddress.ip_address(str(address[0]).partition("%")[0])
+            if ip.is_unspecified or ip.is_multicast:
+                raise WrongUse(
+                    f"--rdzv-endpoint {node.endpoint} is {ip}, which is not the address of "
+                    "one machine: give the address by which the other nodes reach node 0"
+                )
+            try:
+                return socket.create_server(address, family=family)
+            except OSError as error:
+                last = error
+        # A restarted pod has a new address, and for a while its name may have the old one.
+        is_name = name != found[0][4][0]
+        where = f"{name} ({found[0][4][0]})" if is_name else name
+        if not (node.await_name and is_name and last.errno == errno.EADDRNOTAVAIL):
+            raise _cannot_listen(node, where, last)
+        deadline.check("the address of node 0", f"{where} is not this machine's")
+        time.sleep(LOOK_EVERY_S)
+
+
+def _cannot_listen(node: Node, where: str, error: OSError) -> Failure:
+    """Return the failure for `error`, which node 0 got when it tried to listen at `where`."""
+    if error.errno == errno.EADDRNOTAVAIL:
+        return WrongUse(
+            f"{where} is not an address of this machine: use --node-rank 0 on the "
+            "machine that --rdzv-endpoint names"
+        )
+    if error.errno == errno.EADDRINUSE:
+        return NetworkFailure(
+            f"port {node.host_and_port[1]} of {where} is in use by another program: set "
+            "--rdzv-endpoint to another port, the same on each machine"
+        )
+    return NetworkFailure(
+        f"node 0 cannot listen at {node.endpoint} ({error.strerror}): set --rdzv-endpoint "
+        "to another port"
+    )
+
+
+def _names(ranks: Collection[int]) -> str:
+    """Return `node 1` or `nodes 1, 2`."""
+    return f"node{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -42,7 +42,6 @@ from trainer.launch.early_exits import watch_exits
 from trainer.launch.meeting import Meeting
 from trainer.launch.node import Node
 from trainer.launch.rendezvous import meet
-from trainer.launch.secret import take_secret
 from trainer.launch.store import have_met, open_store, use_file_store, use_loopback_store
 from trainer.system.signals import STOP_SIGNALS, forwarded_signal, handle_stop_signals
 
@@ -94,7 +93,6 @@ def main() -> int:
         os.environ[Internal.MESSAGES] = str(messages)
         arguments.log_dir = str(messages)  # by default, torchrun leaves a folder behind
         try:
-            secret = take_secret(os.environ)
             if arguments.standalone and arguments.runs_program:
                 store = use_loopback_store(arguments)
                 code = _run_torchrun(arguments, messages, forwarded, [])
@@ -104,7 +102,7 @@ def main() -> int:
             if arguments.standalone:
                 use_file_store(arguments, messages)
                 return _run_torchrun(arguments, messages, forwarded, [])
-            return _run_on_nodes(arguments, messages, forwarded, others, secret)
+            return _run_on_nodes(arguments, messages, forwarded, others)
         except Failure as failure:
             _log(str(failure))
             return failure.exit_code
@@ -119,7 +117,6 @@ def _run_on_nodes(
     messages: Path,
     forwarded: list[int],
     others: list[Meeting],
-    secret: bytes | None,
 ) -> int:
     """Connect to the other nodes, and run torchrun until a node exits.
 
@@ -131,7 +128,7 @@ def _run_on_nodes(
     """
     # Connect to the other nodes.
     try:
-        meeting = _meet(arguments, secret)
+        meeting = _meet(arguments)
         store = open_store(arguments, meeting)
     except Failure:
         raise
@@ -282,17 +279,12 @@ def _again(arguments: argparse.Namespace) -> str:
     return "the same command resumes from the newest checkpoint, if there is one"
 
 
-def _meet(arguments: argparse.Namespace, secret: bytes | None) -> Meeting:
+def _meet(arguments: argparse.Namespace) -> Meeting:
     """Connect to the other nodes, and choose the network interface of the ranks.
 
     Raises:
         Failure: The rendezvous failed.
     """
-    if secret is None and arguments.node_rank == 0:
-        _log(
-            f"RDZV_SECRET is not set, so every program that reaches {arguments.rdzv_endpoint} "
-            "can join this training as a node: set it to the same text on each node"
-        )
     settings = dict(setting.split("=") for setting in arguments.rdzv_conf.split(","))
     node = Node(
         arguments.node_rank,
@@ -302,7 +294,6 @@ def _meet(arguments: argparse.Namespace, secret: bytes | None) -> Meeting:
         arguments.rdzv_id,
         int(settings["join_timeout"]),
         settings["await_name"] == "1",
-        secret,
     )
     meeting = meet(node, _log)
     interface = meeting.interface

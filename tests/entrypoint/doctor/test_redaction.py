@@ -42,8 +42,6 @@ CUT = "(not shown)"
         "SLURM_JOB_ACCOUNT",
         "SLURM_JOB_NAME",
         "RDZV_ID",
-        "RDZV_SECRET",
-        "RDZV_SECRET_FILE",
         "SET",
         "http_proxy",
         "HTTPS_PROXY",
