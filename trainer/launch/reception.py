@@ -42,7 +42,7 @@ class Reception:
         self._listener.close()
 
     def take(self) -> list[tuple[Connection, Hello]]:
-        """Return what `joined` has, by rank. The connections stay open when the reception closes."""
+        """Return what `joined` has, by rank. These connections stay open."""
         joined, self.joined = self.joined, {}
         return [joined[rank] for rank in sorted(joined)]
 
@@ -153,5 +153,7 @@ def refused(
             ExitCode.WRONG_USE,
         )
     if earlier is not None and earlier[1].host != hello.host:
-        return Refusal(f"{earlier[0]} and {name} have the same rank: {_OWN_RANK}", ExitCode.WRONG_USE)
+        return Refusal(
+            f"{earlier[0]} and {name} have the same rank: {_OWN_RANK}", ExitCode.WRONG_USE
+        )
     return None

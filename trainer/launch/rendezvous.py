@@ -4,7 +4,6 @@ Node 0 listens at the endpoint until all other nodes have joined, and then sends
 store to each of them. The reasons are in docs/decisions/0012-nodes-meet-on-one-interface.md.
 """
 
-import contextlib
 import errno
 import ipaddress
 import socket
