@@ -28,9 +28,6 @@ _STALLED_S = 300.0
 # After a stop signal, a save and its copy may take this time. The supervisor kills the training
 # 50 s after the signal.
 STOP_S = 30.0
-# More than the two checkpoints that a round copies, so the storage does not grow. Few, so the next
-# checkpoint does not wait until thousands of old copies are removed.
-_MOST_REMOVALS = 4
 
 
 @contextlib.contextmanager
@@ -183,8 +180,9 @@ class Mirror:
             if steps_in(self._checkpoints)[-1:] == local[-1:] and read_object(newest) == saved:
                 raise
             return  # a newer checkpoint was saved, and its copy follows
-        for step in [step for step in old if stored[step]][:_MOST_REMOVALS]:
-            self._storage.remove(step, self._moved)
+        for step in old:
+            if stored[step]:
+                self._storage.remove(step, self._moved)
 
     def restore(self, may_restore: bool) -> None:
         """Restore the newest checkpoint of the storage, if the run's folder has only older ones.

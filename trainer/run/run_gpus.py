@@ -17,6 +17,7 @@ from trainbox.contract.record_folder import MANIFEST
 from trainer.parallel.strategy import Strategy
 from trainer.run.gpu_reader import GpuReader
 from trainer.run.run_folder import RunFolder
+from trainer.run.run_record import read_manifest
 
 _WRITTEN_EVERY_S = 60.0
 
@@ -55,14 +56,8 @@ class RunGpus:
             ]
             each = strategy.world.from_each(rows)
             self.all = [RunGpu(*gpu) for rank in each for gpu in rank]
-        self._is_edited = False
-        earlier_j: dict[str, float] = {}
-        try:
-            earlier_j = earlier_joules(folder.read_json(MANIFEST) or {}) if own else {}
-        except ValueError:  # then it is not known what the GPUs used before
-            self._is_edited = True
-            earlier_j = dict.fromkeys((gpu.uuid for gpu in self.all), math.nan)
-        self._energy = Energy(earlier_j)
+        # A resume refuses a damaged manifest.
+        self._energy = Energy(earlier_joules(read_manifest(folder) or {}) if own else {})
 
     def close(self) -> None:
         self._reader.close()
@@ -128,11 +123,7 @@ class RunGpus:
 
     def rows(self) -> dict[str, str]:
         """Return the rows for the header of a training."""
-        rows = {"gpus": f"\n{'':<11}".join(map(str, self.all))} if self.all else {}
-        if self._is_edited:
-            path = self._folder.path / MANIFEST
-            rows["energy"] = f"not measured, because 'energy' in {path} is not valid: restore it"
-        return rows
+        return {"gpus": f"\n{'':<11}".join(map(str, self.all))} if self.all else {}
 
     def summary(self) -> dict[str, str]:
         """Return the row for the end of a training."""

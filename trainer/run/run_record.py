@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.config import Config, parse_config
+from trainbox.contract.energy import earlier_joules
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.contract.files import read_object, read_text
 from trainbox.contract.parsing import parse_object
+from trainbox.contract.record_folder import MANIFEST
 from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.run.compare import edited_settings, listed_changes
 from trainer.run.jsonl import KEYS_OF_ENTRIES, read_entries
+from trainer.run.run_folder import RunFolder
 
 BEST, LAST = "best", "last"
 
@@ -242,6 +245,12 @@ _ENTRIES = {
 }
 
 
+def read_manifest(folder: RunFolder) -> dict[str, Any] | None:
+    """Return the run's manifest, or None if it is missing or damaged."""
+    found = folder.read_json(MANIFEST)
+    return None if found is None or manifest_problem(found) else found
+
+
 def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
     """Return which of the entries that are read is wrong, or None."""
     entries = {"data": {}, "sources": {}, "resumes": [], **manifest}
@@ -258,4 +267,8 @@ def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
             and type(plan.get("world_size")) is int
         ):
             return "plan is missing or malformed"
+    try:
+        earlier_joules(manifest)
+    except ValueError:
+        return "energy is malformed"
     return None

@@ -23,15 +23,9 @@ from trainer.run.compare import (
     manifest_differences,
 )
 from trainer.run.run_log import RunLog
-from trainer.run.run_record import manifest_problem
+from trainer.run.run_record import read_manifest
 from trainer.session.agreement import refuse_other_classes
 from trainer.system.sources import loaded_sources, located_sources
-
-
-def read_manifest(run: RunLog) -> dict[str, Any] | None:
-    """Return the run's manifest, or None if it is missing or damaged."""
-    found = run.folder.read_json("manifest.json")
-    return None if found is None or manifest_problem(found) else found
 
 
 def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool) -> None:
@@ -43,7 +37,7 @@ def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool
         WrongUse: A setting that changes the result differs.
     """
     world = strategy.world
-    manifest = world.from_first(read_manifest(run)) or {}
+    manifest = world.from_first(read_manifest(run.folder)) or {}
     changed = edited_settings(manifest, dataclasses.asdict(settled))
     if not strategy.keeps_shards or changed.get("settings.shards", (0,))[0] is None:
         # The number of shards is the number of processes, which is compared as part of the plan.
@@ -114,7 +108,7 @@ def record_start(
 
 def changing_state(job: Job) -> list[str] | None:
     """Return the names of the hidden state that may change, or None without a rehearsal."""
-    rehearsal = (job.world.from_first(read_manifest(job.run)) or {}).get("rehearsal")
+    rehearsal = (job.world.from_first(read_manifest(job.run.folder)) or {}).get("rehearsal")
     changing = rehearsal.get("changing") if isinstance(rehearsal, dict) else None
     return changing if isinstance(changing, list) else None
 
@@ -153,7 +147,7 @@ def _write_manifest(
         found["rehearsal"] = job.rehearsal
     attempts = {"did_not_fit": list(did_not_fit)} if did_not_fit else {}
     # Write the manifest of a new run.
-    stored = read_manifest(run)
+    stored = read_manifest(run.folder)
     if stored is None and complete:
         run.report(
             f"{run.path}/manifest.json is missing or damaged: it is unknown what this run "

@@ -10,7 +10,7 @@ from trainer.run.checkpoint import RunCheckpoints
 from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.run.jsonl import read_entries
 from trainer.run.run_log import RunLog
-from trainer.session.record import read_manifest
+from trainer.run.run_record import read_manifest
 
 
 def find_checkpoint(
@@ -57,7 +57,7 @@ def _newest(files: CheckpointFiles, run: RunLog, anyway: bool) -> int | None:
     # Find the id of the run. Only checkpoints with this id belong to it.
     files.remove_leftovers()
     remove_rehearsal(run)
-    described = read_manifest(run)
+    described = read_manifest(run.folder)
     if described is not None:
         files.run_id = described["run_id"]
     elif files.steps():

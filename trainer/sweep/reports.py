@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.entries import EntryReader, is_of_script
-from trainer.run.event_scalars import ScalarReader, event_files
+from trainer.sweep.event_scalars import ScalarReader, event_files
 
 Report = tuple[int, dict[str, float]]  # a step, and the numbers of this step
 

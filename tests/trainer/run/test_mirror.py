@@ -105,17 +105,6 @@ def test_the_mirror_keeps_what_the_run_keeps(tmp_path: Path, faulty: type[Storag
     assert run.reports == [f"mirror     {URL}/r has the checkpoint of step 5"]
 
 
-def test_a_new_checkpoint_does_not_wait_until_many_old_copies_are_removed(
-    tmp_path: Path, faulty: type[Storages]
-) -> None:
-    for step in range(1, 7):
-        replace(f"step-{step:08d}/{MARKER}", b"")
-    run = Copied(tmp_path, keep=1)
-    for step, left in ((7, [5, 6, 7]), (8, [8]), (9, [9])):
-        run.save(step)
-        assert stored_steps() == left
-
-
 def test_a_lost_run_is_restored_with_its_best_checkpoint_and_its_records(
     tmp_path: Path, faulty: type[Storages]
 ) -> None:

@@ -22,7 +22,7 @@ from tests.support.here import Here, StopAfter
 from tests.support.nvml_stub.build import write_config
 from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
-from trainbox.contract.errors import Preempted
+from trainbox.contract.errors import Preempted, WrongUse
 from trainer.parallel.strategy import STRATEGIES, Strategy
 from trainer.parallel.world import World
 from trainer.run import gpu_reader
@@ -207,7 +207,7 @@ def test_energy_is_summed_over_gpus_and_across_a_resume(
     ],
     ids=repr,
 )
-def test_an_energy_in_the_manifest_that_is_not_valid_is_reported(
+def test_a_manifest_with_an_energy_that_is_not_valid_is_damaged(
     here: Here, put: Put, on: Callable[..., None], edited: Any
 ) -> None:
     put("h100")
@@ -216,14 +216,8 @@ def test_an_energy_in_the_manifest_that_is_not_valid_is_reported(
         here.train(max_steps=4, stop=StopAfter(2))
     path = here.path() / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"energy": edited}))
-    lines = here.train(max_steps=4).splitlines()
-    assert (
-        "energy     not measured, because 'energy' in runs/r/manifest.json is not valid: restore it"
-        in lines
-    )
-    assert "energy     not measured" in lines  # at the end
-    assert energy(here)["kwh"] is None
-    assert "energy_kwh" not in here.entries("train")[-1]
+    with pytest.raises(WrongUse, match="^runs/r/manifest.json is missing or damaged, so "):
+        here.train(max_steps=4)
 
 
 def test_energy_that_a_gpu_does_not_count_is_not_measured(
