@@ -54,7 +54,7 @@ if [[ $project ]]; then
 fi
 if [[ -n ${HEALTH_LIMITS-} ]]; then
     [[ -f $HEALTH_LIMITS ]] ||
-        refuse 2 "HEALTH_LIMITS=$HEALTH_LIMITS is not a file: set HEALTH_LIMITS to the path of a file"
+        refuse 2 "HEALTH_LIMITS=$HEALTH_LIMITS is not a file: set it to the path of a file"
     mountable HEALTH_LIMITS "$HEALTH_LIMITS"
 fi
 
