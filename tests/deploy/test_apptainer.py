@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy import host
 from tests.support.commands import clean_environment
 
 ROOT = Path(__file__).parents[2]
@@ -171,13 +172,10 @@ def test_messages_name_the_script_as_the_user_typed_it(wrapper: Wrapper) -> None
 
 
 def test_every_setting_of_make_is_passed_on() -> None:
-    """The wrapper repeats the list of the Makefile."""
-    (settings,) = re.findall(
-        r"^settings = \$\(call given,(.*)\)$", (ROOT / "Makefile").read_text(), re.MULTILINE
-    )
+    """The wrapper repeats the list of deploy/host.py."""
     (passed,) = re.findall(r"^    (GPUS \| .*?)\)$", WRAPPER.read_text(), re.MULTILINE | re.DOTALL)
     names = {word for word in re.split(r"[\s|\\]+", passed) if "*" not in word}
-    assert set(settings.split()) - names == {"HEALTH_LIMITS"}, "a file, which is mounted"
+    assert set(host.SETTINGS) - names == {"HEALTH_LIMITS"}, "a file, which is mounted"
 
 
 def test_other_folders_are_mounted(wrapper: Wrapper) -> None:
@@ -268,10 +266,8 @@ def _foreign_tmp(folder: Path) -> None:
 
 
 def _not_mounted() -> list[str]:
-    """Return a folder for each entry of the list in the Makefile."""
-    found = re.search(r"^not-mounted = ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(), re.M)
-    assert found
-    return [entry.replace("%", "x").rstrip("/") for entry in found[1].replace("\\", "").split()]
+    """Return a folder for each entry of the list in deploy/host.py."""
+    return [entry.replace("*", "x").rstrip("/") for entry in host.NOT_MOUNTED]
 
 
 @pytest.mark.parametrize("folder", _not_mounted())

@@ -20,6 +20,7 @@ NAMES += [
     "requirements.lock",
     "requirements-dev.lock",
     "deploy/extra",
+    "deploy/host.py",
     "deploy/image",
     "entrypoint",
     "trainbox",
