@@ -96,7 +96,7 @@ class Command:
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a setting, as a shell would split it."""
+    """Return the arguments in a setting, as a shell would split it."""
     try:
         return [os.path.expanduser(word) for word in shlex.split(text)]
     except ValueError as error:
@@ -132,7 +132,7 @@ def is_of_script(verb: str, env: Mapping[str, str]) -> bool:
 
 
 def project(env: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Return the folder of the script, or "" for this one, and the words that name the script."""
+    """Return the folder of the script, or "" for this one, and the arguments that name it."""
     script, module, folder = (env.get(n, "") for n in ("SCRIPT", "MODULE", "PROJECT_DIR"))
     if script and module:
         raise Refusal("SCRIPT and MODULE are set: name only one of them")
@@ -149,7 +149,7 @@ def project(env: Mapping[str, str]) -> tuple[str, list[str]]:
 
 
 def task_folder(env: Mapping[str, str]) -> str:
-    """Return the folder of the file of the task in TASK or ARGS, or "" if there is none to mount.
+    """Return the folder of the file of the task in TASK or ARGS, or "" without one.
 
     Raises:
         Refusal: its mount would hide other files of the container.

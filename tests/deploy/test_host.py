@@ -26,7 +26,7 @@ _COMPOSE = "/plugins/docker-compose"
         ({"RUN_IN": "docker-gpu", "GPUS": "0"}, Machine(), "docker-cpu"),
     ],
 )
-def test_the_place(env: dict[str, str], machine: Machine, expected: str) -> None:
+def test_where_a_verb_runs(env: dict[str, str], machine: Machine, expected: str) -> None:
     assert host.place(env, machine) == expected
 
 
@@ -37,7 +37,9 @@ def test_the_place(env: dict[str, str], machine: Machine, expected: str) -> None
         ({"RUN_IN": "docker"}, Machine(), "RUN_IN=docker is unknown: set RUN_IN=docker-gpu, "),
     ],
 )
-def test_a_place_that_is_refused(env: dict[str, str], machine: Machine, message: str) -> None:
+def test_a_machine_or_setting_that_is_refused(
+    env: dict[str, str], machine: Machine, message: str
+) -> None:
     with pytest.raises(Refusal) as refused:
         host.place(env, machine)
     assert str(refused.value).startswith(message)
