@@ -14,6 +14,8 @@ _MEASURABLE_S = 0.5  # in a shorter training, the seconds show nothing
 # The notes on a kill that is unusual, and what they mean.
 IGNORED, FINISHED = "ignored", "finished"
 STARTED_OVER, NOTHING_READ = "started over", "nothing read"
+_LOAD = "let the script load its checkpoint from the run folder ({run} or TRAINBOX_RUN)"
+_LONGER = "let the script continue from its step; if it does, train longer, or report the steps"
 _NOT_SAVED = "save during the training, and not only at SIGTERM"
 MEANINGS = {
     IGNORED: "the script did not stop at SIGTERM: let it save and exit",
@@ -42,12 +44,12 @@ class ResumeEvidence:
 
 
 def judge(seen: ResumeEvidence) -> tuple[bool, str]:
-    """Return whether the start has resumed, and what shows it or speaks against it."""
+    """Return whether the start has resumed, and what shows it, or what does not and the cure."""
+    if seen.continued:
+        return True, "the reported steps continued after a kill"
     if seen.continued is not None:
-        return seen.continued, (
-            "the reported steps continued after a kill"
-            if seen.continued
-            else "the reported steps began again with the first one, or continued too far"
+        return False, (
+            f"the reported steps began again with the first one, or continued too far: {_LOAD}"
         )
     if seen.largest is None:
         reads = "no file was written before the kill"
@@ -63,11 +65,15 @@ def judge(seen: ResumeEvidence) -> tuple[bool, str]:
         f"after the last kill, the script trained for {seen.rest_s:.1f} s, and undisturbed for "
         f"{seen.whole_s:.1f} s; {reads}"
     )
+    has_read_largest = seen.read is not None and seen.largest in seen.read
     if seen.whole_s < _MEASURABLE_S:
-        return seen.read is not None and seen.largest in seen.read, figures
-    # A script can read its checkpoint, or a log, and train from the first step all the same.
-    shorter = seen.rest_s <= min(_SHORTER * seen.whole_s, seen.whole_s - _SHORTER_S)
-    return shorter and seen.read != frozenset(), figures
+        has_resumed = has_read_largest
+    else:
+        # A script can read its checkpoint, or a log, and train from the first step all the same.
+        shorter = seen.rest_s <= min(_SHORTER * seen.whole_s, seen.whole_s - _SHORTER_S)
+        has_resumed = shorter and seen.read != frozenset()
+    cure = "" if has_resumed else f": {_LONGER if has_read_largest else _LOAD}"
+    return has_resumed, figures + cure
 
 
 def resumption(

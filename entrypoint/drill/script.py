@@ -249,8 +249,7 @@ class _Drill:
         for outcome in self.outcomes:
             if not outcome.resumed:
                 raise Failure(
-                    f"resume not shown, in the training {outcome.case}: {outcome.reason}: let the "
-                    "script load its checkpoint from the run folder ({run} or TRAINBOX_RUN)",
+                    f"resume not shown, in the training {outcome.case}: {outcome.reason}",
                     exit_code=ExitCode.DIFFERENT,
                 )
 

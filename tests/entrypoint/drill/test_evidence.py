@@ -42,7 +42,8 @@ def test_a_verdict_names_its_figures() -> None:
     assert judge(seen) == (
         False,
         "after the last kill, the script trained for 9.0 s, and undisturbed for 9.0 s; it read "
-        "run/last.pt and 1 more, written before the kill",
+        "run/last.pt and 1 more, written before the kill: let the script continue from its step; "
+        "if it does, train longer, or report the steps",
     )
 
 
