@@ -112,6 +112,14 @@ class Task:
         """
         raise NotImplementedError
 
+    def input_source(self) -> str:
+        """Return Python code with a function `load(path)`, which returns a file as an input.
+
+        This method is optional. `trainbox export` writes the code to `inputs.py` beside the model,
+        and the docstring of the code to the card of the model. Without code, return "".
+        """
+        return ""
+
     def notes(self, train: "Dataset[Any]", validation: "Dataset[Any]") -> dict[str, str]:
         """Return facts about the data to print before training, such as class weights.
 

@@ -30,10 +30,11 @@ from trainer.tasks.imaging.damage import (
     found_damage,
     refuse_damaged,
 )
-from trainer.tasks.imaging.decode import load_augmented_picture, load_picture
+from trainer.tasks.imaging.decode import load_augmented_picture
 from trainer.tasks.imaging.folder import find_pictures
 from trainer.tasks.imaging.mixing import mixed
 from trainer.tasks.imaging.models import build_model, describe_weights, normalization
+from trainer.tasks.imaging.picture import load_picture
 from trainer.tasks.reading.files import is_held_out
 from trainer.tasks.reading.files import test_folder as folder_of_test
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from trainbox import Classification, WrongUse
+from trainer.tasks.imaging import picture as picture_file
 from trainer.tasks.imaging.averaging import Averaged
 from trainer.tasks.imaging.damage import (
     damaged_pictures,
@@ -22,7 +23,7 @@ from trainer.tasks.imaging.damage import (
     found_damage,
     refuse_damaged,
 )
-from trainer.tasks.imaging.decode import load_augmented_picture, load_picture
+from trainer.tasks.imaging.decode import load_augmented_picture
 from trainer.tasks.imaging.folder import (
     ENDINGS,
     Picture,
@@ -144,6 +145,14 @@ class Images(Classification):
         pictures = [Picture(path, 0) for path in files if path not in damaged]
         weights_K = torch.ones(len(self.class_names))
         return _Pictures(pictures, weights_K, self.size, self._resize, False, list(damaged))
+
+    def input_source(self) -> str:
+        source = Path(picture_file.__file__).read_text(encoding="utf-8")
+        return (
+            f"{source}\n\ndef load(path: Path) -> Tensor:\n"
+            '    """Return a picture as an input of the model, without the batch."""\n'
+            f"    return load_picture(path, {self.size}, {self._resize})\n"
+        )
 
     def notes(self, train: Dataset[Any], validation: Dataset[Any]) -> dict[str, str]:
         assert isinstance(train, _Pictures) and isinstance(validation, _Pictures)
@@ -320,7 +329,7 @@ class _Pictures(Dataset[Any]):
             if self.augment:
                 pixels_HWC = load_augmented_picture(picture.path, self.size)
             else:
-                pixels_HWC = load_picture(picture.path, self.size, self.resize)
+                pixels_HWC = picture_file.load_picture(picture.path, self.size, self.resize)
         except UnidentifiedImageError as error:
             raise damaged_use({picture.path: str(error)}) from error
         return pixels_HWC, picture.label, self.weights_K[picture.label]

@@ -4,6 +4,7 @@ The model computes on the CPU in float32. The file gets its name only after it w
 the outputs of the model.
 """
 
+import ast
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from trainer.use.export_program import (
 )
 from trainer.use.stored_model import VALIDATION, Request, StoredModel, opened
 
-CARD = "model.md"
+CARD, INPUTS = "model.md", "inputs.py"
 # The largest difference, as a share of the largest output. Other kernels add in another order.
 TOLERANCE = 1e-4
 # Always allowed: the rounding of a sum of float32 values of about 1. Outputs near 0 may
@@ -99,12 +100,18 @@ def export_run(request: ExportRequest) -> None:
                 digest = hashlib.file_digest(written, "sha256").hexdigest()
             licence = request.licence or _NO_LICENCE
             about = {"file_sha256": digest, "file_check": equal, "licence": licence}
+            source = job.task.input_source()
+            text = card_text(model, about, to.lines(inputs), inputs, outputs, source)
             with replacing(out / CARD) as card:
-                card.write(card_text(model, about, to.lines(inputs), inputs, outputs).encode())
+                card.write(text.encode())
+            if source:
+                with replacing(out / INPUTS) as code:
+                    code.write(source.encode())
         shapes = [", ".join(map(described, part)) for part in (inputs.values(), outputs)]
         run.report(" -> ".join(shapes))
         run.report(equal)
-        run.report(f"written to {out / to.file} and {out / CARD}")
+        files = [out / name for name in (to.file, CARD, *([INPUTS] if source else []))]
+        run.report(f"written to {', '.join(map(str, files[:-1]))} and {files[-1]}")
 
 
 def _examples(job: Inference, most: int) -> Any:
@@ -159,11 +166,13 @@ def card_text(
     lines: str,
     inputs: Mapping[str, Tensor],
     outputs: Sequence[Tensor],
+    source: str,
 ) -> str:
     """Return the card of an exported model as Markdown.
 
     `about` has rows about the file, and `lines` are the lines of Python that load it. The model
-    has these `outputs` for the `inputs`, which are examples of the validation data.
+    has these `outputs` for the `inputs`, which are examples of the validation data. `source` is the
+    task's code that reads an input.
     """
     record, task = model.run.record, model.job.task
     changed = listed_changes(model.changed)
@@ -181,6 +190,7 @@ def card_text(
         "\n".join(interface),
         "The inputs are examples as the dataset of the task returns them. The file contains "
         "`prepare` of the task, such as a normalisation. `batch` is any number from 1.",
+        _about_code(source) if source else "",
         "## Origin",
         _table(origin | {**about} | tags_of(record.manifest)),
         f"## Metrics of the validation at step {origin['step']}",
@@ -189,6 +199,13 @@ def card_text(
         _table(params_of(record.values)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _about_code(source: str) -> str:
+    return (
+        f"`load(path)` in `{INPUTS}` reads a file as an input. "
+        f"{ast.get_docstring(ast.parse(source)) or ''}"
+    )
 
 
 def _metrics(model: StoredModel) -> Mapping[str, Any]:

@@ -21,12 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import markdown
+import numpy
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
+from tests.support.commands import clean_environment
 from tests.support.here import Here
 from tests.support.pictures import make_pictures
+from tests.support.pictures import picture as drawn_picture
 from trainer.tasks.digits import Digits
 from trainer.tasks.images import Images
 from trainer.use import export_program
@@ -102,6 +106,24 @@ def test_a_run_with_another_precision_and_memory_format_is_exported_in_float32(h
     torch.testing.assert_close(loaded(_examples(7)), model(_examples(7).float() / 16))
 
 
+def _pictures_of_each_kind(folder: Path) -> list[Path]:
+    """Write a picture with transparency, palette, CMYK, 16 bits and EXIF, and a large JPEG."""
+    folder.mkdir()
+    picture = drawn_picture(0, "new", 400)
+    clear = picture.convert("RGBA")
+    clear.putalpha(picture.convert("L").point(lambda value: 255 if value > 90 else 0))
+    clear.save(folder / "alpha.png")
+    picture.convert("CMYK").save(folder / "cmyk.jpg")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture.resize((300, 200)).save(folder / "exif.jpg", exif=exif)
+    picture.save(folder / "large.jpg")
+    picture.convert("P").save(folder / "palette.gif", transparency=3)
+    values = numpy.asarray(picture.convert("L")).astype(numpy.uint16) * 257
+    Image.fromarray(values).save(folder / "sixteen.png")
+    return sorted(path.relative_to(folder.parent) for path in folder.iterdir())
+
+
 def test_the_file_of_images_has_the_predictions_of_evaluate(here: Here) -> None:
     make_pictures(here.folder / "data/shapes", ("cross", "disc"), 12, seed=0)
     fields = {"folder": "shapes", "model": "squeezenet1_1", "size": 32, "ema": 0.5}
@@ -119,14 +141,29 @@ def test_the_file_of_images_has_the_predictions_of_evaluate(here: Here) -> None:
         assert [float(row["probability_cross"]), float(row["probability_disc"])] == pytest.approx(
             [cross, disc], abs=1e-6
         )
-    # The program of the page, which resizes a picture as the validation does.
+    # The program of the page reads pictures of each kind as `predict` does.
+    new = _pictures_of_each_kind(here.folder / "new")
+    code, out, _ = here.command("predict", "runs/r", "--device", "cpu", "new")
+    assert code == 0
+    predicted = {row["file"]: row for row in csv.DictReader(io.StringIO(out))}
     page = (Path(__file__).parents[3] / "docs/guides/export.md").read_text()
-    (program,) = (block for block in _blocks(page) if "PIL" in block)
-    program = program.replace("224, 256", "32, 37").replace("rose.jpg", rows[0]["id"])
-    printed: list[Tensor] = []
-    exec(program.replace("model.pt2", "exported/model.pt2"), {"print": printed.append})  # noqa: S102
-    torch.testing.assert_close(printed, [probabilities_BK[:1]])
+    (program,) = (block for block in _blocks(page) if "rose.jpg" in block)
+    assert [str(path) for path in new] == sorted(predicted)
+    for path in new:
+        ended = subprocess.run(
+            [sys.executable, "-c", program.replace("rose.jpg", f"../{path}")],
+            cwd="exported",
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+        )
+        shares = [float(number) for number in re.findall(r"[\d.]+e?-?\d*", ended.stdout)]
+        row = predicted[str(path)]
+        wanted = [float(row[f"probability_{name}"]) for name in ("cross", "disc")]
+        assert shares[:2] == pytest.approx(wanted, abs=1e-3), (path, ended)
+    assert "trainer" not in Path("exported/inputs.py").read_text()
     card = Path("exported/model.md").read_text()
+    assert "`load(path)` in `inputs.py` reads a file as an input. Read a picture file as" in card
     assert "- the columns of the output are logits of the classes: 0: cross, 1: disc\n" in card
 
 
