@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import http.server
 import shutil
+import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from trainbox.contract.errors import WrongUse
 from trainer.tasks.digits import Digits
 from trainer.tasks.fashion_mnist import FashionMnist
 from trainer.tasks.mnist import Mnist
+from trainer.tasks.reading import download
 
 _NAMES = (
     "train-images-idx3-ubyte",
@@ -147,7 +149,8 @@ def test_without_network_a_message_names_the_missing_files(here: Here) -> None:
     assert code == 2
     messages = [line for line in err.splitlines() if line.startswith("trainbox:")]
     assert len(messages) == 1, err
-    assert "MNIST is not in data/MNIST/raw and cannot be downloaded" in messages[0]
+    reason = "MNIST is not in data/MNIST/raw and cannot be downloaded (<urlopen error "
+    assert reason in messages[0]
     assert messages[0].endswith(f"put these files there, with or without .gz: {', '.join(_NAMES)}")
     assert "Traceback" not in err
 
@@ -259,6 +262,19 @@ def test_it_is_downloaded_once_from_the_first_mirror_that_answers(
     assert (here.folder / "data/MNIST/raw" / _NAMES[0]).read_bytes() == (
         files / _NAMES[0]
     ).read_bytes()
+
+
+def test_a_mirror_that_does_not_answer_is_given_up(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_ANSWER_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and never answers
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        monkeypatch.setattr(datasets.MNIST, "mirrors", [address])
+        code, _, err = here.command("train", "mnist", "--device", "cpu")
+    assert code == 2
+    assert "MNIST is not in data/MNIST/raw and cannot be downloaded (timed out)" in err
+    assert socket.getdefaulttimeout() is None
 
 
 def test_a_download_with_a_wrong_checksum_is_refused(

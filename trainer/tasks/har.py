@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from trainbox import Classification, WrongUse, pictures
+from trainer.tasks.reading.download import answering, cause
 
 # Shape suffixes: N windows, B windows of a batch, C channels, T readings of a window, P pieces of
 # a window, F features, E width.
@@ -252,8 +253,10 @@ def _download(data_dir: Path) -> None:
         data_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".har-", dir=data_dir) as name:
             temporary = Path(name)
-            torch.hub.download_url_to_file(_URL, str(temporary / "outer.zip"), hash_prefix=_SHA256)
-            with zipfile.ZipFile(temporary / "outer.zip") as outer:
+            archive = temporary / "outer.zip"
+            with answering():
+                torch.hub.download_url_to_file(_URL, str(archive), hash_prefix=_SHA256)
+            with zipfile.ZipFile(archive) as outer:
                 outer.extract(f"{_FOLDER}.zip", temporary)
             with zipfile.ZipFile(temporary / f"{_FOLDER}.zip") as inner:
                 inner.extractall(
@@ -265,7 +268,7 @@ def _download(data_dir: Path) -> None:
     except (OSError, RuntimeError, zipfile.BadZipFile, KeyError) as error:
         raise WrongUse(
             f"{data_dir / _FOLDER} is missing and cannot be downloaded "
-            f"({str(error).splitlines()[0]}): unpack UCI's "
+            f"({cause(error)}): unpack UCI's "
             f"{_FOLDER}.zip in {data_dir}, so that train and test are in {data_dir / _FOLDER}"
         ) from error
 

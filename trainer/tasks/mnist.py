@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from trainbox import Classification, WrongUse
+from trainer.tasks.reading.download import answering, cause
 
 # Shape suffixes: N examples, B examples of a batch, C channels, H height, W width.
 
@@ -77,7 +78,8 @@ class Mnist(Classification):
 
         loader = getattr(datasets, self.torchvision_name)
         try:
-            loaded = loader(data_dir, train=train, download=True)
+            with answering():
+                loaded = loader(data_dir, train=train, download=True)
             tensors = TensorDataset(loaded.data.unsqueeze(1), loaded.targets.long())
             return tensors if self.in_memory else Subset(tensors, range(len(tensors)))
         # torchvision raises RuntimeError if all mirrors fail, and the other types for files that
@@ -92,6 +94,6 @@ class Mnist(Classification):
                 ) from error
             raise WrongUse(
                 f"{self.torchvision_name} is not in {folder} and cannot be downloaded "
-                f"({str(error).splitlines()[0]}): put these files there, with or without .gz: "
+                f"({cause(error)}): put these files there, with or without .gz: "
                 f"{', '.join(missing)}"
             ) from error

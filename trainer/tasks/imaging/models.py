@@ -21,6 +21,7 @@ from trainbox.initial_weights import (
     read_tensors,
     unwrapped,
 )
+from trainer.tasks.reading.download import answering, cause
 
 # The argument of a model's builder for the size of its pictures. Others accept any size.
 _SIZE_ARGUMENTS = {"vit_": "image_size", "maxvit_": "input_size"}
@@ -65,13 +66,13 @@ def fetch_weights(name: str, weights: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # The name of a file of torchvision ends with the start of its SHA-256.
         digest = path.stem.rpartition("-")[2]
-        torch.hub.download_url_to_file(url, str(path), hash_prefix=digest)
+        with answering():
+            torch.hub.download_url_to_file(url, str(path), hash_prefix=digest)
     # torch raises RuntimeError for a wrong digest.
     except (OSError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise WrongUse(
             f"--set weights={weights}: {path.name} is not in {path.parent} and cannot be "
-            f"downloaded ({reason}): download {url} elsewhere and put the file there, or set "
+            f"downloaded ({cause(error)}): download {url} elsewhere and put the file there, or set "
             "torch's cache with TORCH_HOME"
         ) from error
 
