@@ -11,7 +11,7 @@ IMAGE ?= trainbox
 SIF ?= trainbox.sif
 export MAKE VENV IMAGE
 # make passes the settings of its command line on as environment variables.
-host = +@$(PYTHON) -I deploy/host.py $@
+host = $(PYTHON) -I deploy/host.py $@
 report = @echo "trainbox: $(1)" >&2
 quote = '$(subst ','\'',$(1))'
 
@@ -35,7 +35,7 @@ benchmark: $(VENV)/.train ## Run the benchmarks on this machine (ARGS=)
 	$(VENV)/bin/python -P -m benchmarks $(ARGS)
 
 train run plan sweep drill bench verify evaluate predict export health doctor tensorboard shell:
-	$(host)
+	+@$(host)
 
 ##@ Image
 
@@ -145,7 +145,7 @@ lock-docker:
 	@$(lock-in-docker)
 
 lock:
-	$(host)
+	+@$(host)
 else
 lock: $(VENV)/.dev ## Write both lock files after a change in pyproject.toml, or my.lock with REQUIREMENTS=my.txt (ARGS=--upgrade for the newest versions)
 	$(VENV)/bin/uv pip compile --quiet pyproject.toml --universal --generate-hashes --no-emit-index-url $(ARGS) -o requirements.lock
