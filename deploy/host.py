@@ -361,7 +361,7 @@ def make(env: Mapping[str, str], target: str) -> None:
     silent = [] if is_dry(env) else ["--silent"]
     argv = [env.get("MAKE") or "make", "--no-print-directory", *silent, target]
     if target != "build" or sys.stderr.isatty() or is_dry(env):
-        code = subprocess.call(argv)
+        code = subprocess.call(argv, close_fds=False)  # make -j has opened pipes for its own calls
     elif (code := _built(argv)) == 0:
         report(f"the image {env.get('IMAGE') or 'trainbox'} is ready")
     if code:
@@ -375,7 +375,7 @@ def _built(argv: Sequence[str]) -> int:
     fails.
     """
     with tempfile.TemporaryFile() as log:
-        with subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT) as build:
+        with subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, close_fds=False) as build:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if build.wait(_SHOWN_AFTER_S) == 0:
                     return 0
@@ -453,6 +453,9 @@ def _printed(*argv: str) -> str:
 
 
 if __name__ == "__main__":
+    if sys.version_info < (3, 9):
+        report(f"make needs Python 3.9 or newer, and {sys.executable} is older: add PYTHON=PATH")
+        sys.exit(2)
     try:
         main(sys.argv[1])
     except Refusal as refusal:
