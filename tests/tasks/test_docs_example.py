@@ -1,4 +1,4 @@
-"""The tasks in docs/guides/own-task.md and docs/guides/migrating.md train as the pages state."""
+"""The tasks of the pages train as the pages state, and the reference has the docstrings."""
 
 import contextlib
 import io
@@ -11,11 +11,17 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.support import task_reference
 from tests.support.here import Here
 from tests.support.ranks import Ranks
 
 _GUIDES = Path(__file__).parents[2] / "docs/guides"
-_PAGE = _GUIDES / "own-task.md"
+_REFERENCE = task_reference.PAGE
+
+
+def _page() -> str:
+    """Return the guide and the reference of tasks."""
+    return (_GUIDES / "own-task.md").read_text() + _REFERENCE.read_text()
 
 
 def _code(page: str, text: str) -> str:
@@ -34,7 +40,7 @@ def _write_task(folder: Path, name: str, code: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_example_trains_as_the_page_states(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = _PAGE.read_text()
+    page = _page()
     code = _code(page, "class Gestures")
     assert len(code.splitlines()) <= 45
     (command,) = re.findall(
@@ -62,7 +68,7 @@ def test_the_example_trains_as_the_page_states(here: Here, monkeypatch: pytest.M
 def test_the_example_with_a_loss_of_its_own_trains_as_the_page_states(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = _PAGE.read_text()
+    page = _page()
     code = _code(page, "class Waves")
     (command,) = re.findall(r"^trainbox (train my_tasks/waves\.py:Waves)$", page, re.MULTILINE)
     _write_task(here.folder, "waves", code, monkeypatch)
@@ -105,7 +111,7 @@ def test_the_example_with_a_loss_of_its_own_trains_as_the_page_states(
 def test_the_weighted_examples_count_as_the_page_states(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = _PAGE.read_text(encoding="utf-8")
+    page = _page()
     code = _code(page, "class Waves") + _code(page, "class WeightedWaves")
     _write_task(here.folder, "waves", code, monkeypatch)
     # One step of the whole set, which does not change the weights of the model.
@@ -134,9 +140,7 @@ def test_the_weighted_examples_count_as_the_page_states(
 def test_the_two_optimizers_of_the_page_train_a_generator(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _write_task(
-        here.folder, "around_three", _code(_PAGE.read_text(), "class AroundThree"), monkeypatch
-    )
+    _write_task(here.folder, "around_three", _code(_page(), "class AroundThree"), monkeypatch)
     ended, out, err = here.command(
         "train", "my_tasks/around_three.py:AroundThree", "--device", "cpu", "--run", "r"
     )
@@ -147,10 +151,29 @@ def test_the_two_optimizers_of_the_page_train_a_generator(
     assert min(distances) < 0.2
 
 
+def test_sequences_of_different_length_are_classified(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = _page()
+    (command,) = re.findall(r"^trainbox (train my_tasks/rising\.py:Rising)$", page, re.MULTILINE)
+    _write_task(here.folder, "rising", _code(page, "class Rising"), monkeypatch)
+    words = ("--device", "cpu", "--workers", "0", "--run", "r")
+    ended, _, err = here.command(*command.split(), *words)
+    assert (ended, err) == (0, "")
+    assert here.entries("validation")[-1]["accuracy"] > 0.9
+
+
+def test_the_guide_is_short_and_the_reference_has_the_docstrings() -> None:
+    assert len((_GUIDES / "own-task.md").read_text().splitlines()) <= 250
+    assert task_reference.reference() in _REFERENCE.read_text(), (
+        "write it again: python -P -m tests.support.task_reference"
+    )
+
+
 def test_the_padded_sequences_have_the_same_bits_on_one_to_three_processes_and_after_a_resume(
     ranks: Ranks,
 ) -> None:
-    page = _PAGE.read_text(encoding="utf-8")
+    page = _page()
     (command,) = re.findall(
         r"^trainbox train (my_tasks/sequences\.py:Sequences)$", page, re.MULTILINE
     )
@@ -186,7 +209,7 @@ def test_the_task_of_the_moved_loop_trains(here: Here, monkeypatch: pytest.Monke
 def test_the_example_of_pictures_in_folders_trains_with_their_classes(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = _PAGE.read_text(encoding="utf-8")
+    page = _page()
     code = _code(page, "class Pictures")
     (command,) = re.findall(
         r"^trainbox (train my_tasks/pictures\.py:Pictures .*)$", page, re.MULTILINE
