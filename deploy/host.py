@@ -1,5 +1,4 @@
-"""Run a verb of make where this machine can: in Docker with GPUs, in Docker on the CPU, or in a
-virtual environment.
+"""Run a verb of make: in Docker with GPUs, in Docker on the CPU, or in a virtual environment.
 
     make train GPUS=3        runs python3 -I deploy/host.py train
     make -n train GPUS=3     prints the commands
@@ -293,14 +292,8 @@ def made_folders(verb: str, env: Mapping[str, str]) -> list[str]:
     folders = folders_of(verb, env)
     names = (("RUNS_DIR", "runs"), ("DATA_DIR", "data"), ("TASKS_DIR", "my_tasks"))
     made = [folders.get(name, default) for name, default in names]
-    return [
-        *made,
-        *(
-            [os.path.join(folders.get("PROJECT_DIR", "."), "data")]
-            if is_of_script(verb, env)
-            else []
-        ),
-    ]
+    of_project = os.path.join(folders.get("PROJECT_DIR", "."), "data")
+    return [*made, of_project] if is_of_script(verb, env) else made
 
 
 def _given(env: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
