@@ -135,15 +135,29 @@ def append_line(path: Path, line: str, durable: bool = False) -> None:
     data = f"{line}\n".encode(errors="backslashreplace")
     descriptor = _open(path, os.O_RDWR | _APPEND)
     try:
-        # Without the lock, a line that another process is writing would look like one without end.
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            data = b"\n" + data
-        if os.write(descriptor, data) < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        with _locked(descriptor):
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                data = b"\n" + data
+            if os.write(descriptor, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if durable:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _locked(descriptor: int) -> Iterator[None]:
+    """Lock the file, because a line that another process is writing looks like one without end.
+
+    The file is unlocked and not only closed: a process that another thread has forked meanwhile,
+    such as a loader worker, has the descriptor too, and would keep the lock.
+    """
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)

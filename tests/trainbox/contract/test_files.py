@@ -1,6 +1,7 @@
 """Read files that other programs may have changed."""
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,3 +79,27 @@ def test_a_line_after_a_full_disk_is_whole(monkeypatch: pytest.MonkeyPatch, tmp_
         append_line(path, '{"step": 1}')
     append_line(path, '{"step": 2}')
     assert path.read_text() == '{"step\n{"step": 2}\n'
+
+
+@pytest.mark.timeout(30)  # a lock that stays would block
+def test_a_process_that_was_forked_during_an_append_keeps_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loader worker can be forked while a thread appends, and lives long."""
+    write, children = os.write, list[int]()
+
+    def forking(descriptor: int, data: bytes) -> int:
+        if (pid := os.fork()) == 0:
+            signal.pause()
+        children.append(pid)
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", forking)
+    append_line(tmp_path / "a", "1")
+    monkeypatch.undo()
+    try:
+        append_line(tmp_path / "a", "2")
+    finally:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children[0], 0)
+    assert (tmp_path / "a").read_text() == "1\n2\n"
