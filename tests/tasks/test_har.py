@@ -194,8 +194,8 @@ def test_a_folder_inside_a_folder_of_the_same_name_is_found(tmp_path: Path, peop
             {"mode": "flatten", "model": "lstm"},
             "--set mode=flatten trains an MLP, not model=lstm: drop one, or use sequence",
         ),
-        ({"width": "0"}, "--set width=0 layers=2: use numbers from 1 for both"),
-        ({"layers": "-1"}, "--set width=64 layers=-1: use numbers from 1 for both"),
+        ({"width": "0"}, "--set width=0: use a number from 1"),
+        ({"layers": "-1"}, "--set layers=-1: use a number from 1"),
         (
             {"model": "transformer", "width": "30"},
             "--set width=30: use a multiple of 4, the number of the transformer's heads",

@@ -539,7 +539,7 @@ def _command(here: Here, *fields: str, workers: int = 0) -> tuple[int, str, str]
         ("weights=IMAGENET1K", "--set weights=IMAGENET1K: torchvision has no such weights of "
                                "shufflenet_v2_x0_5: did you mean IMAGENET1K_V1?"),
         ("weights=gone.pt", "--set weights=gone.pt: gone.pt does not exist: check the path"),
-        ("size=0", "--set size=0: use a number of pixels from 1"),
+        ("size=0", "--set size=0: use a number from 1"),
         ("resize=16", "--set resize=16: use a number from size=32, or 0 for 37"),
         ("validation_share=1", "--set validation_share=1.0: use a number between 0 and 1"),
         ("ema=1", "--set ema=1.0: use a number from 0 to below 1"),

@@ -17,7 +17,8 @@ from tests.support.forked_trainings import ForkedCommand
 from tests.support.here import Here
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainer.tasks.reading import videos
-from trainer.tasks.video import Video, class_weights, validation_recordings
+from trainer.tasks.reading.class_folders import class_weights
+from trainer.tasks.video import Video, validation_recordings
 
 _FEW = {"rest": 5, "vertical": 3}
 
@@ -414,7 +415,14 @@ def test_unusable_data_is_reported(
 
 
 @pytest.mark.parametrize(
-    ("made", "found"), [([], "does not exist"), (["video/rest"], r"has 1 class folder\(s\)")]
+    ("made", "found"),
+    [
+        ([], "does not exist: put videos there, as data/video/CLASS/NAME.mp4, or set another"),
+        (
+            ["video/rest"],
+            r"has 1 class folder\(s\): put the videos into a folder for each",
+        ),
+    ],
 )
 def test_a_folder_without_classes_is_reported_with_the_expected_layout(
     here: Here, made: list[str], found: str
@@ -423,12 +431,17 @@ def test_a_folder_without_classes_is_reported_with_the_expected_layout(
         (here.folder / "data" / name).mkdir(parents=True)
     code, _, err = here.command("train", "video", "--device", "cpu")
     assert code == 2
-    assert re.match(
-        rf"trainbox: data/video {found}: put videos into a folder for each of two classes "
-        r"or more, as ",
-        err,
-    )
+    assert re.match(rf"trainbox: data/video {found}", err)
     assert "Traceback" not in err
+
+
+def test_videos_are_found_in_folders_of_a_class(tmp_path: Path) -> None:
+    write_films(tmp_path / "video", _FEW)
+    before = len(_task().with_data(tmp_path).train_dataset(tmp_path))
+    (tmp_path / "video/rest/monday").mkdir()
+    for path in (tmp_path / "video/rest").glob("*.*"):
+        path.rename(path.parent / "monday" / path.name)
+    assert len(_task().with_data(tmp_path).train_dataset(tmp_path)) == before
 
 
 def test_the_field_classes_sets_the_order_of_the_outputs(tmp_path: Path) -> None:
@@ -437,7 +450,7 @@ def test_the_field_classes_sets_the_order_of_the_outputs(tmp_path: Path) -> None
     found = _task().with_data(tmp_path)
     assert found.class_names == ("rest", "vertical")
     assert _task(classes="vertical/rest").with_data(tmp_path).class_names == ("vertical", "rest")
-    with pytest.raises(WrongUse, match="video/groom has no video"):
+    with pytest.raises(WrongUse, match="video/groom does not exist: use folders"):
         _task(classes="groom/rest").with_data(tmp_path).train_dataset(tmp_path)
 
 
@@ -445,6 +458,7 @@ def test_the_field_classes_sets_the_order_of_the_outputs(tmp_path: Path) -> None
     ("fields", "message"),
     [
         ({"frames": 0}, "--set frames=0: use a number from 1"),
+        ({"classes": "rest/rest"}, "--set classes=rest/rest: use the different names of two"),
         ({"validation_share": 1.0}, "--set validation_share=1.0: use a number between"),
     ],
 )

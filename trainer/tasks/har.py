@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 from trainbox import Classification, WrongUse, pictures
 from trainer.tasks.reading.download import answering, cause
+from trainer.tasks.reading.fields import FROM_0_BELOW_1, FROM_1, check_fields
 
 # Shape suffixes: N windows, B windows of a batch, C channels, T readings of a window, P pieces of
 # a window, F features, E width.
@@ -78,17 +79,13 @@ class Har(Classification):
                 f"--set mode=flatten trains an MLP, not model={self.model}: drop one, or "
                 "use sequence"
             )
-        if self.width < 1 or self.layers < 1:
-            raise WrongUse(
-                f"--set width={self.width} layers={self.layers}: use numbers from 1 for both"
-            )
+        check_fields(self, FROM_1, "width", "layers")
+        check_fields(self, FROM_0_BELOW_1, "dropout")
         if self.mode == "sequence" and self.model == "transformer" and self.width % _HEADS:
             raise WrongUse(
                 f"--set width={self.width}: use a multiple of {_HEADS}, the number of the "
                 "transformer's heads"
             )
-        if not 0 <= self.dropout < 1:
-            raise WrongUse(f"--set dropout={self.dropout}: use a number from 0 to below 1")
 
     def train_dataset(self, data_dir: Path) -> TensorDataset:
         return TensorDataset(*self._load(data_dir, "train"))

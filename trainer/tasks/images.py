@@ -27,8 +27,6 @@ from trainer.tasks.imaging.decode import load_augmented_picture
 from trainer.tasks.imaging.folder import (
     ENDINGS,
     Picture,
-    check_classes,
-    find_classes,
     find_layout,
     find_pictures,
     refuse_missing_classes,
@@ -42,6 +40,8 @@ from trainer.tasks.imaging.models import (
     fetch_weights,
     normalization,
 )
+from trainer.tasks.reading.class_folders import check_classes, class_weights, find_classes
+from trainer.tasks.reading.fields import FROM_0_BELOW_1, FROM_1, SHARE, check_fields
 from trainer.tasks.reading.files import is_held_out, test_folder
 
 # Shape suffixes: B pictures of a batch, C channels, H height, W width, K classes.
@@ -85,22 +85,14 @@ class Images(Classification):
         check_model(self.model, self.weights)
         if self.classes:
             check_classes(self.class_names)
-        if self.size < 1:
-            raise WrongUse(f"--set size={self.size}: use a number of pixels from 1")
+        check_fields(self, FROM_1, "size")
+        check_fields(self, SHARE, "validation_share")
+        check_fields(self, FROM_0_BELOW_1, "label_smoothing", "ema")
         if self.resize and self.resize < self.size:
             raise WrongUse(
                 f"--set resize={self.resize}: use a number from size={self.size}, or 0 for "
                 f"{round(self.size * 8 / 7)}"
             )
-        if not 0 < self.validation_share < 1:
-            raise WrongUse(
-                f"--set validation_share={self.validation_share}: use a number between 0 and 1"
-            )
-        for name in ("label_smoothing", "ema"):
-            if not 0 <= getattr(self, name) < 1:
-                raise WrongUse(
-                    f"--set {name}={getattr(self, name)}: use a number from 0 to below 1"
-                )
         for name in ("mixup", "cutmix"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise WrongUse(
@@ -117,9 +109,8 @@ class Images(Classification):
         fetch_weights(self.model, self.weights)  # the first process downloads before the others
         if self.classes:
             return self
-        return replace(
-            self, classes="/".join(find_classes(find_layout(data_dir / self.folder).train))
-        )
+        names = find_classes(find_layout(data_dir / self.folder).train, "pictures", "NAME.jpg")
+        return replace(self, classes="/".join(names))
 
     def train_dataset(self, data_dir: Path) -> Dataset[Any]:
         return self._pictures(data_dir)[0]
@@ -274,7 +265,7 @@ class Images(Classification):
         # Weigh the classes by their number of pictures for training.
         weights_K = torch.ones(len(self.class_names))
         if self.class_weights:
-            weights_K = _class_weights(train, len(self.class_names))
+            weights_K = class_weights([picture.label for picture in train], len(weights_K))
         return (
             _Pictures(train, weights_K, self.size, self._resize, self.augment, sorted(skipped)),
             _Pictures(validation, weights_K, self.size, self._resize, augment=False),
@@ -286,15 +277,6 @@ class Images(Classification):
             return damaged_pictures(folder, pictures)
         refuse_damaged(pictures)
         return set()
-
-
-def _class_weights(pictures: Sequence[Picture], classes: int) -> Tensor:
-    """Return weights (classes,) that are inversely proportional to the numbers of pictures.
-
-    Their mean over the pictures is 1.
-    """
-    labels_N = torch.tensor([picture.label for picture in pictures])
-    return len(labels_N) / (classes * torch.bincount(labels_N, minlength=classes))
 
 
 class _Pictures(Dataset[Any]):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from trainbox import Task, WrongUse
+from trainer.tasks.reading.fields import FROM_1, check_fields
 
 # Shape suffixes: N examples, B examples of a batch, S rows and columns of a matrix, R inner
 # dimensions, D draws.
@@ -49,13 +50,8 @@ class TeacherStudent(Task):
             raise WrongUse(
                 f"--set method={self.method}: use gd (gradient descent) or gnc (guess and check)"
             )
-        small = {
-            name: value
-            for name, value in vars(self).items()
-            if isinstance(value, int) and value < 1
-        }
-        for name, value in small.items():
-            raise WrongUse(f"--set {name}={value}: use a number from 1")
+        whole = [name for name, value in vars(self).items() if isinstance(value, int)]
+        check_fields(self, FROM_1, *whole)
 
     @property
     def epochs(self) -> int:  # type: ignore[override]

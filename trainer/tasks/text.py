@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from trainbox import Task, WrongUse
 from trainer.tasks.language.corpus import Windows, split_texts, test_texts
 from trainer.tasks.language.gpt import Gpt
+from trainer.tasks.reading.fields import FROM_0_BELOW_1, FROM_1, SHARE, check_fields
 
 # Shape suffixes: B windows of a batch, T bytes of a window, K values of a byte.
 
@@ -39,21 +40,15 @@ class Text(Task):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("layers", "heads", "width", "context"):
-            if getattr(self, name) < 1:
-                raise WrongUse(f"--set {name}={getattr(self, name)}: use a number from 1")
+        check_fields(self, FROM_1, "layers", "heads", "width", "context")
+        check_fields(self, SHARE, "validation_share")
+        check_fields(self, FROM_0_BELOW_1, "dropout")
         if self.width % self.heads:
             lower = self.width // self.heads * self.heads
             near = f"{lower} or {lower + self.heads}" if lower else f"{self.heads}"
             raise WrongUse(
                 f"--set width={self.width}: use a multiple of heads={self.heads}, such as {near}"
             )
-        if not 0 < self.validation_share < 1:
-            raise WrongUse(
-                f"--set validation_share={self.validation_share}: use a number between 0 and 1"
-            )
-        if not 0 <= self.dropout < 1:
-            raise WrongUse(f"--set dropout={self.dropout}: use a number from 0 to below 1")
         if not all(ending.strip(".") for ending in self.endings.split("/")):
             raise WrongUse(f"--set endings={self.endings}: use endings as in txt/md")
 

@@ -15,14 +15,10 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from trainbox import Classification, WrongUse, metrics, pictures
-from trainer.tasks.reading.videos import (
-    ENDINGS,
-    VideoFile,
-    class_folders,
-    decoded,
-    frame_count,
-    videos_of,
-)
+from trainer.tasks.reading.class_folders import check_classes, class_weights, find_classes
+from trainer.tasks.reading.fields import FROM_1, SHARE, check_fields
+from trainer.tasks.reading.files import refuse_missing
+from trainer.tasks.reading.videos import ENDINGS, VideoFile, decoded, find_videos, frame_count
 
 # Shape suffixes: B clips of a batch, C channels, T frames, H height, W width, K classes.
 
@@ -54,18 +50,17 @@ class Video(Classification):
     flips: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("frames", "size", "width"):
-            if getattr(self, name) < 1:
-                raise WrongUse(f"--set {name}={getattr(self, name)}: use a number from 1")
-        if not 0 < self.validation_share < 1:
-            raise WrongUse(
-                f"--set validation_share={self.validation_share}: use a number between 0 and 1"
-            )
+        check_fields(self, FROM_1, "frames", "size", "width")
+        check_fields(self, SHARE, "validation_share")
+        if self.classes:
+            check_classes(self.class_names)
 
     def with_data(self, data_dir: Path) -> Self:
         if self.classes:
             return self
-        return replace(self, classes="/".join(class_folders(data_dir / self.folder)))
+        folder = data_dir / self.folder
+        refuse_missing(folder, "videos", "CLASS/NAME.mp4")
+        return replace(self, classes="/".join(find_classes(folder, "videos", "NAME.mp4")))
 
     @property
     def class_names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -82,7 +77,7 @@ class Video(Classification):
         """Return all clips of the videos, without labels. Each folder gets a .cache of frames."""
         clips: list[_Clip] = []
         for path in files:
-            video = VideoFile(path, 0, path.name.partition(".")[0])
+            video = VideoFile(path, 0)
             (frames_of,) = decoded([video], path.parent / ".cache", self.size)
             length = frame_count(frames_of, self.size)
             if length < self.frames:
@@ -184,11 +179,7 @@ class Video(Classification):
         """
         # Find the videos, and choose the recordings for validation.
         folder = data_dir / self.folder
-        videos = [
-            video
-            for label, name in enumerate(self.class_names)
-            for video in videos_of(folder / name, label)
-        ]
+        videos = find_videos(folder, self.class_names)
         recordings = [
             {video.recording for video in videos if video.label == k}
             for k in range(len(self.class_names))
@@ -244,15 +235,6 @@ def validation_recordings(recordings: Sequence[set[str]], share: float) -> set[s
             if all(others - chosen - {name} for others in recordings if name in others):
                 chosen.add(name)
     return chosen
-
-
-def class_weights(labels: Sequence[int], classes: int) -> Tensor:
-    """Return weights (classes,) that are inversely proportional to the numbers of examples.
-
-    Their mean over the examples is 1.
-    """
-    counts_K = torch.bincount(torch.tensor(labels), minlength=classes)
-    return len(labels) / (classes * counts_K)
 
 
 def _sheet(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainbox import WrongUse
-from trainbox.found_files import files_in
+from trainer.tasks.reading.class_folders import class_files, subfolders
 from trainer.tasks.reading.files import refuse_missing, split_folders
 
 _DECODED = (
@@ -45,37 +45,12 @@ def find_layout(folder: Path) -> Layout:
     if train and validation:
         return Layout(train, validation)
     for part, other in ((validation, "train"), (train, "val")):
-        if part and _subfolders(part):
+        if part and subfolders(part):
             raise WrongUse(
                 f"{folder} has a folder {part.name} but no folder {other}: add {other}, or split "
                 f"{part.name} with --set folder={part}"
             )
     return Layout(folder, None)
-
-
-def check_classes(names: Sequence[str]) -> None:
-    """Raise WrongUse if `names`, from --set classes, are not the names of two folders or more."""
-    is_name = all(name and not name.startswith(".") for name in names)
-    if not is_name or len(set(names)) < max(2, len(names)):
-        raise WrongUse(
-            f"--set classes={'/'.join(names)}: use the different names of two folders or more, as "
-            "in daisy/rose"
-        )
-
-
-def find_classes(folder: Path) -> list[str]:
-    """Return the names of the class folders in `folder`, sorted.
-
-    Raises:
-        WrongUse: the folder has fewer than two classes.
-    """
-    names = _subfolders(folder)
-    if len(names) < 2:
-        raise WrongUse(
-            f"{folder} has {len(names)} class folder(s): put the pictures into a folder for each "
-            f"of two classes or more, as {folder}/CLASS/NAME.jpg"
-        )
-    return names
 
 
 def find_pictures(folder: Path, classes: Sequence[str]) -> list[Picture]:
@@ -84,26 +59,13 @@ def find_pictures(folder: Path, classes: Sequence[str]) -> list[Picture]:
     Raises:
         WrongUse: a class has no folder, or no picture.
     """
-    pictures: list[Picture] = []
-    for label, name in enumerate(classes):
-        if not (folder / name).is_dir():
-            raise WrongUse(
-                f"{folder / name} does not exist: use folders of {folder} in --set classes="
-                f"{'/'.join(classes)}"
-            )
-        found = [Picture(path, label) for path in files_in(folder / name, ENDINGS)]
-        if not found:
-            raise WrongUse(
-                f"{folder / name} has no picture ({', '.join(_DECODED)}): add one, or remove the "
-                "class from all folders"
-            )
-        pictures.extend(found)
-    return pictures
+    found = class_files(folder, classes, ENDINGS, "picture", _DECODED)
+    return [Picture(path, label) for path, label in found]
 
 
 def refuse_other_classes(folder: Path, classes: Sequence[str], train: Path, purpose: str) -> None:
     """Raise WrongUse if `folder`, the part for `purpose`, has other classes than `train`."""
-    if others := [name for name in _subfolders(folder) if name not in _subfolders(train)]:
+    if others := [name for name in subfolders(folder) if name not in subfolders(train)]:
         raise WrongUse(
             f"{folder / others[0]} is a class that {train} does not have: rename the folder, or "
             "remove it"
@@ -132,7 +94,3 @@ def refuse_missing_classes(
             f"{folder}: class {missing[0]} has no picture for {purpose}{besides}: add pictures, or "
             "choose the pictures of each part by the folders train, val and test"
         )
-
-
-def _subfolders(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy
 
 from trainbox import StorageFailure, WrongUse
+from trainer.tasks.reading.class_folders import class_files
 
 # Shape suffixes: T frames, H height, W width.
 
-_TO_DECODE = (".mp4", ".avi", ".mkv", ".mov", ".webm")
-ENDINGS = (*_TO_DECODE, ".npy")
+ENDINGS = (".mp4", ".avi", ".mkv", ".mov", ".webm", ".npy")
 
 
 @dataclass(frozen=True)
@@ -24,39 +24,21 @@ class VideoFile:
 
     path: Path
     label: int
-    recording: str
+
+    @property
+    def recording(self) -> str:
+        """The name of the recording: that of the file up to its first dot."""
+        return self.path.name.partition(".")[0]
 
 
-def class_folders(folder: Path) -> list[str]:
-    """Return the names of the classes in `folder`, sorted.
-
-    Raises:
-        WrongUse: the folder is missing, or has fewer than two classes.
-    """
-    names = sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())
-    if len(names) < 2:
-        found = f"has {len(names)} class folder(s)" if folder.is_dir() else "does not exist"
-        raise WrongUse(
-            f"{folder} {found}: put videos into a folder for each of two classes or more, "
-            f"as {folder}/CLASS/NAME.mp4 (also {', '.join(_TO_DECODE[1:])} and .npy), or set "
-            "another folder with --data-dir or --set folder=NAME"
-        )
-    return names
-
-
-def videos_of(folder: Path, label: int) -> list[VideoFile]:
-    """Return the videos of one class, sorted by name.
+def find_videos(folder: Path, classes: Sequence[str]) -> list[VideoFile]:
+    """Return the videos of all classes in `folder`, by class and then by name.
 
     Raises:
-        WrongUse: the folder has no video.
+        WrongUse: A class has no folder, or no video.
     """
-    paths = sorted(path for path in folder.glob("[!.]*") if path.suffix.lower() in ENDINGS)
-    if not paths:
-        raise WrongUse(
-            f"{folder} has no video ({', '.join(_TO_DECODE)} or .npy): add one, or remove the "
-            "folder"
-        )
-    return [VideoFile(path, label, path.name.partition(".")[0]) for path in paths]
+    found = class_files(folder, classes, ENDINGS, "video", ENDINGS)
+    return [VideoFile(path, label) for path, label in found]
 
 
 def decoded(videos: Sequence[VideoFile], cache: Path, size: int) -> list[Path]:

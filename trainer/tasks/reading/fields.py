@@ -1,0 +1,21 @@
+"""Check the values of a task's fields, which `--set` gives."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainbox import Task, WrongUse
+
+_RANGES: Mapping[str, Callable[[Any], bool]] = {
+    "a number from 1": lambda value: value >= 1,
+    "a number between 0 and 1": lambda value: 0 < value < 1,
+    "a number from 0 to below 1": lambda value: 0 <= value < 1,
+}
+FROM_1, SHARE, FROM_0_BELOW_1 = _RANGES
+
+
+def check_fields(task: Task, wanted: str, *names: str) -> None:
+    """Raise WrongUse if a field of `names` is not in the range `wanted`, such as `FROM_1`."""
+    for name in names:
+        value = getattr(task, name)
+        if not _RANGES[wanted](value):
+            raise WrongUse(f"--set {name}={value}: use {wanted}")
