@@ -1,25 +1,14 @@
 """Measure an epoch's entry in digests.jsonl against the epoch."""
 
-import io
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stdout
-from pathlib import Path
 
+from benchmarks.jobs import trained
 from benchmarks.loop import RandomMnist
 from trainbox.contract.config import Config
 from trainbox.task import Task
-from trainer.loop.build import build, build_data
 from trainer.loop.digests import DigestLog
-from trainer.loop.fit import fit
-from trainer.parallel.strategy import join
-from trainer.run.checkpoint import RunCheckpoints
-from trainer.run.run_gpus import RunGpus
-from trainer.run.run_log import RunLog
-from trainer.session.settle import settle
-from trainer.system.signals import StopRequest
 from trainer.tasks.digits import Digits
 
 EPOCHS = 8
@@ -46,18 +35,9 @@ def _trained(task: Task, epochs: int) -> tuple[float, float]:
         record(log, kind)
         times.append(time.perf_counter() - begin)
 
-    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
-        strategy = join("cpu")
-        run = RunLog(Path(folder) / "r", 0)
-        config = settle(Config(epochs=epochs), task, strategy, run)
-        data = build_data(config, task, strategy.world, Path(folder))
-        checkpoints = RunCheckpoints(run.path / "checkpoints", config.keep, True, run.report)
-        job = build(config, data, strategy, run, RunGpus(strategy, run.folder), checkpoints)
-        run.begin(0, 0, job.schedule)
-        DigestLog.record = timed  # type: ignore[method-assign,assignment]
-        try:
-            fit(job, StopRequest())
-        finally:
-            DigestLog.record = record  # type: ignore[method-assign]
-        run.close()
+    DigestLog.record = timed  # type: ignore[method-assign,assignment]
+    try:
+        job = trained(task, Config(epochs=epochs))
+    finally:
+        DigestLog.record = record  # type: ignore[method-assign]
     return job.state.progress.train_seconds / epochs, statistics.median(times)

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+from benchmarks.jobs import median_and_middle
 from trainer.data.batches import training_batches
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.tasks.images import Images
@@ -41,11 +42,9 @@ def measure() -> Iterator[str]:
                 plain.append(_ms_of_a_picture(lambda: _plain(Path(name))))
                 ours.append(_ms_of_a_picture(lambda: _ours(Path(name))))
                 ratios.append(ours[-1] / plain[-1])
-        low, _, high = statistics.quantiles(ratios, n=4)
         yield (
             f"| {width} x {height} | {statistics.median(plain):.2f} | "
-            f"{statistics.median(ours):.2f} | {statistics.median(ratios):.3f} | "
-            f"{low:.3f} to {high:.3f} |"
+            f"{statistics.median(ours):.2f} | {median_and_middle(ratios)} |"
         )
     torch.set_num_threads(threads)
 

@@ -4,15 +4,12 @@ A handwritten loop runs in a process of its own, as a script does, and computes 
 two processes always waits for the other.
 """
 
-import io
 import itertools
 import math
 import multiprocessing
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -22,15 +19,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.jobs import trained
 from trainbox.contract.config import Config
-from trainer.loop.build import build, build_data
-from trainer.loop.fit import fit
-from trainer.parallel.strategy import join
-from trainer.run.checkpoint import RunCheckpoints
-from trainer.run.run_gpus import RunGpus
+from trainer.data.schedule import Schedule
 from trainer.run.run_log import RunLog
-from trainer.session.settle import settle
-from trainer.system.signals import StopRequest
 from trainer.tasks.mnist import Mnist
 
 # A model that has memorised random labels has gradients of denormal floats, which are slow.
@@ -122,30 +114,18 @@ def _in_turns(
     `fit` writes a log entry. The handwritten loop has no log, checks or checkpoints. Neither loop
     validates.
     """
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        redirect_stdout(io.StringIO()),
-        _HandProcess(hand, task, steps) as by_hand,
-    ):
-        strategy = join("cpu")
-        run = _AlternatingRun(Path(folder) / "r", by_hand, steps)
-        total_steps = (turns + WARM_UP) * steps
-        settings = Config(
-            max_steps=total_steps,
-            batch_size=BATCH_SIZE,
-            log_steps=steps,
-            eval_every=total_steps,
-            learning_rate=LEARNING_RATE,
-            precision=precision,
-        )
-        config = settle(settings, task, strategy, run)
-        data = build_data(config, task, strategy.world, Path(folder))
-        checkpoints = RunCheckpoints(run.path / "checkpoints", config.keep, True, run.report)
-        job = build(config, data, strategy, run, RunGpus(strategy, run.folder), checkpoints)
-        run.begin(0, 0, job.schedule)
-        run.resume_ours()
-        fit(job, StopRequest())
-        run.close()
+    total_steps = (turns + WARM_UP) * steps
+    settings = Config(
+        max_steps=total_steps,
+        batch_size=BATCH_SIZE,
+        log_steps=steps,
+        eval_every=total_steps,
+        learning_rate=LEARNING_RATE,
+        precision=precision,
+    )
+    with _HandProcess(hand, task, steps) as by_hand:
+        run = trained(task, settings, lambda path: _AlternatingRun(path, by_hand, steps)).run
+    assert isinstance(run, _AlternatingRun)
     return run.ours[WARM_UP:], run.by_hand[WARM_UP:]
 
 
@@ -161,7 +141,8 @@ class _AlternatingRun(RunLog):
         self.by_hand: list[Seconds] = []
         self._hand, self._steps, self._done = hand, steps, 0
 
-    def resume_ours(self) -> None:
+    def begin(self, step: int, evaluated_step: int, schedule: Schedule) -> None:
+        super().begin(step, evaluated_step, schedule)
         self._since = _clocks()
 
     def advance(self) -> None:
@@ -170,7 +151,7 @@ class _AlternatingRun(RunLog):
         if self._done % self._steps == 0:
             self.ours.append(_elapsed(self._since))
             self.by_hand.append(self._hand.turn())
-            self.resume_ours()
+            self._since = _clocks()
 
 
 class _HandProcess:

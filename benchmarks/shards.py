@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.jobs import median_and_middle
 from trainer.data.schedule import micro_batches
 from trainer.parallel.exchange import Reduction
 from trainer.parallel.world import World
@@ -41,11 +42,10 @@ def measure() -> Iterator[str]:
         plain, *others = json.loads(ended.stdout).items()
         yield f"| {processes} | {plain[0]} | {statistics.median(plain[1]) * 1e3:.1f} | 1 | |"
         for name, seconds in others:
-            ratios = sorted(ours / theirs for ours, theirs in zip(seconds, plain[1], strict=True))
+            ratios = [ours / theirs for ours, theirs in zip(seconds, plain[1], strict=True)]
             yield (
                 f"| {processes} | {name} | {statistics.median(seconds) * 1e3:.1f} | "
-                f"{statistics.median(ratios):.3f} "
-                f"| {ratios[TURNS // 4]:.3f} to {ratios[-TURNS // 4]:.3f} |"
+                f"{median_and_middle(ratios)} |"
             )
 
 
