@@ -19,6 +19,7 @@ NAMES += [
     "pyproject.toml",
     "requirements.lock",
     "requirements-dev.lock",
+    "deploy/development.mk",
     "deploy/extra",
     "deploy/host.py",
     "deploy/image",
