@@ -418,7 +418,7 @@ def main(verb: str) -> None:
     command = in_venv(verb, env) if kind == "venv" else in_docker(verb, env, machine, kind)
     ready(verb, env, kind)
     variables = {**env, **command.variables}
-    if kind != "venv" and verb in ("train", "run") and not is_dry(env):  # for the manifest
+    if kind != "venv" and not is_dry(env):  # for the manifest
         asked = ["docker", "image", "inspect", "--format", "{{.Id}}", variables["IMAGE"]]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             variables["TRAINBOX_IMAGE_DIGEST"] = _printed(*asked)

@@ -27,7 +27,7 @@ FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 # Each package imports only those before it in its line. `contract` is the part of `trainbox` that
 # both programs share.
 ORDER = {
-    "entrypoint": ("system driver launch bench replay health doctor script drill cli __main__"),
+    "entrypoint": ("system driver launch bench health doctor script drill cli __main__"),
     "trainbox": (
         "contract found_files ranks folder task_metrics metrics order batches stop pinned "
         "tensor_files stored_checkpoints checkpoint_writer checkpoints pictures task "
@@ -73,7 +73,6 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "entrypoint.cli.drill",
         "entrypoint.cli.health",
         "entrypoint.cli.run",
-        "entrypoint.cli.stored",
         "entrypoint.cli.training",
         "entrypoint.cli.verb",
         *("trainer.cli.commands", "trainer.cli.verbs", "trainer.sweep.requested"),

@@ -1,11 +1,7 @@
 """The verbs for runs that are stored: `verify`, `evaluate`, `predict`, `export` and others."""
 
-import os
-import shlex
 from pathlib import Path
 from typing import Any
-
-import click
 
 from entrypoint.cli.launching import become_trainer, supervised
 from entrypoint.cli.planning import prepare
@@ -30,10 +26,9 @@ def verify(**values: Any) -> None:
     Examples:
       trainbox verify runs/digits-7d2c1a90
       trainbox verify runs/digits-7d2c1a90 --steps 100
-      trainbox verify runs/digits-7d2c1a90 runs/digits-7d2c1a90-replay
-      trainbox verify runs/digits-7d2c1a90 --print-docker | sh
+      trainbox verify runs/digits-7d2c1a90 runs/other
     """
-    run, other, data_dir = values["run"], values["other"], values["data_dir"]
+    run, other = values["run"], values["other"]
     for folder in filter(None, (run, other)):
         _refuse_script(folder)
     if other is not None:
@@ -41,14 +36,6 @@ def verify(**values: Any) -> None:
         check_folder("verify", run)
         check_folder("verify", other)
         become_trainer("verify", {"run": run, "other": other})
-    if values["print_docker"]:
-        refuse_unused(f"verify {run} --print-docker", {"run", "print_docker", "data_dir"})
-        check_folder("verify", run)
-        from entrypoint.replay import docker_command, read_run
-
-        user = f"{os.getuid()}:{os.getgid()}"
-        click.echo(shlex.join(docker_command(run, *read_run(run), data_dir, user)))
-        return
     check_run("verify", run, "digests.jsonl")
     supervised(prepare("verify", values), UNSAVED_TRAINING)
 

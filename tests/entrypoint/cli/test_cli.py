@@ -174,11 +174,6 @@ def test_neither_a_verb_nor_a_program(
 
 # Invocations that use few of their verb's options, and the parameters that each of them uses.
 COMPARE = (entrypoint.cli.stored.verify, "verify a b", {"run", "other"})
-PRINT_DOCKER = (
-    entrypoint.cli.stored.verify,
-    "verify a --print-docker",
-    {"run", "print_docker", "data_dir"},
-)
 _MODES = ("gate", "live", "monitor", "deep", "list")
 LIST = (entrypoint.cli.health.health, "health --list", {*_MODES, "as_json"})
 _OF_DEEP, _OF_MONITOR = ["--deadline-s 1"], ["--listen 1", "--interval-s 1"]
@@ -229,7 +224,7 @@ def unused_options(command: click.Command, used: set[str]) -> list[tuple[str, st
     ("invocation", "typed", "shown"),
     [
         (invocation, typed, shown)
-        for command, invocation, used in (COMPARE, PRINT_DOCKER, LIST)
+        for command, invocation, used in (COMPARE, LIST)
         for typed, shown in [
             *unused_options(command, used),
             ("--gpus 4 --processes 2", "--gpus, --processes"),
@@ -277,8 +272,6 @@ def test_variables_of_make_and_compose_are_not_refused(narrow: Callable[..., End
     env |= {"HEALTH_LIMITS": "/nope", "TRAINBOX_DATA_DIR": "/d", "TRAINBOX_RUNS_DIR": "/r"}
     assert narrow("verify a b", env) == Ended(0, "verify a b\n", "")
     assert narrow("health --list --json", env) == Ended(0, "health --list\n", "")
-    printed = refused(narrow("verify a --print-docker --data-dir d", env))
-    assert printed.startswith("verify a --print-docker: config.json is missing: ")
 
 
 # Help pages.

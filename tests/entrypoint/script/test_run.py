@@ -626,7 +626,7 @@ def test_the_run_of_a_script_is_not_one_of_a_task(forked: Trainbox) -> None:
     (forked.folder / "runs/r").mkdir(parents=True)
     config = '{"kind": "script", "script": "train.py", "is_module": false, "arguments": []}'
     (forked.folder / "runs/r/config.json").write_text(config)
-    for words in (["runs/r"], ["runs/other", "runs/r"], ["runs/r", "--print-docker"]):
+    for words in (["runs/r"], ["runs/other", "runs/r"]):
         ended = forked("verify", *words)
         assert (ended.code, ended.err) == (
             2,
