@@ -146,7 +146,7 @@ def test_the_file_of_images_has_the_predictions_of_evaluate(here: Here) -> None:
     code, out, _ = here.command("predict", "runs/r", "--device", "cpu", "new")
     assert code == 0
     predicted = {row["file"]: row for row in csv.DictReader(io.StringIO(out))}
-    page = (Path(__file__).parents[3] / "docs/guides/export.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/guides/trained-model.md").read_text()
     (program,) = (block for block in _blocks(page) if "rose.jpg" in block)
     assert [str(path) for path in new] == sorted(predicted)
     for path in new:
