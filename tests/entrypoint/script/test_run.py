@@ -390,7 +390,7 @@ def _has_ended_after(process: "subprocess.Popen[str]", number: signal.Signals) -
 
 @pytest.mark.waits
 @pytest.mark.parametrize(
-    ("minutes", "processes"), [("0.04", ()), ("0.2", ("--processes", "2"))], ids=["one", "two"]
+    ("minutes", "processes"), [("0.04", ()), ("0.1", ("--processes", "2"))], ids=["one", "two"]
 )
 def test_a_script_that_hangs_is_ended_and_started_again(
     trainbox: Trainbox, minutes: str, processes: tuple[str, ...]

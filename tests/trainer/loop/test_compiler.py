@@ -24,6 +24,7 @@ from trainer.loop import compiler
 def imported():
     return [name for name in sys.modules if name.startswith(("torch._dynamo.", "sympy"))]
 
+used = sys.argv[1:]
 sys.argv = "trainer train digits --max-steps 1 --device cpu --threads 1".split()
 os._exit, leave = sys.exit, os._exit
 try:
@@ -87,7 +88,7 @@ def compares_symbols():
     same = sym_eq((size, 2), (size, 2))
     assert type(same) is torch.SymBool and expect_true(same) is True
 
-for use in (compiles, excludes, imports_a_part, compares_symbols):
+for use in (globals()[name] for name in used):
     if not (pid := os.fork()):
         try:
             use()
@@ -102,10 +103,21 @@ leave(0)
 """
 
 
-@pytest.mark.waits
-def test_a_training_imports_the_compiler_only_for_a_use(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "used",
+    [
+        (),
+        pytest.param(
+            ("compiles", "excludes", "imports_a_part", "compares_symbols"), marks=pytest.mark.slow
+        ),
+    ],
+    ids=["no use", "uses"],
+)
+def test_a_training_imports_the_compiler_only_for_a_use(
+    tmp_path: Path, used: tuple[str, ...]
+) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
+        [sys.executable, "-c", _PROGRAM, *used],
         cwd=tmp_path,
         env=clean_environment(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT)),
         stdout=subprocess.DEVNULL,

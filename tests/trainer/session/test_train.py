@@ -491,6 +491,10 @@ def test_the_heartbeat_file_is_touched(here: Here, monkeypatch: pytest.MonkeyPat
             "--batch-size 51 is larger than the training set (50 examples): use at most 50",
         ),
         (
+            {"batch_size": 7, "shards": 4, "accumulation": 2},
+            "--batch-size 7 is smaller than 4 shards x 2 accumulation, so a micro-batch would be ",
+        ),
+        (
             {"best_by": "accuracy"},
             "--best-by accuracy: the task has no metric accuracy; it has loss",
         ),
