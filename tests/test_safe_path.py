@@ -25,8 +25,8 @@ MODULES = (
     "runpy site sitecustomize"
 )
 MODULES += (
-    " torch numpy click tqdm PIL sklearn safetensors tensorboard optuna matplotlib torchvision "
-    "multiprocessing"
+    " torch numpy click tqdm PIL scipy sklearn safetensors tensorboard optuna matplotlib "
+    "torchvision multiprocessing"
 )
 LEFT_BY_A_LAUNCHER = {
     "RANK": "3",

@@ -25,7 +25,6 @@ from trainer.sweep.results import (
     energy_line,
     goal_of,
     rows,
-    student_t,
     table,
     write_csv,
 )
@@ -40,23 +39,6 @@ _RECORDS = [
     Record(4, "done", {"width": 4}, 2, {"loss": 3.0, "f1": 0.5}, seconds=2.0),
     Record(5, "pending", {"width": 8}, 2),
 ]
-
-
-@pytest.mark.parametrize(
-    ("freedom", "quantile"),  # scipy.stats.t.ppf(0.975, freedom)
-    [
-        (1, 12.706204736174694),
-        (2, 4.302652729749462),
-        (3, 3.1824463052837078),
-        (4, 2.7764451051977934),
-        (9, 2.262157162798205),
-        (30, 2.0422724563012378),
-        (99, 1.9842169515864174),
-        (1000, 1.9623390808264083),
-    ],
-)
-def test_the_quantiles_of_students_t_are_scipys(freedom: int, quantile: float) -> None:
-    assert student_t(freedom) == pytest.approx(quantile, rel=1e-11)
 
 
 def test_a_row_has_the_mean_deviation_and_interval_of_a_textbook() -> None:

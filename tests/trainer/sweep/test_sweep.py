@@ -162,7 +162,7 @@ def test_each_combination_and_seed_is_trained_once_by_few_processes(sweeps: Swee
     ]
 
 
-def test_the_end_of_a_sweep_imports_neither_torch_nor_scipy(tmp_path: Path) -> None:
+def test_the_end_of_a_sweep_imports_neither_torch_nor_all_of_scipy(tmp_path: Path) -> None:
     """Record invented results, so that the command finds all trials done and starts no worker."""
     folder = tmp_path / "runs/s"
     folder.mkdir(parents=True)
@@ -175,7 +175,7 @@ def test_the_end_of_a_sweep_imports_neither_torch_nor_scipy(tmp_path: Path) -> N
         study.done(trial, {"loss": loss}, 1.0)
     program = (
         "import runpy, sys\n"
-        "sys.modules.update(dict.fromkeys(['torch', 'scipy']))\n"
+        "sys.modules.update(dict.fromkeys(['torch', 'scipy.stats']))\n"
         f"sys.argv = ['trainer', 'sweep', {_BRITTLE_FILE!r}, '--name', 's', '--seeds', '3', "
         "'--grid', 'width=4']\n"
         "runpy.run_module('trainer', run_name='__main__')"
