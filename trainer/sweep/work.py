@@ -81,15 +81,6 @@ def run_command(script: Script, trial: Trial, run: Path, device: str) -> list[st
     ]
 
 
-def plan_command(script: Script) -> list[str]:
-    """Return the command of `trainbox plan run`, which exits with 0 if it can start the script."""
-    return [
-        *(sys.executable, "-P", "-m", "entrypoint", "plan", "run", "--trial"),
-        *("--device", "cpu", "--nnodes", "1"),
-        *script_part(script, list(script.template)),
-    ]
-
-
 def script_part(script: Script, arguments: list[str]) -> list[str]:
     """Return the script and its arguments, as `trainbox run` gets them."""
     return [*(["-m"] if script.is_module else []), script.script, "--", *arguments]
