@@ -77,13 +77,9 @@ def run_command(script: Script, trial: Trial, run: Path, device: str) -> list[st
         *(["--gpus", "1"] if device == "cuda" else ["--device", device]),
         *(["--torchrun"] if script.torchrun else []),
         *("--runs-dir", str(run.parent), "--run", run.name),
-        *script_part(script, script.arguments({**trial.point, "seed": trial.seed})),
+        *(["-m"] if script.is_module else []),
+        *(script.script, "--", *script.arguments({**trial.point, "seed": trial.seed})),
     ]
-
-
-def script_part(script: Script, arguments: list[str]) -> list[str]:
-    """Return the script and its arguments, as `trainbox run` gets them."""
-    return [*(["-m"] if script.is_module else []), script.script, "--", *arguments]
 
 
 def again(sweep: Sweep, record: Record, folder: Path, gpus: int | None = None) -> str:
