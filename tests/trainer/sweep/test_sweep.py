@@ -770,6 +770,7 @@ def test_the_results_of_a_moved_sweep_are_shown(here: Here) -> None:
     assert here.command("sweep", "show", "moved", "--html", "f.html")[1] == "wrote f.html\n"
     text = (here.folder / "f.html").read_text()
     assert "<h1>moved</h1>" in text
+    assert re.findall("<h2>(.*?)</h2>", text)[:2] == ["Results", "Means"]
     assert "<pre>best:      width=8, lowest loss 0.25 (trial 1)\nagain:" in text
     code, _, err = here.command("sweep", "show", "moved", "--html", "none/f.html")
     assert (code, err) == (
