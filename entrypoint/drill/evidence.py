@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.drill.training import Start, Training
@@ -25,53 +24,46 @@ MEANINGS = {
 }
 
 
-@dataclass(frozen=True)
-class ResumeEvidence:
-    """What was seen of the start after a kill.
+def judge(
+    continued: bool | None,
+    rest_s: float,
+    whole_s: float,
+    read: frozenset[str] | None,
+    largest: str | None,
+) -> tuple[bool, str]:
+    """Return whether the start has resumed, and what shows it, or what does not and the cure.
 
-    `continued` is whether the reported steps continued after the kill, or began again with the
-    first one. It is None if the script reported too few of them. `whole_s` are the seconds of the
-    undisturbed training between its first and its last written file, and `rest_s` those of the
-    start. `read` has the files of the killed start that the start has read, or is None if the file
-    system does not record reads. `largest` is the largest of the killed start's files.
+    `continued` is whether the reported steps continued after the kill, or None if the script
+    reported too few of them. `rest_s` and `whole_s` are the seconds that the start and the
+    undisturbed one trained. `read` and `largest` are those of the start.
     """
-
-    continued: bool | None
-    rest_s: float = 0.0
-    whole_s: float = 0.0
-    read: frozenset[str] | None = None
-    largest: str | None = None
-
-
-def judge(seen: ResumeEvidence) -> tuple[bool, str]:
-    """Return whether the start has resumed, and what shows it, or what does not and the cure."""
-    if seen.continued:
+    if continued:
         return True, "the reported steps continued after a kill"
-    if seen.continued is not None:
+    if continued is not None:
         return False, (
             f"the reported steps began again with the first one, or continued too far: {_LOAD}"
         )
-    if seen.largest is None:
+    if largest is None:
         reads = "no file was written before the kill"
-    elif seen.read is None:
+    elif read is None:
         reads = "this file system does not record reads"
-    elif seen.read:
-        first = seen.largest if seen.largest in seen.read else min(seen.read)
-        more = f" and {len(seen.read) - 1} more" if len(seen.read) > 1 else ""
+    elif read:
+        first = largest if largest in read else min(read)
+        more = f" and {len(read) - 1} more" if len(read) > 1 else ""
         reads = f"it read {first}{more}, written before the kill"
     else:
         reads = "it read no file written before the kill"
     figures = (
-        f"after the last kill, the script trained for {seen.rest_s:.1f} s, and undisturbed for "
-        f"{seen.whole_s:.1f} s; {reads}"
+        f"after the last kill, the script trained for {rest_s:.1f} s, and undisturbed for "
+        f"{whole_s:.1f} s; {reads}"
     )
-    has_read_largest = seen.read is not None and seen.largest in seen.read
-    if seen.whole_s < _MEASURABLE_S:
+    has_read_largest = read is not None and largest in read
+    if whole_s < _MEASURABLE_S:
         has_resumed = has_read_largest
     else:
         # A script can read its checkpoint, or a log, and train from the first step all the same.
-        shorter = seen.rest_s <= min(_SHORTER * seen.whole_s, seen.whole_s - _SHORTER_S)
-        has_resumed = shorter and seen.read != frozenset()
+        shorter = rest_s <= min(_SHORTER * whole_s, whole_s - _SHORTER_S)
+        has_resumed = shorter and read != frozenset()
     cure = "" if has_resumed else f": {_LONGER if has_read_largest else _LOAD}"
     return has_resumed, figures + cure
 
@@ -101,7 +93,7 @@ def resumption(
         # A start that was killed itself can show something by its steps only.
         if not late and (continued is not None or after is starts[-1]):
             seconds = _seconds(after, undisturbed)
-            found.append(judge(ResumeEvidence(continued, *seconds, after.read, after.largest)))
+            found.append(judge(continued, *seconds, after.read, after.largest))
     if not found:
         return False, _not_killed(training, undisturbed), notes
     shown = [reason for resumed, reason in found if resumed]

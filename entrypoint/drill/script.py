@@ -5,10 +5,9 @@ The drill starts `trainbox run SCRIPT`, undisturbed and with random kills, and c
 
 import random
 import shutil
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from signal import Signals
 
 from entrypoint.drill.compare import FileComparison, compare
 from entrypoint.drill.evidence import MEANINGS, resumption
@@ -20,7 +19,7 @@ from entrypoint.drill.schedule import (
     row,
     script_schedules,
 )
-from entrypoint.drill.training import Due, Start, StartProgress, Training, drill_folder, never
+from entrypoint.drill.training import Due, Kill, Start, StartProgress, Training, drill_folder
 from entrypoint.drill.work import UserFolder
 from trainbox.contract.errors import ExitCode, Failure, WrongUse
 
@@ -130,12 +129,12 @@ class _Drill:
         yield self.outcomes[0].row(first, request.tolerance)
         for number, case in enumerate(cases, 1):
             name = f"case-{number}"
-            if len(case.processes) == 1:
-                training = self._trained(name, case)
-            else:
+            kills = list[Kill]()
+            if len(case.processes) > 1:
                 moments = due(kill_shares(request.kills, draw), reference.starts[0])
                 signals = kill_signals(request.kills, number - len(request.counts))
-                training = self._trained(name, case, moments, signals)
+                kills = list(zip(moments, signals, strict=True))
+            training = self._trained(name, case, kills)
             self.outcomes.append(self._outcome(case, training))
             yield self.outcomes[-1].row(first, request.tolerance)
         self._check_bits()
@@ -158,13 +157,7 @@ class _Drill:
             )
         return training
 
-    def _trained(
-        self,
-        name: str,
-        case: KillSchedule,
-        moments: Callable[[int], Due] = never,
-        signals: Sequence[Signals] = (),
-    ) -> Training:
+    def _trained(self, name: str, case: KillSchedule, kills: Iterable[Kill] = ()) -> Training:
         """Train in a new copy of the user's folder.
 
         Raises:
@@ -177,7 +170,7 @@ class _Drill:
             self.request.file,
         )
         self.user.copy(folder / WORK)
-        training.train(case.processes, moments, signals)
+        training.train(case.processes, kills)
         if changed := self.user.changed():
             raise Failure(
                 f"{', '.join(changed[:4])} changed in the current folder during the drill: let the "
@@ -275,7 +268,7 @@ class _Drill:
         )
 
 
-def due(shares: Sequence[float], undisturbed: Start) -> Callable[[int], Due]:
+def due(shares: Sequence[float], undisturbed: Start) -> list[Due]:
     """Return the moments of kills at these shares of a training like the undisturbed one.
 
     They follow its steps, if it reports them. Otherwise they follow the time since a start has
@@ -301,4 +294,4 @@ def due(shares: Sequence[float], undisturbed: Start) -> Callable[[int], Due]:
 
         return is_due
 
-    return moment
+    return [moment(number) for number in range(len(shares))]

@@ -13,7 +13,7 @@ from typing import Any
 
 from entrypoint.drill.folder import RUN
 from entrypoint.drill.schedule import KillSchedule, row, task_schedules
-from entrypoint.drill.training import Due, Training, drill_folder
+from entrypoint.drill.training import Due, Kill, Training, drill_folder
 from trainbox.contract.entries import EntryReader
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.hints import command
@@ -65,17 +65,22 @@ def train(
         lambda count: [argument.replace("{processes}", str(count)) for argument in arguments],
     )
 
-    def due(_number: int) -> Due:
-        begin = training.starts[-1].steps[-1] if training.starts else 0
-        after = draw.randint(begin + 1, begin + max(1, (steps - begin) // 2))
-        return lambda now: now.step >= after
+    def kills() -> Iterator[Kill]:
+        for _ in case.processes[1:]:
+            begin = training.starts[-1].steps[-1] if training.starts else 0
+            after = draw.randint(begin + 1, begin + max(1, (steps - begin) // 2))
+            yield _at(after), SIGKILL
 
-    training.train(case.processes, due, [SIGKILL] * (len(case.processes) - 1))
+    training.train(case.processes, kills())
     if len(case.processes) > 1 and len(training.starts) == 1:
         raise Failure("the training ended before it could be killed: give more --steps")
     killed = ", ".join(str(start.steps[-1]) for start in training.starts[:-1])
-    kills = f"killed after step {killed}" if killed else "undisturbed"
-    return kills, final_digest(training.run, steps)
+    shown = f"killed after step {killed}" if killed else "undisturbed"
+    return shown, final_digest(training.run, steps)
+
+
+def _at(step: int) -> Due:
+    return lambda now: now.step >= step
 
 
 def final_digest(run: Path, steps: int) -> str:

@@ -5,7 +5,7 @@ import itertools
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGTERM, Signals
@@ -42,11 +42,7 @@ class StartProgress:
 
 
 Due = Callable[[StartProgress], bool]
-
-
-def never(_number: int) -> Due:
-    """Return the moment of no kill."""
-    return lambda _now: False
+Kill = tuple[Due, Signals]  # its moment and its signal
 
 
 @dataclass(frozen=True)
@@ -120,20 +116,19 @@ class Training:
     def train(
         self,
         counts: Sequence[int],
-        due: Callable[[int], Due] = never,
-        signals: Sequence[Signals] = (),
+        kills: Iterable[Kill] = (),
     ) -> None:
         """Train on `counts`, one start after the other, and kill each but the last.
 
-        `due` returns the moment of the kill for the number of a start. A start that ends before its
-        kill is the last.
+        Each of the `kills` is taken when its start begins. A start that ends before its kill is the
+        last.
 
         Raises:
             Failure: a start failed, with its exit code.
         """
         self._initial = self._now = versions(self.folder)
-        for number, (count, by) in enumerate(itertools.zip_longest(counts, signals)):
-            self.starts.append(self._started(number, count, due(number) if by else None, by))
+        for number, (count, by) in enumerate(itertools.zip_longest(counts, kills)):
+            self.starts.append(self._started(number, count, *(by or (None, None))))
             if self.starts[-1].killed_by is None:
                 return
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from entrypoint.drill.evidence import ResumeEvidence, _continued, judge
+from entrypoint.drill.evidence import _continued, judge
 
 _CHECKPOINT, _LOG = "run/last.pt", "run/log.csv"
 
@@ -34,12 +34,12 @@ def test_what_shows_a_resume(
     continued: bool | None, rest_s: float, whole_s: float, read: list[str] | None, shown: bool
 ) -> None:
     found = None if read is None else frozenset(read)
-    assert judge(ResumeEvidence(continued, rest_s, whole_s, found, _CHECKPOINT))[0] is shown
+    assert judge(continued, rest_s, whole_s, found, _CHECKPOINT)[0] is shown
 
 
 def test_a_verdict_names_its_figures() -> None:
-    seen = ResumeEvidence(None, 8.96, 9.0, frozenset([_CHECKPOINT, _LOG]), _CHECKPOINT)
-    assert judge(seen) == (
+    read = frozenset([_CHECKPOINT, _LOG])
+    assert judge(None, 8.96, 9.0, read, _CHECKPOINT) == (
         False,
         "after the last kill, the script trained for 9.0 s, and undisturbed for 9.0 s; it read "
         "run/last.pt and 1 more, written before the kill: let the script continue from its step; "
