@@ -29,13 +29,12 @@ def judge(
     rest_s: float,
     whole_s: float,
     read: frozenset[str] | None,
-    largest: str | None,
 ) -> tuple[bool, str]:
     """Return whether the start has resumed, and what shows it, or what does not and the cure.
 
     `continued` is whether the reported steps continued after the kill, or None if the script
     reported too few of them. `rest_s` and `whole_s` are the seconds that the start and the
-    undisturbed one trained. `read` and `largest` are those of the start.
+    undisturbed one trained. `read` is that of the start.
     """
     if continued:
         return True, "the reported steps continued after a kill"
@@ -43,28 +42,21 @@ def judge(
         return False, (
             f"the reported steps began again with the first one, or continued too far: {_LOAD}"
         )
-    if largest is None:
-        reads = "no file was written before the kill"
-    elif read is None:
+    if read is None:
         reads = "this file system does not record reads"
     elif read:
-        first = largest if largest in read else min(read)
         more = f" and {len(read) - 1} more" if len(read) > 1 else ""
-        reads = f"it read {first}{more}, written before the kill"
+        reads = f"it read {min(read)}{more}, written before the kill"
     else:
         reads = "it read no file written before the kill"
     figures = (
         f"after the last kill, the script trained for {rest_s:.1f} s, and undisturbed for "
         f"{whole_s:.1f} s; {reads}"
     )
-    has_read_largest = read is not None and largest in read
-    if whole_s < _MEASURABLE_S:
-        has_resumed = has_read_largest
-    else:
-        # A script can read its checkpoint, or a log, and train from the first step all the same.
-        shorter = rest_s <= min(_SHORTER * whole_s, whole_s - _SHORTER_S)
-        has_resumed = shorter and read != frozenset()
-    cure = "" if has_resumed else f": {_LONGER if has_read_largest else _LOAD}"
+    # A script can read its checkpoint, or a log, and train from the first step all the same.
+    shorter = rest_s <= min(_SHORTER * whole_s, whole_s - _SHORTER_S)
+    has_resumed = whole_s >= _MEASURABLE_S and shorter and read != frozenset()
+    cure = "" if has_resumed else f": {_LOAD if read == frozenset() else _LONGER}"
     return has_resumed, figures + cure
 
 
@@ -93,7 +85,7 @@ def resumption(
         # A start that was killed itself can show something by its steps only.
         if not late and (continued is not None or after is starts[-1]):
             seconds = _seconds(after, undisturbed)
-            found.append(judge(continued, *seconds, after.read, after.largest))
+            found.append(judge(continued, *seconds, after.read))
     if not found:
         return False, _not_killed(training, undisturbed), notes
     shown = [reason for resumed, reason in found if resumed]

@@ -76,7 +76,6 @@ class Reads:
                 written_ns = os.fstat(file).st_mtime_ns
                 os.utime(file, ns=(written_ns - _EARLIER_NS, written_ns))
                 self._files[name] = file, os.fstat(file)
-        self.largest = next(iter(self._files), None)
         self.found: set[str] = set()
 
     def look(self) -> None:

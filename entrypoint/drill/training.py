@@ -53,7 +53,7 @@ class Start:
     until its end. `written_s` has the seconds until it first wrote each file that is left at its
     end, by the path with all numbers replaced. `steps` are those that it has reported. `read` has
     the files of earlier starts that this one has read, or is None if the file system does not
-    record reads. `largest` is the largest file of earlier starts.
+    record reads.
 
     `killed_by` is None if the start has ended by itself. The kill came after `end_s` seconds. A
     script has `ignored` SIGTERM if it did not exit within the budget, and was then killed. `output`
@@ -66,7 +66,6 @@ class Start:
     written_s: Mapping[str, float]
     steps: tuple[int, ...]
     read: frozenset[str] | None
-    largest: str | None
     killed_by: Signals | None = None
     ignored: bool = False
     output: Path | None = None
@@ -193,7 +192,6 @@ class Training:
             {name: seconds for name, seconds in first_s.items() if name in left},
             tuple(new),
             frozenset(reads.found) if self._records_reads else None,
-            reads.largest,
             by,
             ignored,
             self._copied_output(number) if by else None,

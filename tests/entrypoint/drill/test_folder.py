@@ -86,9 +86,7 @@ def test_what_reads_a_file(tmp_path: Path, use: Callable[[Path], object], is_rea
         pytest.skip("the file system does not record reads")
     (tmp_path / "run").mkdir()
     (tmp_path / "run/a.pt").write_text("old")
-    (tmp_path / "run/b.pt").write_text("larger")
     reads = Reads(tmp_path, versions(tmp_path))
     use(tmp_path / "run/a.pt")
     reads.close()
     assert reads.found == ({"run/a.pt"} if is_read else set())
-    assert reads.largest == "run/b.pt"

@@ -183,7 +183,7 @@ def test_a_training_that_differs_by_itself_is_named(runs: _Runs) -> None:
 
 
 def test_the_kills_follow_the_time_if_the_script_reports_no_steps(runs: _Runs) -> None:
-    runs.replace('"metrics.jsonl"', '"log.jsonl"')
+    _of_replacements(runs, *_NO_STEPS)
     _, _, _, killed, resumed, last = _drill(runs)
     assert "it read run/checkpoint.json, written before the kill" in resumed
     assert re.match(
@@ -293,7 +293,7 @@ def test_a_result_that_depends_on_the_number_of_processes(runs: _Runs) -> None:
             "step, total, order = 20",
             # It depends on the moment whether a start is killed.
             r"(no start was killed before its training was finished \(undisturbed, it wrote files "
-            r"from .* s to .* s\): write checkpoints to|no file was written before the kill|"
+            r"from .* s to .* s\): write checkpoints to|it read no file written before the kill|"
             "was the same at the kill)",
         ),
         (
@@ -376,7 +376,7 @@ def test_processes_of_a_killed_start_end_with_it(runs: _Runs) -> None:
     runs.replace(
         "while step", "'WAIT' not in os.environ or os.fork() or time.sleep(60)\nwhile step"
     )
-    runs.replace('"metrics.jsonl"', '"log.jsonl"')
+    _of_replacements(runs, *_NO_STEPS)
     _drill(runs, kills=1)
     assert len(runs.runs) == 3
     assert [pid for run in runs.runs for pid in with_variable("TRAINBOX_RUN", run)] == []
@@ -432,6 +432,15 @@ def test_a_script_that_saves_and_never_loads_is_not_certified(
     """It starts over after each kill, and ends with the same bits."""
     _of_replacements(runs, *_NO_STEPS, (old, new))
     with pytest.raises(Failure, match=rf"resume not shown, .* the script trained for .*{reads}"):
+        _drill(runs, kills=1)
+
+
+def test_a_short_script_that_reads_its_checkpoint_and_starts_over_is_not_certified(
+    runs: _Runs,
+) -> None:
+    old = "if checkpoint.exists():"
+    _of_replacements(runs, _NO_STEPS[0], (old, f"{old[:-1]} and not checkpoint.read_text():"))
+    with pytest.raises(Failure, match="resume not shown, .*: let the script continue .*longer"):
         _drill(runs, kills=1)
 
 
