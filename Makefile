@@ -83,16 +83,11 @@ image:
 	[ "$$found" = "$(revision)" ] || \
 		echo "make: warning: the image $(IMAGE) contains trainbox of revision $${found:-unknown}, this checkout is at $(revision): build the image again to train with this checkout" >&2
 
-ifneq ($(REQUIREMENTS),)
 lock-venv: $(VENV)/bin/uv
 	@$(lock-in-venv)
 
 lock-docker:
 	@$(lock-in-docker)
-
-lock:
-	+@$(host)
-endif
 
 include deploy/development.mk
 

@@ -57,7 +57,10 @@ docs: $(VENV)/.dev ## Build the pages of docs/ as HTML in build/site, and print 
 # The variable turns off an advertisement of the theme.
 mkdocs = NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-ifeq ($(REQUIREMENTS),)
+ifneq ($(REQUIREMENTS),)
+lock:
+	+@$(host)
+else
 lock: $(VENV)/.dev ## Write both lock files after a change in pyproject.toml, or my.lock with REQUIREMENTS=my.txt (ARGS=--upgrade for the newest versions)
 	$(VENV)/bin/uv pip compile --quiet pyproject.toml --universal --generate-hashes --no-emit-index-url $(ARGS) -o requirements.lock
 	$(VENV)/bin/uv pip compile --quiet pyproject.toml --group dev --universal --generate-hashes --no-emit-index-url $(ARGS) \

@@ -25,10 +25,7 @@ MEANINGS = {
 
 
 def judge(
-    continued: bool | None,
-    rest_s: float,
-    whole_s: float,
-    read: frozenset[str] | None,
+    continued: bool | None, rest_s: float, whole_s: float, read: frozenset[str] | None
 ) -> tuple[bool, str]:
     """Return whether the start has resumed, and what shows it, or what does not and the cure.
 

@@ -112,11 +112,7 @@ class Training:
         """The file that is compared."""
         return self.run / self.file
 
-    def train(
-        self,
-        counts: Sequence[int],
-        kills: Iterable[Kill] = (),
-    ) -> None:
+    def train(self, counts: Sequence[int], kills: Iterable[Kill] = ()) -> None:
         """Train on `counts`, one start after the other, and kill each but the last.
 
         Each of the `kills` is taken when its start begins. A start that ends before its kill is the

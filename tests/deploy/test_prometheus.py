@@ -42,6 +42,8 @@ def test_each_metric_and_label_of_the_dashboard_exists(tmp_path: Path) -> None:
         used = set(re.findall(r"{{(\w+)}}", target.get("legendFormat", "")))
         used |= set(re.findall(r"(\w+)=~?\"", target["expr"]))
         assert all(used <= samples[name] for name in names), panel["title"]
+        # Each panel follows the choice of hosts.
+        assert target["expr"].count('{instance=~"$instance"}') == len(names), panel["title"]
         expressions.append(target["expr"].replace("$instance", ".*"))
     if promtool := shutil.which("promtool"):
         rules = [{"record": f"panel:{n}", "expr": expr} for n, expr in enumerate(expressions)]

@@ -21,6 +21,7 @@ from trainer.tasks.reading.class_folders import class_weights
 from trainer.tasks.video import Video, validation_recordings
 
 _FEW = {"rest": 5, "vertical": 3}
+_MISSING = "does not exist: put videos there, as data/video/CLASS/NAME.mp4, or set another"
 
 
 def _task(**fields: Any) -> Video:
@@ -417,7 +418,7 @@ def test_unusable_data_is_reported(
 @pytest.mark.parametrize(
     ("made", "found"),
     [
-        ([], "does not exist: put videos there, as data/video/CLASS/NAME.mp4, or set another"),
+        ([], _MISSING),
         (
             ["video/rest"],
             r"has 1 class folder\(s\): put the videos into a folder for each",
@@ -433,6 +434,12 @@ def test_a_folder_without_classes_is_reported_with_the_expected_layout(
     assert code == 2
     assert re.match(rf"trainbox: data/video {found}", err)
     assert "Traceback" not in err
+
+
+def test_a_missing_folder_is_reported_for_given_classes_as_well(here: Here) -> None:
+    code, _, err = here.command("train", "video", "--set", "classes=a/b", "--device", "cpu")
+    assert code == 2
+    assert re.match(rf"trainbox: data/video {_MISSING}", err)
 
 
 def test_videos_are_found_in_folders_of_a_class(tmp_path: Path) -> None:

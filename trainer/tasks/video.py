@@ -58,9 +58,8 @@ class Video(Classification):
     def with_data(self, data_dir: Path) -> Self:
         if self.classes:
             return self
-        folder = data_dir / self.folder
-        refuse_missing(folder, "videos", "CLASS/NAME.mp4")
-        return replace(self, classes="/".join(find_classes(folder, "videos", "NAME.mp4")))
+        names = find_classes(self._existing_folder(data_dir), "videos", "NAME.mp4")
+        return replace(self, classes="/".join(names))
 
     @property
     def class_names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -168,6 +167,11 @@ class Video(Classification):
             ),
         }
 
+    def _existing_folder(self, data_dir: Path) -> Path:
+        folder = data_dir / self.folder
+        refuse_missing(folder, "videos", "CLASS/NAME.mp4")
+        return folder
+
     def _clips(self, data_dir: Path) -> "tuple[_Clips, _Clips]":
         """Return the training part and the validation part, and decode new videos.
 
@@ -178,7 +182,7 @@ class Video(Classification):
             StorageFailure: the decoded frames cannot be written.
         """
         # Find the videos, and choose the recordings for validation.
-        folder = data_dir / self.folder
+        folder = self._existing_folder(data_dir)
         videos = find_videos(folder, self.class_names)
         recordings = [
             {video.recording for video in videos if video.label == k}

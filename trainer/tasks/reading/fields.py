@@ -5,12 +5,14 @@ from typing import Any
 
 from trainbox import Task, WrongUse
 
+FROM_1 = "a number from 1"
+SHARE = "a number between 0 and 1"
+FROM_0_BELOW_1 = "a number from 0 to below 1"
 _RANGES: Mapping[str, Callable[[Any], bool]] = {
-    "a number from 1": lambda value: value >= 1,
-    "a number between 0 and 1": lambda value: 0 < value < 1,
-    "a number from 0 to below 1": lambda value: 0 <= value < 1,
+    FROM_1: lambda value: value >= 1,
+    SHARE: lambda value: 0 < value < 1,
+    FROM_0_BELOW_1: lambda value: 0 <= value < 1,
 }
-FROM_1, SHARE, FROM_0_BELOW_1 = _RANGES
 
 
 def check_fields(task: Task, wanted: str, *names: str) -> None:
