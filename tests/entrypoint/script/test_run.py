@@ -536,6 +536,16 @@ def test_the_health_of_the_gpus_is_recorded(
     assert [gpu["index"] for gpu in start["gpus"]] == ["0", "1"]
 
 
+def test_a_drill_on_more_processes_than_gpus_trains_nothing(
+    forked: Trainbox, library: Path, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path / "gpus.conf", "h100", count=2)
+    words = ("--compare", "a.pt", "--processes", "1,3", script(forked, ""))
+    ended = forked("drill", "run", *words, env=stub_env(library.parent, config))
+    assert (ended.code, ended.out) == (2, "")
+    assert "--processes 3 needs as many GPUs, and 2 are visible: use fewer, or" in ended.err
+
+
 REFUSALS = [
     (("run",), "no script is named: name it, as in `trainbox run train.py -- --epochs 3`"),
     (("run", "no.py"), "the script no.py cannot be read"),

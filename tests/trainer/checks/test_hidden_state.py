@@ -54,6 +54,22 @@ def test_large_tensors_are_not_copied() -> None:
     assert peak < 2**24
 
 
+class _Names(set[int]):
+    """A set of a user's class, whose order depends on what was added first."""
+
+
+def test_the_order_of_a_set_is_no_state_and_its_elements_are() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def state(*names: int) -> object:
+        task = SimpleNamespace(names=_Names(names))
+        return fingerprint(task, model, optimizer, {})["SimpleNamespace.names"]
+
+    assert list(_Names([0, 8])) != list(_Names([8, 0]))
+    assert state(0, 8) == state(8, 0) != state(0, 8, 16)
+
+
 def test_a_large_tensor_that_the_first_forward_fills_is_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

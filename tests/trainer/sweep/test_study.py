@@ -387,6 +387,13 @@ def test_a_database_that_cannot_be_opened_is_reported_without_its_password(
     assert "hunter2" not in str(refused.value)
 
 
+def test_a_database_that_cannot_be_opened_is_reported_in_the_words_of_its_driver(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(WrongUse, match=r"cannot be opened \(unable to open database file\)"):
+        open_storage(f"sqlite:///{tmp_path}/nosuch/study.db", tmp_path)
+
+
 def _journal(folder: Path) -> list[bytes]:
     """Return the lines of a journal with two trials that are done."""
     view = open_study(None, folder, "s", _SWEEP)

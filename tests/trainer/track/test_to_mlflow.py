@@ -164,6 +164,7 @@ def _lost() -> Exception:
         ),
         (OSError(28, "No space left"), StorageFailure, r"written \(\[Errno 28\] No space left\)"),
         (LookupError("no table"), WrongUse, r"refuses \(no table\)"),
+        (ImportError("no psycopg"), ImportError, "no psycopg"),  # its package is then named
         (MlflowException("no access\nfor you"), WrongUse, r"refuses \(no access for"),
     ],
 )
