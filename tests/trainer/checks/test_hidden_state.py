@@ -58,7 +58,7 @@ class _Names(set[int]):
     """A set of a user's class, whose order depends on what was added first."""
 
 
-def test_the_order_of_a_set_is_no_state_and_its_elements_are() -> None:
+def test_the_elements_of_a_set_are_state_and_their_order_is_not() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 

@@ -387,7 +387,7 @@ def test_a_database_that_cannot_be_opened_is_reported_without_its_password(
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_database_that_cannot_be_opened_is_reported_in_the_words_of_its_driver(
+def test_a_database_that_cannot_be_opened_has_the_reason_of_its_driver(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(WrongUse, match=r"cannot be opened \(unable to open database file\)"):
