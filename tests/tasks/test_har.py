@@ -185,24 +185,22 @@ def test_a_folder_inside_a_folder_of_the_same_name_is_found(tmp_path: Path, peop
     assert len(Har(mode="flatten").train_dataset(tmp_path)) == 480
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"mode": "sequences"}, "--set mode=sequences: task har has flatten, sequence"),
-        ({"model": "gru"}, "--set model=gru: task har has cnn, lstm, transformer"),
-        (
-            {"mode": "flatten", "model": "lstm"},
-            "--set mode=flatten trains an MLP, not model=lstm: drop one, or use sequence",
-        ),
-        ({"width": "0"}, "--set width=0: use a number from 1"),
-        ({"layers": "-1"}, "--set layers=-1: use a number from 1"),
-        (
-            {"model": "transformer", "width": "30"},
-            "--set width=30: use a multiple of 4, the number of the transformer's heads",
-        ),
-        ({"dropout": "1"}, "--set dropout=1.0: use a number from 0 to below 1"),
-    ],
-)
+# fmt: off
+_FIELDS = [
+    ({"mode": "sequences"}, "--set mode=sequences: task har has flatten, sequence"),
+    ({"model": "gru"}, "--set model=gru: task har has cnn, lstm, transformer"),
+    ({"mode": "flatten", "model": "lstm"},
+     "--set mode=flatten trains an MLP, not model=lstm: drop one, or use sequence"),
+    ({"width": "0"}, "--set width=0: use a number from 1"),
+    ({"layers": "-1"}, "--set layers=-1: use a number from 1"),
+    ({"model": "transformer", "width": "30"},
+     "--set width=30: use a multiple of 4, the number of the transformer's heads"),
+    ({"dropout": "1"}, "--set dropout=1.0: use a number from 0 to below 1"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("fields", "message"), _FIELDS)
 def test_an_invalid_field_is_refused_before_the_run_starts(
     here: Here, fields: dict[str, str], message: str
 ) -> None:
@@ -228,47 +226,28 @@ _SIGNAL = "train/Inertial Signals/body_gyro_y_train.txt"
 _SUBJECTS = "test/subject_test.txt"
 
 
-@pytest.mark.parametrize(
-    ("file", "damage", "told"),
-    [
-        (_SIGNAL, Path.unlink, "is missing: "),
-        (
-            _SIGNAL,
-            lambda path: _cut(path, 479),
-            r"is damaged \(479 lines of 128 numbers instead of 480 " r"lines of 128\): ",
-        ),
-        (
-            _SIGNAL,
-            lambda path: path.write_text(""),
-            r"is damaged \(0 lines of 0 numbers instead of 480 " r"lines of 128\): ",
-        ),
-        (
-            _SIGNAL,
-            lambda path: path.write_text("<html>no</html>"),
-            r"cannot be read \(could not convert string .*\): ",
-        ),
-        (
-            _SIGNAL,
-            lambda path: path.write_text(path.read_text()[:-20]),
-            r"cannot be read \(.* columns changed .*\): ",
-        ),
-        (
-            _SIGNAL,
-            lambda path: _replace(path, "e-001", "e+099"),
-            r"is damaged \(a number is not finite\): ",
-        ),
-        (
-            _SUBJECTS,
-            lambda path: path.write_text("9 9\n"),
-            r"is damaged \(1 lines of 2 numbers instead of lines of 1\): ",
-        ),
-        (
-            "train/y_train.txt",
-            lambda path: _replace(path, "6\n", "7\n"),
-            "has other labels than 1 to 6: ",
-        ),
-    ],
-)
+# fmt: off
+_FILES = [
+    (_SIGNAL, Path.unlink, "is missing: "),
+    (_SIGNAL, lambda path: _cut(path, 479),
+     r"is damaged \(479 lines of 128 numbers instead of 480 lines of 128\): "),
+    (_SIGNAL, lambda path: path.write_text(""),
+     r"is damaged \(0 lines of 0 numbers instead of 480 lines of 128\): "),
+    (_SIGNAL, lambda path: path.write_text("<html>no</html>"),
+     r"cannot be read \(could not convert string .*\): "),
+    (_SIGNAL, lambda path: path.write_text(path.read_text()[:-20]),
+     r"cannot be read \(.* columns changed .*\): "),
+    (_SIGNAL, lambda path: _replace(path, "e-001", "e+099"),
+     r"is damaged \(a number is not finite\): "),
+    (_SUBJECTS, lambda path: path.write_text("9 9\n"),
+     r"is damaged \(1 lines of 2 numbers instead of lines of 1\): "),
+    ("train/y_train.txt", lambda path: _replace(path, "6\n", "7\n"),
+     "has other labels than 1 to 6: "),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("file", "damage", "told"), _FILES)
 def test_a_damaged_file_is_reported(
     here: Here, data: Path, file: str, damage: Callable[[Path], Any], told: str
 ) -> None:

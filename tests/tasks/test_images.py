@@ -925,18 +925,17 @@ def _of_a_wider_model(path: Path) -> None:
     torch.save(models.get_model("shufflenet_v2_x1_0").state_dict(), path)
 
 
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        (
-            _of_another_model,
-            "--set weights=w.pt has no tensor of the model: it has layers.",
-        ),
-        (_of_a_wider_model, "--set weights=w.pt: stage2.0.branch1.2.weight has shape "),
-        (lambda path: path.write_text("x"), "w.pt has no weights that can be loaded ("),
-        (lambda path: torch.save([1], path), "w.pt does not contain tensors by name (it "),
-    ],
-)
+# fmt: off
+_WRITES = [
+    (_of_another_model, "--set weights=w.pt has no tensor of the model: it has layers."),
+    (_of_a_wider_model, "--set weights=w.pt: stage2.0.branch1.2.weight has shape "),
+    (lambda path: path.write_text("x"), "w.pt has no weights that can be loaded ("),
+    (lambda path: torch.save([1], path), "w.pt does not contain tensors by name (it "),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("write", "message"), _WRITES)
 def test_weights_that_do_not_fit_are_one_line_and_exit_2(
     here: Here, shapes: Path, write: Callable[[Path], None], message: str
 ) -> None:

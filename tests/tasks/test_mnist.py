@@ -191,21 +191,20 @@ def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1000])
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(lambda raw: _cut(raw / _NAMES[0]), id="images cut short"),
-        pytest.param(lambda raw: _cut(raw / _NAMES[1]), id="labels cut short"),
-        pytest.param(lambda raw: (raw / _NAMES[0]).write_bytes(b""), id="empty"),
-        pytest.param(
-            lambda raw: (raw / _NAMES[0]).write_bytes(b"<html>not found</html>"),
-            id="another format",
-        ),
-        pytest.param(
-            lambda raw: shutil.copy(raw / _NAMES[3], raw / _NAMES[1]), id="labels of the other part"
-        ),
-    ],
-)
+# fmt: off
+_DAMAGES = [
+    pytest.param(lambda raw: _cut(raw / _NAMES[0]), id="images cut short"),
+    pytest.param(lambda raw: _cut(raw / _NAMES[1]), id="labels cut short"),
+    pytest.param(lambda raw: (raw / _NAMES[0]).write_bytes(b""), id="empty"),
+    pytest.param(lambda raw: (raw / _NAMES[0]).write_bytes(b"<html>not found</html>"),
+     id="another format"),
+    pytest.param(lambda raw: shutil.copy(raw / _NAMES[3], raw / _NAMES[1]),
+     id="labels of the other part"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("damage", _DAMAGES)
 def test_a_damaged_file_is_reported_with_its_folder(
     here: Here, files: Path, damage: Callable[[Path], Any], capfd: pytest.CaptureFixture[str]
 ) -> None:

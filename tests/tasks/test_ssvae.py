@@ -309,23 +309,18 @@ def test_without_network_a_message_names_the_missing_files(here: Here) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        (
-            "dataset=cifar",
-            "--set dataset=cifar: use one of mnist, fashion_mnist, digits",
-        ),
-        (
-            "labelled=10",
-            "--set labelled=10.0: use the share of examples with a label, above 0 and up to 1",
-        ),
-        (
-            "labelled=0",
-            "--set labelled=0.0: use the share of examples with a label, above 0 and up to 1",
-        ),
-    ],
-)
+# fmt: off
+_SETTINGS = [
+    ("dataset=cifar", "--set dataset=cifar: use one of mnist, fashion_mnist, digits"),
+    ("labelled=10",
+     "--set labelled=10.0: use the share of examples with a label, above 0 and up to 1"),
+    ("labelled=0",
+     "--set labelled=0.0: use the share of examples with a label, above 0 and up to 1"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("setting", "message"), _SETTINGS)
 def test_an_invalid_field_is_refused(here: Here, setting: str, message: str) -> None:
     code, _, err = here.command("train", "ssvae", "--device", "cpu", "--set", setting)
     assert (code, err.strip()) == (2, f"trainbox: {message}")

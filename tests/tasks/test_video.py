@@ -189,21 +189,19 @@ def test_all_files_of_a_recording_are_in_one_part(tmp_path: Path) -> None:
 _MANY = {f"many-{i}" for i in range(50)}
 
 
-@pytest.mark.parametrize(
-    ("recordings", "share", "expected"),
-    [
-        pytest.param([{"a", "b"}], 0.0, [1], id="at least one"),
-        pytest.param([{"a", "b"}], 0.99, [1], id="one is left to train on"),
-        pytest.param([_MANY, {"x", "y", "z"}], 0.2, [10, 1], id="a share of each class"),
-        pytest.param(
-            [{"a", "b"}, {"b", "c"}, {"c", "d"}, {"d", "a"}],
-            0.2,
-            [1, 1, 1, 1],
-            id="shared recordings",
-        ),
-        pytest.param([{"a"}, {"b", "c"}], 0.2, [0, 1], id="nothing to choose from"),
-    ],
-)
+# fmt: off
+_RECORDINGS = [
+    pytest.param([{"a", "b"}], 0.0, [1], id="at least one"),
+    pytest.param([{"a", "b"}], 0.99, [1], id="one is left to train on"),
+    pytest.param([_MANY, {"x", "y", "z"}], 0.2, [10, 1], id="a share of each class"),
+    pytest.param([{"a", "b"}, {"b", "c"}, {"c", "d"}, {"d", "a"}], 0.2, [1, 1, 1, 1],
+     id="shared recordings"),
+    pytest.param([{"a"}, {"b", "c"}], 0.2, [0, 1], id="nothing to choose from"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("recordings", "share", "expected"), _RECORDINGS)
 def test_the_choice_of_validation_recordings(
     recordings: list[set[str]], share: float, expected: list[int]
 ) -> None:
@@ -362,49 +360,30 @@ def _save(path: Path, frames: Any) -> None:
     numpy.save(path, frames)
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        pytest.param(
-            lambda rest: (rest.parent / "empty").mkdir(),
-            r"video/empty has no video \(.mp4, ",
-            id="empty class",
-        ),
-        pytest.param(
-            lambda rest: [path.unlink() for path in sorted(rest.iterdir())[1:]],
-            r"video/rest has too few recordings for both training "
-            r"and validation \(rest-00\): add one",
-            id="one video",
-        ),
-        pytest.param(
-            lambda rest: (rest / "bad.mp4").write_bytes(b"no video"),
-            r"video/rest/bad.mp4 cannot be decoded \(",
-            id="no video",
-        ),
-        pytest.param(
-            lambda rest: (rest / "bad.npy").write_bytes(b"no array"),
-            r"rest/bad.npy cannot be read \(",
-            id="no array",
-        ),
-        pytest.param(
-            lambda rest: _save(rest / "bad.npy", numpy.zeros((9, 16, 32), numpy.uint8)),
-            r"bad.npy has uint8 of shape \(9, 16, 32\) instead of uint8 of shape \(T, 32, 32\): "
-            r"convert it, or .* --set size=N",
-            id="another size",
-        ),
-        pytest.param(
-            lambda rest: _save(rest / "bad.npy", numpy.zeros((9, 32, 32))),
-            r"bad.npy has float64 of shape",
-            id="another type",
-        ),
-        pytest.param(
-            lambda rest: _save(rest / "bad.npy", numpy.zeros((8, 32, 32), numpy.uint8)),
-            r"1 video\(s\) in .*video have fewer than frames=9 frames "
-            r"\(.*rest/bad.npy is the first\): remove them, or lower",
-            id="too short",
-        ),
-    ],
-)
+# fmt: off
+_DAMAGES = [
+    pytest.param(lambda rest: (rest.parent / "empty").mkdir(), r"video/empty has no video \(.mp4, ",
+     id="empty class"),
+    pytest.param(lambda rest: [path.unlink() for path in sorted(rest.iterdir())[1:]],
+     r"video/rest has too few recordings for both training and validation \(rest-00\): add one",
+     id="one video"),
+    pytest.param(lambda rest: (rest / "bad.mp4").write_bytes(b"no video"),
+     r"video/rest/bad.mp4 cannot be decoded \(", id="no video"),
+    pytest.param(lambda rest: (rest / "bad.npy").write_bytes(b"no array"),
+     r"rest/bad.npy cannot be read \(", id="no array"),
+    pytest.param(lambda rest: _save(rest / "bad.npy", numpy.zeros((9, 16, 32), numpy.uint8)),
+     r"bad.npy has uint8 of shape \(9, 16, 32\) instead of uint8 of shape \(T, 32, 32\): convert "
+     r"it, or .* --set size=N", id="another size"),
+    pytest.param(lambda rest: _save(rest / "bad.npy", numpy.zeros((9, 32, 32))),
+     r"bad.npy has float64 of shape", id="another type"),
+    pytest.param(lambda rest: _save(rest / "bad.npy", numpy.zeros((8, 32, 32), numpy.uint8)),
+     r"1 video\(s\) in .*video have fewer than frames=9 frames \(.*rest/bad.npy is the first\): "
+     r"remove them, or lower", id="too short"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("damage", "message"), _DAMAGES)
 def test_unusable_data_is_reported(
     tmp_path: Path, damage: Callable[[Path], Any], message: str
 ) -> None:
@@ -415,16 +394,15 @@ def test_unusable_data_is_reported(
     assert "\n" not in str(failure.value)
 
 
-@pytest.mark.parametrize(
-    ("made", "found"),
-    [
-        ([], _MISSING),
-        (
-            ["video/rest"],
-            r"has 1 class folder\(s\): put the videos into a folder for each",
-        ),
-    ],
-)
+# fmt: off
+_MADES = [
+    ([], _MISSING),
+    (["video/rest"], r"has 1 class folder\(s\): put the videos into a folder for each"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("made", "found"), _MADES)
 def test_a_folder_without_classes_is_reported_with_the_expected_layout(
     here: Here, made: list[str], found: str
 ) -> None:

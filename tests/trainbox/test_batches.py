@@ -57,20 +57,19 @@ def test_the_ranks_are_those_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [(each.rank, each.world_size) for each in (alone, ranked)] == [(0, 1), (2, 3)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"step": -1}, "step=-1 is not a number of finished steps: give 0 or more"),
-        ({"batch_size": 0}, "batch_size=0 is not possible with 10 examples: give 1 to 10"),
-        ({"batch_size": 11}, "batch_size=11 is not possible with 10 examples: give 1 to 10"),
-        ({"rank": 2, "world_size": 2}, "rank=2 is not a rank of 2 processes: give 0 to 1"),
-        (
-            {"batch_size": 8, "rank": 0, "world_size": 3},
-            "batch_size=8 is of all ranks together, and 3 ranks cannot share it equally: use a "
-            "multiple of 3",
-        ),
-    ],
-)
+# fmt: off
+_ARGUMENTS = [
+    ({"step": -1}, "step=-1 is not a number of finished steps: give 0 or more"),
+    ({"batch_size": 0}, "batch_size=0 is not possible with 10 examples: give 1 to 10"),
+    ({"batch_size": 11}, "batch_size=11 is not possible with 10 examples: give 1 to 10"),
+    ({"rank": 2, "world_size": 2}, "rank=2 is not a rank of 2 processes: give 0 to 1"),
+    ({"batch_size": 8, "rank": 0, "world_size": 3}, "batch_size=8 is of all ranks together, and "
+     "3 ranks cannot share it equally: use a multiple of 3"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("arguments", "message"), _ARGUMENTS)
 def test_wrong_arguments_are_refused(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(WrongUse, match=f"^{message}"):
         Batches(range(10), **{"batch_size": 2, "seed": 0, **arguments})

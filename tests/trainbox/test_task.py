@@ -25,41 +25,30 @@ def test_the_public_api_is_the_classes_that_the_trainer_uses() -> None:
         trainbox.Classificaton  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    ("losses", "found"),
-    [
-        (
-            {"mse": torch.tensor(1.0)},
-            r"loss 'mse' has shape \(\) instead of \(4,\), one value per example: use "
-            r"reduction='none'",
-        ),
-        (
-            {"mse": 0.5},
-            r"loss 'mse' is a float: return a tensor of shape \(B,\), one value per example",
-        ),
-        ({"a": torch.ones(4), "aux": 0.5}, r"loss 'aux' is a float: return a tensor"),
-        ({"mse": torch.ones(4) * 1j}, "loss 'mse' is complex: return real numbers"),
-        (
-            {"mse": torch.ones(4)},
-            "no loss depends on a trained parameter: compute mse from",
-        ),
-        ({"mse": torch.ones(3)}, r"loss 'mse' has shape \(3,\) instead of \(4,\)"),
-        (
-            {"ce": torch.ones(4), "map": torch.ones(4, 7)},
-            r"loss 'map' has shape \(4, 7\) instead of \(4,\)",
-        ),
-        (
-            {"mse": (torch.ones(4, 1) - torch.ones(4)).square()},
-            r"loss 'mse' has shape \(4, 4\) instead of \(4,\), one value per example: an output "
-            r"of shape \(4, 1\) met targets of shape \(4,\), so squeeze the output with "
-            r"nn.Flatten\(0\)",
-        ),
-        (torch.ones(4), "losses\\(\\) returned Tensor: return a dict"),
-        ((torch.ones(4),), "losses\\(\\) returned tuple: return a dict"),
-        (None, "losses\\(\\) returned None: return a dict"),
-        ({}, "losses\\(\\) returned dict: return a dict"),
-    ],
-)
+# fmt: off
+_LOSSES = [
+    ({"mse": torch.tensor(1.0)},
+     r"loss 'mse' has shape \(\) instead of \(4,\), one value per example: use reduction='none'"),
+    ({"mse": 0.5},
+     r"loss 'mse' is a float: return a tensor of shape \(B,\), one value per example"),
+    ({"a": torch.ones(4), "aux": 0.5}, r"loss 'aux' is a float: return a tensor"),
+    ({"mse": torch.ones(4) * 1j}, "loss 'mse' is complex: return real numbers"),
+    ({"mse": torch.ones(4)}, "no loss depends on a trained parameter: compute mse from"),
+    ({"mse": torch.ones(3)}, r"loss 'mse' has shape \(3,\) instead of \(4,\)"),
+    ({"ce": torch.ones(4), "map": torch.ones(4, 7)},
+     r"loss 'map' has shape \(4, 7\) instead of \(4,\)"),
+    ({"mse": (torch.ones(4, 1) - torch.ones(4)).square()}, r"loss 'mse' has shape \(4, 4\) "
+     r"instead of \(4,\), one value per example: an output of shape \(4, 1\) met targets of "
+     r"shape \(4,\), so squeeze the output with nn.Flatten\(0\)"),
+    (torch.ones(4), "losses\\(\\) returned Tensor: return a dict"),
+    ((torch.ones(4),), "losses\\(\\) returned tuple: return a dict"),
+    (None, "losses\\(\\) returned None: return a dict"),
+    ({}, "losses\\(\\) returned dict: return a dict"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("losses", "found"), _LOSSES)
 def test_losses_of_another_form_are_reported_by_task_loss_and_shape(
     monkeypatch: pytest.MonkeyPatch, losses: Any, found: str
 ) -> None:
@@ -78,20 +67,17 @@ def test_right_losses_pass_and_are_float32() -> None:
     assert losses["squared_error"].dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        (
-            "ScalarLoss",
-            "task ScalarLoss: loss 'squared_error' has shape () instead of (8,), one value per "
-            "example",
-        ),
-        (
-            "BareLoss",
-            "task BareLoss: losses() returned Tensor: return a dict {name: tensor of shape (B,)}",
-        ),
-    ],
-)
+# fmt: off
+_TASKS = [
+    ("ScalarLoss",
+     "task ScalarLoss: loss 'squared_error' has shape () instead of (8,), one value per example"),
+    ("BareLoss",
+     "task BareLoss: losses() returned Tensor: return a dict {name: tensor of shape (B,)}"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("task", "message"), _TASKS)
 def test_a_training_with_wrong_losses_ends_with_that_message(
     here: Here, task: str, message: str
 ) -> None:

@@ -44,38 +44,28 @@ def test_tensors_are_read(tmp_path: Path, mapped: bool) -> None:
         assert read_tensor_file(tmp_path / name, mapped)["w"].equal(_WEIGHTS["w"])
 
 
+# fmt: off
+_NAMES = [
+    ("a.pt", lambda path: torch.save(Namespace(), path),
+     "it has an object of argparse.Namespace, and only tensors, numbers and texts are read"),
+    ("a.pt", lambda path: torch.save({"x": MakesFolder(path / "../ran")}, path),
+     "it has an object of posix.mkdir, and only tensors, numbers and texts are read"),
+    ("a.pt", _program,
+     "it has a program of TorchScript, and only tensors, numbers and texts are read"),
+    ("a.pt", lambda path: path.write_bytes(pickle.dumps(MakesFolder(path))), _DAMAGED),
+    ("a.pt", _truncated, _DAMAGED),
+    ("a.pt", _other_zip, _DAMAGED),
+    ("a.pt", lambda path: path.write_text("the weights of a model\n"), _DAMAGED),
+    ("a.pt", Path.touch, _DAMAGED),
+    ("a.safetensors", lambda path: torch.save(_WEIGHTS, path),
+     "it is damaged, or not a safetensors file"),
+    ("a.safetensors", Path.touch, "it is damaged, or not a safetensors file"),
+]
+# fmt: on
+
+
 @pytest.mark.parametrize("mapped", [False, True])
-@pytest.mark.parametrize(
-    ("name", "write", "reason"),
-    [
-        (
-            "a.pt",
-            lambda path: torch.save(Namespace(), path),
-            "it has an object of argparse.Namespace, and only tensors, numbers and texts are read",
-        ),
-        (
-            "a.pt",
-            lambda path: torch.save({"x": MakesFolder(path / "../ran")}, path),
-            "it has an object of posix.mkdir, and only tensors, numbers and texts are read",
-        ),
-        (
-            "a.pt",
-            _program,
-            "it has a program of TorchScript, and only tensors, numbers and texts are read",
-        ),
-        ("a.pt", lambda path: path.write_bytes(pickle.dumps(MakesFolder(path))), _DAMAGED),
-        ("a.pt", _truncated, _DAMAGED),
-        ("a.pt", _other_zip, _DAMAGED),
-        ("a.pt", lambda path: path.write_text("the weights of a model\n"), _DAMAGED),
-        ("a.pt", Path.touch, _DAMAGED),
-        (
-            "a.safetensors",
-            lambda path: torch.save(_WEIGHTS, path),
-            "it is damaged, or not a safetensors file",
-        ),
-        ("a.safetensors", Path.touch, "it is damaged, or not a safetensors file"),
-    ],
-)
+@pytest.mark.parametrize(("name", "write", "reason"), _NAMES)
 def test_another_file_is_an_error_with_our_reason_and_runs_nothing(
     tmp_path: Path, name: str, write: Callable[[Path], object], reason: str, mapped: bool
 ) -> None:

@@ -155,44 +155,24 @@ _LISTED = {
     for name in ("train_dataset", "validation_dataset")
 }
 # Task, what of it is changed, and the message.
+# fmt: off
 _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
-    "no class names": (
-        Three,
-        {"class_names": ()},
-        "task Three: class_names is (), not a tuple with the name of each class: ",
-    ),
-    "class names that are a text": (
-        Three,
-        {"class_names": ("cat")},
-        "task Three: class_names is 'cat', not a tuple",
-    ),
-    "fewer class names than outputs": (
-        Three,
-        {"build_model": lambda _task: nn.Linear(4, 5)},
-        "task Three: the model returns shape (8, 5) instead of (B, 3), one output for each of "
-        "class_names: ",
-    ),
-    "fewer outputs than class names": (
-        Three,
-        {"build_model": lambda _task: nn.Linear(4, 2)},
-        "task Three: losses() raised IndexError: Target 2 is out of bounds: a label or an index is "
-        "out of range: number the classes from 0, and give the model one output for each",
-    ),
-    "no build_model": (
-        Tiny,
-        {"build_model": Task.build_model},
-        "task Tiny has no method build_model(): define it, and return the nn.Module to train",
-    ),
-    "no losses": (
-        Tiny,
-        {"losses": Task.losses},
-        "task Tiny has no method losses(): define it, and return {name: tensor (B,)}",
-    ),
-    "no validation_dataset": (
-        Tiny,
-        {"validation_dataset": Task.validation_dataset},
-        "task Tiny has no method validation_dataset(): ",
-    ),
+    "no class names": (Three, {"class_names": ()},
+     "task Three: class_names is (), not a tuple with the name of each class: "),
+    "class names that are a text": (Three, {"class_names": ("cat")},
+     "task Three: class_names is 'cat', not a tuple"),
+    "fewer class names than outputs": (Three, {"build_model": lambda _task: nn.Linear(4, 5)},
+     "task Three: the model returns shape (8, 5) instead of (B, 3), one output for each of "
+     "class_names: "),
+    "fewer outputs than class names": (Three, {"build_model": lambda _task: nn.Linear(4, 2)},
+     "task Three: losses() raised IndexError: Target 2 is out of bounds: a label or an index is "
+     "out of range: number the classes from 0, and give the model one output for each"),
+    "no build_model": (Tiny, {"build_model": Task.build_model},
+     "task Tiny has no method build_model(): define it, and return the nn.Module to train"),
+    "no losses": (Tiny, {"losses": Task.losses},
+     "task Tiny has no method losses(): define it, and return {name: tensor (B,)}"),
+    "no validation_dataset": (Tiny, {"validation_dataset": Task.validation_dataset},
+     "task Tiny has no method validation_dataset(): "),
     **{
         f"no return in {method}": (
             Tiny,
@@ -216,79 +196,40 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
             "schedule": "a finite number, the factor on the learning rate (is a `return` missing?)",
         }.items()
     },
-    "no return in prepare": (
-        Tiny,
-        {"prepare": _given(None)},
-        "the batch has another form: use the form of the collated examples after prepare()",
-    ),
-    "a class instead of a model": (
-        Tiny,
-        {"build_model": _given(nn.Linear)},
-        "task Tiny: build_model() returned the class Linear: return an nn.Module",
-    ),
-    "tensors instead of a dataset": (
-        Tiny,
-        {"train_dataset": _given((_ZEROS, _ZEROS))},
-        "task Tiny: train_dataset() returned tuple: return a map-style dataset with __len__ and "
-        "__getitem__, such as TensorDataset(inputs, labels)",
-    ),
-    "a loader instead of a dataset": (
-        Tiny,
-        {"train_dataset": lambda *_args: DataLoader(_rows(26))},
-        "task Tiny: train_dataset() returned DataLoader: return a map-style dataset",
-    ),
-    "an iterable dataset": (
-        Tiny,
-        {"train_dataset": lambda *_args: Endless()},
-        "task Tiny: train_dataset() returned Endless: return a map-style dataset",
-    ),
-    "a label out of range in memory": (
-        Three,
-        {"train_dataset": _labelled(torch.tensor([0, 7] * 40))},
-        "task Three: the labels are from 0 to 7, but class_names has 3 names: "
-        "number the classes from 0 to 2",
-    ),
-    "a label out of range in the validation set": (
-        Three,
-        {"validation_dataset": _labelled(torch.tensor([-1, 0, 2]))},
-        "task Three: the labels are from -1 to 2, but class_names has 3 names",
-    ),
-    "a label out of range in a file": (
-        Three,
-        {"train_dataset": _listed((_ZEROS, 1), (_ZEROS, 3))},
-        "task Three: the labels are from 1 to 3, but class_names has 3 names",
-    ),
-    "labels that are text": (
-        Three,
-        {"train_dataset": _listed((_ZEROS, "cat"))},
-        "task Three: the labels are text ('cat') instead of numbers: use the index "
-        "of each class in class_names",
-    ),
-    "labels that are floats": (
-        Three,
-        {"train_dataset": _labelled(torch.ones(26))},
-        "task Three: the labels are float32 of shape (8,) instead of int64 of "
-        "shape (B,): convert them with .long()",
-    ),
-    "one-hot labels": (
-        Three,
-        {"train_dataset": _labelled(torch.ones(26, 3).long())},
-        "task Three: the labels are int64 of shape (8, 3) instead of int64 of shape (B,)",
-    ),
-    "a batch that is a dict": (
-        Three,
-        {"train_dataset": _listed({"image": _ZEROS, "label": 1})},
-        "task Three: a batch is a dict of image, label instead of (inputs, labels): "
-        "return pairs from the dataset",
-    ),
-    "None in an example": (
-        Three,
-        {"train_dataset": _listed((_ZEROS, None))},
-        "task Three: the batch of its examples raised TypeError: default_collate: batch "
-        "must contain tensors, numpy arrays, "
-        "numbers, dicts or lists; found <class 'NoneType'>: an example is or contains "
-        "None: return tensors or numbers",
-    ),
+    "no return in prepare": (Tiny, {"prepare": _given(None)},
+     "the batch has another form: use the form of the collated examples after prepare()"),
+    "a class instead of a model": (Tiny, {"build_model": _given(nn.Linear)},
+     "task Tiny: build_model() returned the class Linear: return an nn.Module"),
+    "tensors instead of a dataset": (Tiny, {"train_dataset": _given((_ZEROS, _ZEROS))},
+     "task Tiny: train_dataset() returned tuple: return a map-style dataset with __len__ and "
+     "__getitem__, such as TensorDataset(inputs, labels)"),
+    "a loader instead of a dataset": (Tiny, {"train_dataset": lambda *_args: DataLoader(_rows(26))},
+     "task Tiny: train_dataset() returned DataLoader: return a map-style dataset"),
+    "an iterable dataset": (Tiny, {"train_dataset": lambda *_args: Endless()},
+     "task Tiny: train_dataset() returned Endless: return a map-style dataset"),
+    "a label out of range in memory": (Three,
+     {"train_dataset": _labelled(torch.tensor([0, 7] * 40))}, "task Three: the labels are from 0 "
+     "to 7, but class_names has 3 names: number the classes from 0 to 2"),
+    "a label out of range in the validation set": (Three,
+     {"validation_dataset": _labelled(torch.tensor([-1, 0, 2]))},
+     "task Three: the labels are from -1 to 2, but class_names has 3 names"),
+    "a label out of range in a file": (Three, {"train_dataset": _listed((_ZEROS, 1), (_ZEROS, 3))},
+     "task Three: the labels are from 1 to 3, but class_names has 3 names"),
+    "labels that are text": (Three, {"train_dataset": _listed((_ZEROS, "cat"))},
+     "task Three: the labels are text ('cat') instead of numbers: use the index of each class in "
+     "class_names"),
+    "labels that are floats": (Three, {"train_dataset": _labelled(torch.ones(26))},
+     "task Three: the labels are float32 of shape (8,) instead of int64 of shape (B,): convert "
+     "them with .long()"),
+    "one-hot labels": (Three, {"train_dataset": _labelled(torch.ones(26, 3).long())},
+     "task Three: the labels are int64 of shape (8, 3) instead of int64 of shape (B,)"),
+    "a batch that is a dict": (Three, {"train_dataset": _listed({"image": _ZEROS, "label": 1})},
+     "task Three: a batch is a dict of image, label instead of (inputs, labels): return pairs "
+     "from the dataset"),
+    "None in an example": (Three, {"train_dataset": _listed((_ZEROS, None))},
+     "task Three: the batch of its examples raised TypeError: default_collate: batch must "
+     "contain tensors, numpy arrays, numbers, dicts or lists; found <class 'NoneType'>: an "
+     "example is or contains None: return tensors or numbers"),
     "float64 inputs": (
         Three,
         {
@@ -299,12 +240,9 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         "() raised RuntimeError: mat1 and mat2 must have the same dtype, but got "
         "Double and Float (",
     ),
-    "a model for other inputs": (
-        Three,
-        {"build_model": lambda _task: nn.Linear(5, 3)},
-        "shapes cannot be multiplied (8x4 and 5x3) (the model got float32 of shape (8, 4)): fix "
-        "the task",
-    ),
+    "a model for other inputs": (Three, {"build_model": lambda _task: nn.Linear(5, 3)},
+     "shapes cannot be multiplied (8x4 and 5x3) (the model got float32 of shape (8, 4)): fix the "
+     "task"),
     "inputs that are bytes": (
         Three,
         {
@@ -314,50 +252,28 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         },
         "the inputs are bytes: convert them in prepare(), as in inputs.float() / 255",
     ),
-    "a lazy layer": (
-        Three,
-        {"build_model": lambda _task: nn.LazyLinear(3)},
-        "task Three: build_model() does not set the size of weight: give its layer the input size",
-    ),
-    "a model without values": (
-        Three,
-        {"build_model": lambda _task: nn.Linear(4, 3, device="meta")},
-        "task Three: build_model() leaves weight on the meta device, without values: build "
-        "the model on the CPU",
-    ),
-    "a dataset without an index": (
-        Tiny,
-        {"train_dataset": lambda *_args: Unindexed()},
-        "task Tiny: Unindexed.__getitem__() raised TypeError: Unindexed.__getitem__() "
-        "takes 1 positional argument but 2 were",
-    ),
-    "a default of another type": (
-        Tiny,
-        {"epochs": "3"},
-        "task Tiny: epochs is '3': set it to a whole number from 1",
-    ),
-    "a buffer made by expand": (
-        Tiny,
-        {"build_model": lambda _task: Expanded()},
-        "task Tiny: build_model() creates grid with expand(), so its values share memory and "
-        "cannot be restored: add .clone()",
-    ),
-    "an optimizer that needs a closure": (
-        Tiny,
-        {"build_optimizer": lambda _task, model, *_args: torch.optim.LBFGS(model.parameters())},
-        "task Tiny: LBFGS.step() cannot be called without arguments (missing a required argument: "
-        "'closure'), as a training step does: use another optimizer, such as AdamW",
-    ),
-    "a task that sets an attribute": (
-        Tiny,
-        {"train_dataset": lambda task, _place: setattr(task, "noise", 1.0)},
-        "() raised FrozenInstanceError: cannot assign to field 'noise' (",
-    ),
-    "a method that yields": (
-        Tiny,
-        {"finished": _finished_yielding},
-        "task Tiny: finished() returned generator: return True or False",
-    ),
+    "a lazy layer": (Three, {"build_model": lambda _task: nn.LazyLinear(3)},
+     "task Three: build_model() does not set the size of weight: give its layer the input size"),
+    "a model without values": (Three, {"build_model": lambda _task: nn.Linear(4, 3, device="meta")},
+     "task Three: build_model() leaves weight on the meta device, without values: build the "
+     "model on the CPU"),
+    "a dataset without an index": (Tiny, {"train_dataset": lambda *_args: Unindexed()},
+     "task Tiny: Unindexed.__getitem__() raised TypeError: Unindexed.__getitem__() takes 1 "
+     "positional argument but 2 were"),
+    "a default of another type": (Tiny, {"epochs": "3"},
+     "task Tiny: epochs is '3': set it to a whole number from 1"),
+    "a buffer made by expand": (Tiny, {"build_model": lambda _task: Expanded()},
+     "task Tiny: build_model() creates grid with expand(), so its values share memory and cannot "
+     "be restored: add .clone()"),
+    "an optimizer that needs a closure": (Tiny,
+     {"build_optimizer": lambda _task, model, *_args: torch.optim.LBFGS(model.parameters())},
+     "task Tiny: LBFGS.step() cannot be called without arguments (missing a required argument: "
+     "'closure'), as a training step does: use another optimizer, such as AdamW"),
+    "a task that sets an attribute": (Tiny,
+     {"train_dataset": lambda task, _place: setattr(task, "noise", 1.0)},
+     "() raised FrozenInstanceError: cannot assign to field 'noise' ("),
+    "a method that yields": (Tiny, {"finished": _finished_yielding},
+     "task Tiny: finished() returned generator: return True or False"),
     **{
         f"finished returns {type(value).__name__}": (
             Tiny,
@@ -375,183 +291,101 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         )
         for name in ("step", "kind", "", "a\nb")
     },
-    "a dataset of a negative length": (
-        Tiny,
-        {"train_dataset": lambda *_args: Negative()},
-        "the dataset Negative has no length (__len__() should return >= 0): use a map-style",
-    ),
-    "an example that raises StopIteration": (
-        Tiny,
-        {"validation_dataset": lambda *_args: Exhausted()},
-        "raised RuntimeError: example 0 raised StopIteration",
-    ),
-    "no return in losses": (
-        Tiny,
-        {"losses": _given(None)},
-        "task Tiny: losses() returned None: return a dict {name: ",
-    ),
-    "a method with other parameters": (
-        Tiny,
-        {"prepare": lambda _task, batch: batch},
-        "task Tiny: prepare() has the wrong parameters (got an unexpected keyword argument "
-        "'training'): write def prepare(self, "
-        "batch, training)",
-    ),
-    "with_data that replaces a ClassVar": (
-        Three,
-        {"with_data": with_data},
-        ": only fields can be replaced: declare a field (class_names: tuple[str, ...] = ()), "
-        "not a ClassVar",
-    ),
-    "an error of its own": (
-        Tiny,
-        {"notes": _raises(ValueError("no such line"))},
-        "task Tiny: method() raised ValueError: no such line (",
-    ),
-    "an error in a backward": (
-        Three,
-        {"losses": _through_backward},
-        "raised ValueError: no way back (",
-    ),
-    "a statistic that is a number": (
-        Tiny,
-        {"statistics": _given({"loss": 0.5})},
-        "task Tiny: statistics() returned 'loss' as float instead of a tensor: sum over the "
-        "batch without .item()",
-    ),
-    "a statistic for each example": (
-        Tiny,
-        {"statistics": lambda _task, _model, batch: {"loss": batch[1]}},
-        "task Tiny: the names or shapes that statistics() returns differ between batches: return "
-        "sums over the examples of the batch",
-    ),
-    "a metric that is a table": (
-        Tiny,
-        {"metrics": _given({"loss": torch.zeros(2)})},
-        "task Tiny: metrics() returned 'loss' as Tensor instead of a number: convert it "
-        "with float(...)",
-    ),
-    "an error in metrics": (
-        Tiny,
-        {"metrics": lambda _task, totals: {"loss": float(totals["los"])}},
-        "() raised KeyError: 'los' (",
-    ),
+    "a dataset of a negative length": (Tiny, {"train_dataset": lambda *_args: Negative()},
+     "the dataset Negative has no length (__len__() should return >= 0): use a map-style"),
+    "an example that raises StopIteration": (Tiny,
+     {"validation_dataset": lambda *_args: Exhausted()},
+     "raised RuntimeError: example 0 raised StopIteration"),
+    "no return in losses": (Tiny, {"losses": _given(None)},
+     "task Tiny: losses() returned None: return a dict {name: "),
+    "a method with other parameters": (Tiny, {"prepare": lambda _task, batch: batch},
+     "task Tiny: prepare() has the wrong parameters (got an unexpected keyword argument "
+     "'training'): write def prepare(self, batch, training)"),
+    "with_data that replaces a ClassVar": (Three, {"with_data": with_data},
+     ": only fields can be replaced: declare a field (class_names: tuple[str, ...] = ()), not a "
+     "ClassVar"),
+    "an error of its own": (Tiny, {"notes": _raises(ValueError("no such line"))},
+     "task Tiny: method() raised ValueError: no such line ("),
+    "an error in a backward": (Three, {"losses": _through_backward},
+     "raised ValueError: no way back ("),
+    "a statistic that is a number": (Tiny, {"statistics": _given({"loss": 0.5})},
+     "task Tiny: statistics() returned 'loss' as float instead of a tensor: sum over the batch "
+     "without .item()"),
+    "a statistic for each example": (Tiny,
+     {"statistics": lambda _task, _model, batch: {"loss": batch[1]}},
+     "task Tiny: the names or shapes that statistics() returns differ between batches: return "
+     "sums over the examples of the batch"),
+    "a metric that is a table": (Tiny, {"metrics": _given({"loss": torch.zeros(2)})},
+     "task Tiny: metrics() returned 'loss' as Tensor instead of a number: convert it with "
+     "float(...)"),
+    "an error in metrics": (Tiny, {"metrics": lambda _task, totals: {"loss": float(totals["los"])}},
+     "() raised KeyError: 'los' ("),
     "an error in figures": (
         Tiny,
         {"figures": lambda *_args: {"curve": undrawn}},  # type: ignore[name-defined]  # noqa: F821
         "() raised NameError: ",
     ),
-    "an error in a function that draws": (
-        Tiny,
-        {"figures": _given({"curve": functools.partial(pictures.confusion_matrix, None, ("a",))})},
-        "task Tiny: figures() raised AttributeError: ",
-    ),
-    "a function that draws another form": (
-        Tiny,
-        {"figures": _given({"curve": lambda: torch.zeros(8, 8)})},
-        "task Tiny: figures() returned 'curve' as Tensor of shape (8, 8): return a uint8 "
-        "picture of shape (3, H, W)",
-    ),
-    "a function that draws random numbers": (
-        Tiny,
-        {"figures": _given({"curve": lambda: torch.rand(3, 8, 8)})},
-        "task Tiny: a function that figures() returned draws random numbers, which would change "
-        "those of the training: draw them in figures()",
-    ),
-    "a figure of another form": (
-        Tiny,
-        {"figures": _given({"curve": torch.zeros(8, 8)})},
-        "task Tiny: figures() returned 'curve' as Tensor of shape (8, 8): return a uint8 "
-        "picture of shape (3, H, W)",
-    ),
-    "an empty figure": (
-        Tiny,
-        {"figures": _given({"curve": torch.zeros(3, 0, 8)})},
-        "task Tiny: figures() returned 'curve' as Tensor of shape (3, 0, 8): return a uint8 "
-        "picture of shape (3, H, W)",
-    ),
-    "a factor for each group": (
-        Tiny,
-        {"schedule": _given(torch.ones(2))},
-        "task Tiny: schedule() returned Tensor: return a finite number, the factor on the "
-        "learning rate",
-    ),
-    "an optimizer of another model": (
-        Tiny,
-        {"build_optimizer": lambda *_args: torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.1)},
-        "task Tiny: build_optimizer() returned SGD, which has no parameter of the model: "
-        "give it model.parameters()",
-    ),
-    "two optimizers with one parameter": (
-        Tiny,
-        {"build_optimizer": lambda _self, model, *_args: (_sgd(model), _sgd(model))},
-        "task Tiny: build_optimizer() gives a parameter to two optimizers: give each optimizer "
-        "parameters of its own",
-    ),
-    "a second optimizer without a parameter of the model": (
-        Tiny,
-        {"build_optimizer": lambda _self, model, *_args: (_sgd(model), _sgd(nn.Linear(4, 1)))},
-        "task Tiny: build_optimizer() returned SGD, which has no parameter of the model: "
-        "give it model.parameters()",
-    ),
-    "an empty tuple of optimizers": (
-        Tiny,
-        {"build_optimizer": lambda *_args: ()},
-        "task Tiny: build_optimizer() returned tuple: return a torch.optim.Optimizer or a tuple of "
-        "them",
-    ),
-    "validation examples of several shapes": (
-        Tiny,
-        {
-            "validation_dataset": _given(
-                Listed([(torch.zeros(4 + (i == 19)), 1.0) for i in range(20)])
-            )
-        },
-        "the dataset's examples have different shapes and cannot be batched: pad or crop them in "
-        "__getitem__, or pad them in collate()",
-    ),
-    "a metric that is missing": (
-        Tiny,
-        {"train_metrics": ("accuracy",)},
-        "task Tiny: losses() did not return 'accuracy', which is in train_metrics: return a tensor "
-        "of shape (B,) with this name",
-    ),
-    "a metric of a reserved name": (
-        Tiny,
-        {"train_metrics": ("samples_per_second",)},
-        "task Tiny: train_metrics has the name 'samples_per_second', which is reserved or not "
-        "printable: rename it",
-    ),
-    "one metric without a tuple": (
-        Tiny,
-        {"train_metrics": "accuracy"},
-        "task Tiny: train_metrics is 'accuracy': set it to a tuple of names, such as "
-        '("accuracy",)',
-    ),
-    "only metrics": (
-        Tiny,
-        {"train_metrics": ("squared_error",)},
-        "task Tiny: no loss depends on a trained parameter: compute squared_error from the model's "
-        "output without detach() or torch.no_grad()",
-    ),
-    "no batch": (
-        Tiny,
-        {**_LISTED, "collate": lambda *_args: None},
-        "task Tiny: collate() returned None: return a tuple, list or dict of tensors (is a "
-        "`return` missing?)",
-    ),
+    "an error in a function that draws": (Tiny,
+     {"figures": _given({"curve": functools.partial(pictures.confusion_matrix, None, ("a",))})},
+     "task Tiny: figures() raised AttributeError: "),
+    "a function that draws another form": (Tiny,
+     {"figures": _given({"curve": lambda: torch.zeros(8, 8)})}, "task Tiny: figures() returned "
+     "'curve' as Tensor of shape (8, 8): return a uint8 picture of shape (3, H, W)"),
+    "a function that draws random numbers": (Tiny,
+     {"figures": _given({"curve": lambda: torch.rand(3, 8, 8)})}, "task Tiny: a function that "
+     "figures() returned draws random numbers, which would change those of the training: draw "
+     "them in figures()"),
+    "a figure of another form": (Tiny, {"figures": _given({"curve": torch.zeros(8, 8)})},
+     "task Tiny: figures() returned 'curve' as Tensor of shape (8, 8): return a uint8 picture of "
+     "shape (3, H, W)"),
+    "an empty figure": (Tiny, {"figures": _given({"curve": torch.zeros(3, 0, 8)})},
+     "task Tiny: figures() returned 'curve' as Tensor of shape (3, 0, 8): return a uint8 picture "
+     "of shape (3, H, W)"),
+    "a factor for each group": (Tiny, {"schedule": _given(torch.ones(2))},
+     "task Tiny: schedule() returned Tensor: return a finite number, the factor on the learning "
+     "rate"),
+    "an optimizer of another model": (Tiny,
+     {"build_optimizer": lambda *_args: torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.1)},
+     "task Tiny: build_optimizer() returned SGD, which has no parameter of the model: give it "
+     "model.parameters()"),
+    "two optimizers with one parameter": (Tiny,
+     {"build_optimizer": lambda _self, model, *_args: (_sgd(model), _sgd(model))},
+     "task Tiny: build_optimizer() gives a parameter to two optimizers: give each optimizer "
+     "parameters of its own"),
+    "a second optimizer without a parameter of the model": (Tiny,
+     {"build_optimizer": lambda _self, model, *_args: (_sgd(model), _sgd(nn.Linear(4, 1)))},
+     "task Tiny: build_optimizer() returned SGD, which has no parameter of the model: give it "
+     "model.parameters()"),
+    "an empty tuple of optimizers": (Tiny, {"build_optimizer": lambda *_args: ()},
+     "task Tiny: build_optimizer() returned tuple: return a torch.optim.Optimizer or a tuple of "
+     "them"),
+    "validation examples of several shapes": (Tiny,
+     {"validation_dataset": _given(Listed([(torch.zeros(4 + (i == 19)), 1.0) for i in range(20)]))},
+     "the dataset's examples have different shapes and cannot be batched: pad or crop them in "
+     "__getitem__, or pad them in collate()"),
+    "a metric that is missing": (Tiny, {"train_metrics": ("accuracy",)},
+     "task Tiny: losses() did not return 'accuracy', which is in train_metrics: return a tensor "
+     "of shape (B,) with this name"),
+    "a metric of a reserved name": (Tiny, {"train_metrics": ("samples_per_second",)},
+     "task Tiny: train_metrics has the name 'samples_per_second', which is reserved or not "
+     "printable: rename it"),
+    "one metric without a tuple": (Tiny, {"train_metrics": "accuracy"},
+     'task Tiny: train_metrics is \'accuracy\': set it to a tuple of names, such as ("accuracy",)'),
+    "only metrics": (Tiny, {"train_metrics": ("squared_error",)}, "task Tiny: no loss depends on "
+     "a trained parameter: compute squared_error from the model's output without detach() or "
+     "torch.no_grad()"),
+    "no batch": (Tiny, {**_LISTED, "collate": lambda *_args: None}, "task Tiny: collate() "
+     "returned None: return a tuple, list or dict of tensors (is a `return` missing?)"),
     "an error in collate": (
         Tiny,
         {**_LISTED, "collate": lambda *_args: unknown},  # type: ignore[name-defined]  # noqa: F821
         "() raised NameError: ",
     ),
-    "collated tensors in memory": (
-        Tiny,
-        {"collate": lambda *_args: None},
-        "task Tiny: train_dataset() returned a TensorDataset, whose batches do not need "
-        "collate(): remove collate(), or return another map-style dataset",
-    ),
+    "collated tensors in memory": (Tiny, {"collate": lambda *_args: None},
+     "task Tiny: train_dataset() returned a TensorDataset, whose batches do not need collate(): "
+     "remove collate(), or return another map-style dataset"),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("mistake", _MISTAKES)
@@ -596,20 +430,17 @@ def test_a_softmax_at_the_end_of_a_classification_is_reported_once(
     assert code == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ("--best-by", "foo"),
-            "--best-by foo: the task has no metric foo; it has loss: name one of them there, or in "
-            "the class of the task as best_by",
-        ),
-        (
-            ("--early-stopping", "max:foo"),
-            "--early-stopping max:foo: the task has no metric foo; it has loss: name one of them",
-        ),
-    ],
-)
+# fmt: off
+_WORDS = [
+    (("--best-by", "foo"), "--best-by foo: the task has no metric foo; it has loss: name one of "
+     "them there, or in the class of the task as best_by"),
+    (("--early-stopping", "max:foo"),
+     "--early-stopping max:foo: the task has no metric foo; it has loss: name one of them"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("words", "message"), _WORDS)
 def test_an_unknown_metric_is_refused_before_the_first_step(
     here: Here, words: tuple[str, ...], message: str
 ) -> None:

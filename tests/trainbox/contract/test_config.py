@@ -99,43 +99,27 @@ def test_a_new_version_keeps_the_names_of_runs() -> None:
     assert Config(task="mnist", epochs=3, workers=2).fingerprint() == "bdf6c888"
 
 
-@pytest.mark.parametrize(
-    ("settings", "device", "message"),
-    [
-        (
-            {"epochs": 3, "max_steps": 5},
-            "auto",
-            "--epochs 3 and --max-steps 5 both set the length of the run: drop one",
-        ),
-        (
-            {"batch_size": 64, "batch_size_per_gpu": 32},
-            "auto",
-            "--batch-size 64 (global) and --batch-size-per-gpu 32 both set the batch: drop one",
-        ),
-        (
-            {"batch_size": 4, "accumulation": 5},
-            "auto",
-            "--accumulation 5 splits a batch of 4 into empty micro-batches: lower it",
-        ),
-        (
-            {"batch_size_per_gpu": 4, "accumulation": 5},
-            "auto",
-            "--accumulation 5 splits a batch of 4 into empty micro-batches",
-        ),
-        (
-            {"precision": "fp16"},
-            "cpu",
-            "--precision fp16 needs an NVIDIA GPU (the device is cpu): use fp32 or bf16",
-        ),
-        ({"precision": "tf32"}, "mps", "--precision tf32 needs an NVIDIA GPU (the device is mps"),
-        (
-            {"best_by": "up:loss"},
-            "auto",
-            "--best-by up:loss: write the name of a metric, or min:NAME or max:NAME",
-        ),
-        ({"early_stopping": "min:"}, "auto", "--early-stopping min:: write the name of a metric"),
-    ],
-)
+# fmt: off
+_SETTINGS = [
+    ({"epochs": 3, "max_steps": 5}, "auto",
+     "--epochs 3 and --max-steps 5 both set the length of the run: drop one"),
+    ({"batch_size": 64, "batch_size_per_gpu": 32}, "auto",
+     "--batch-size 64 (global) and --batch-size-per-gpu 32 both set the batch: drop one"),
+    ({"batch_size": 4, "accumulation": 5}, "auto",
+     "--accumulation 5 splits a batch of 4 into empty micro-batches: lower it"),
+    ({"batch_size_per_gpu": 4, "accumulation": 5}, "auto",
+     "--accumulation 5 splits a batch of 4 into empty micro-batches"),
+    ({"precision": "fp16"}, "cpu",
+     "--precision fp16 needs an NVIDIA GPU (the device is cpu): use fp32 or bf16"),
+    ({"precision": "tf32"}, "mps", "--precision tf32 needs an NVIDIA GPU (the device is mps"),
+    ({"best_by": "up:loss"}, "auto",
+     "--best-by up:loss: write the name of a metric, or min:NAME or max:NAME"),
+    ({"early_stopping": "min:"}, "auto", "--early-stopping min:: write the name of a metric"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("settings", "device", "message"), _SETTINGS)
 def test_contradictions_are_refused_with_a_remedy(
     settings: dict[str, Any], device: str, message: str
 ) -> None:

@@ -7,30 +7,28 @@ from trainbox.contract.secret_rule import arguments_without_secrets
 HEX = "3fa94c0b7715d2e8a6610fb49c8d27e05b13aa9f"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [
-        (["--api-key", "abc", "--lr", "1"], ["--api-key", "(not shown)", "--lr", "1"]),
-        (["-token", "-3"], ["-token", "(not shown)"]),
-        (["--api-key=abc", "d"], ["--api-key=(not shown)", "d"]),
-        (["--password=a b"], ["--password=(not shown)"]),
-        (["--no-auth", "--lr", "1"], ["--no-auth", "--lr", "1"]),
-        (["--token", "a", "b"], ["--token", "(not shown)", "b"]),
-        (["token", "abc"], ["token", "abc"]),
-        (["--set", "api_key=abc"], ["--set", "api_key=(not shown)"]),
-        (["hf_abcDEFghi"], ["(not shown)"]),
-        (["--max-tokens", "512", "--tokenizer", "a"], ["--max-tokens", "512", "--tokenizer", "a"]),
-        (
-            ["--new-token", "a", "--new-tokens", "2"],
-            ["--new-token", "(not shown)", "--new-tokens", "2"],
-        ),
-        (["--num_keypoints", "17", "--passes=2"], ["--num_keypoints", "17", "--passes=2"]),
-        (
-            ["--tokens", "a", "--hf_token", "b"],
-            ["--tokens", "(not shown)", "--hf_token", "(not shown)"],
-        ),
-    ],
-)
+# fmt: off
+_ARGUMENTS = [
+    (["--api-key", "abc", "--lr", "1"], ["--api-key", "(not shown)", "--lr", "1"]),
+    (["-token", "-3"], ["-token", "(not shown)"]),
+    (["--api-key=abc", "d"], ["--api-key=(not shown)", "d"]),
+    (["--password=a b"], ["--password=(not shown)"]),
+    (["--no-auth", "--lr", "1"], ["--no-auth", "--lr", "1"]),
+    (["--token", "a", "b"], ["--token", "(not shown)", "b"]),
+    (["token", "abc"], ["token", "abc"]),
+    (["--set", "api_key=abc"], ["--set", "api_key=(not shown)"]),
+    (["hf_abcDEFghi"], ["(not shown)"]),
+    (["--max-tokens", "512", "--tokenizer", "a"], ["--max-tokens", "512", "--tokenizer", "a"]),
+    (["--new-token", "a", "--new-tokens", "2"],
+     ["--new-token", "(not shown)", "--new-tokens", "2"]),
+    (["--num_keypoints", "17", "--passes=2"], ["--num_keypoints", "17", "--passes=2"]),
+    (["--tokens", "a", "--hf_token", "b"],
+     ["--tokens", "(not shown)", "--hf_token", "(not shown)"]),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("arguments", "shown"), _ARGUMENTS)
 def test_a_value_is_hidden_after_its_option(arguments: list[str], shown: list[str]) -> None:
     assert arguments_without_secrets(arguments) == shown
     assert arguments_without_secrets(arguments, to_copy=True) == shown

@@ -55,25 +55,21 @@ def test_root_without_permissions_runs_as_the_owner(
     )
 
 
-@pytest.mark.parametrize(
-    ("number", "expected"),
-    [
-        (errno.EROFS, "Read-only file system: mount the file system for writing, or"),
-        (
-            errno.EDQUOT,
-            "Disk quota exceeded (your disk quota is used up: see `quota -s`): delete "
-            "some of your files, or",
-        ),
-        (errno.EIO, "Input/output error (the disk reports an error: see `dmesg`): choose"),
-        (
-            errno.ENOTDIR,
-            "Not a directory (a file is where a folder is needed): remove that file, or",
-        ),
-        (errno.ENAMETOOLONG, "File name too long: choose a shorter name with --run, or"),
-        (errno.EFBIG, "File too large: raise the limit of a file's size (`ulimit -f`), or"),
-        (errno.EBUSY, "Device or resource busy: choose"),
-    ],
-)
+# fmt: off
+_NUMBERS = [
+    (errno.EROFS, "Read-only file system: mount the file system for writing, or"),
+    (errno.EDQUOT, "Disk quota exceeded (your disk quota is used up: see `quota -s`): delete "
+     "some of your files, or"),
+    (errno.EIO, "Input/output error (the disk reports an error: see `dmesg`): choose"),
+    (errno.ENOTDIR, "Not a directory (a file is where a folder is needed): remove that file, or"),
+    (errno.ENAMETOOLONG, "File name too long: choose a shorter name with --run, or"),
+    (errno.EFBIG, "File too large: raise the limit of a file's size (`ulimit -f`), or"),
+    (errno.EBUSY, "Device or resource busy: choose"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("number", "expected"), _NUMBERS)
 def test_each_cause_has_its_own_remedy(tmp_path: Path, number: int, expected: str) -> None:
     text = str(storage_failure(tmp_path, OSError(number, os.strerror(number), str(tmp_path / "x"))))
     assert text.startswith(f"cannot write {tmp_path}/x: {expected} ")

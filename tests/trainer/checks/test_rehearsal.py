@@ -180,21 +180,17 @@ class _Counting(StepCounter):
         return output_B
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        (
-            "counter",
-            "task Tiny: a resume would change calls from 2 to 1, which checkpoints leave out: "
-            "make it a buffer",
-        ),
-        (
-            "made",
-            r"task Tiny: a resume could not load a checkpoint \(late: shape \(3,\) -> missing\): "
-            r"create all parameters and buffers in build_model\(\)",
-        ),
-    ],
-)
+# fmt: off
+_KINDS = [
+    ("counter", "task Tiny: a resume would change calls from 2 to 1, which checkpoints leave "
+     "out: make it a buffer"),
+    ("made", r"task Tiny: a resume could not load a checkpoint \(late: shape \(3,\) -> "
+     r"missing\): create all parameters and buffers in build_model\(\)"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("kind", "text"), _KINDS)
 def test_state_that_a_resume_cannot_restore_is_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch, kind: str, text: str
 ) -> None:

@@ -114,17 +114,16 @@ def test_a_value_that_the_file_cannot_have_is_refused(value: Any) -> None:
     assert str(failure.value) == f"config runs/r --toml: {shown}"
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({}, "config.json cannot be read (No such file or directory): give the folder of a run, "),
-        ({"config.json": "[]"}, "config.json is damaged (not a JSON object): restore it"),
-        (
-            {"config.json": '{"kind": "script"}'},
-            "a script has no settings that Trainbox knows: its ",
-        ),
-    ],
-)
+# fmt: off
+_FILES = [
+    ({}, "config.json cannot be read (No such file or directory): give the folder of a run, "),
+    ({"config.json": "[]"}, "config.json is damaged (not a JSON object): restore it"),
+    ({"config.json": '{"kind": "script"}'}, "a script has no settings that Trainbox knows: its "),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("files", "message"), _FILES)
 def test_a_folder_without_settings_is_refused(
     here: Here, files: dict[str, str], message: str
 ) -> None:

@@ -390,18 +390,17 @@ def test_a_task_defines_its_own_predictions_and_ids(here: Here) -> None:
     assert {row.split(",")[-1] for row in rows} == {"0", "1"}
 
 
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        ("Tiny", "task Tiny has no method predictions(): define it to return {name: tensor (B,)}"),
-        (
-            "ScalarPrediction",
-            "predictions() returned 'mean' as Tensor of shape (): return a tensor of shape (8,) or "
-            "(8, K)",
-        ),
-        ("FewIds", "the dataset has 20 examples but 3 ids: make `ids` a sequence"),
-    ],
-)
+# fmt: off
+_TASKS = [
+    ("Tiny", "task Tiny has no method predictions(): define it to return {name: tensor (B,)}"),
+    ("ScalarPrediction", "predictions() returned 'mean' as Tensor of shape (): return a tensor "
+     "of shape (8,) or (8, K)"),
+    ("FewIds", "the dataset has 20 examples but 3 ids: make `ids` a sequence"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("task", "message"), _TASKS)
 def test_predictions_that_cannot_be_written_exit_with_2(
     here: Here, task: str, message: str
 ) -> None:

@@ -170,65 +170,51 @@ def test_fields_with_the_names_of_keys_have_a_table(
     assert config.fields == {"name": "b", "set": True, "size": 3}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[train]\nbatchsize = 3", "[train] batchsize is unknown: did you mean batch-size?"),
-        ("[train]\nBatch_Size = 3", "[train] Batch-Size is unknown: did you mean batch-size?"),
-        ("[train]\nqqq = 3", "[train] qqq is unknown: use some of init, freeze, "),
-        ("[train]\ngpu_ids = 3", "[train] gpu-ids is unknown: it belongs to [launch]"),
-        ("[train]\nset = 3", "[train] set is unknown: write the task and its fields below [task]"),
-        ("[train]\nconfig = 'x'", "[train] config is unknown: "),
-        ("[train]\nlr = 1\n[trian]", "[trian] is unknown: did you mean [train]?"),
-        ("[[train]]\nlr = 1", "train is outside of a table: write it below [task], [train], "),
-        ("lr = 1", "lr is outside of a table: write it below [task], [train], [launch] or [sweep]"),
-        (
-            "[train]\nbatch-size = 1\nbatch_size = 1",
-            "[train] batch_size and batch-size are the same key: drop one",
-        ),
-        ("[train]\nepochs = 1.5", "[train] epochs = 1.5: '1.5' is not a whole number"),
-        ("[train]\nepochs = 0", "[train] epochs = 0: 0 is less than 1"),
-        ("[train]\nepochs = true", "[train] epochs = true: write a value"),
-        ("[train]\nepochs = [1]", "[train] epochs is an array: write one value"),
-        ("[train]\nepochs = {a = 1}", "[train] epochs is a table: write one value"),
-        ("[train]\nlr = nan", "[train] lr = nan: nan is not a finite number above 0"),
-        ("[train]\nlr = 'fast'", "[train] lr = fast: 'fast' is not a number"),
-        (
-            "[train]\noptimizer = 'lion'",
-            f"[train] optimizer = lion: 'lion' is not one of {', '.join(map(repr, OPTIMIZERS))}\n",
-        ),
-        (
-            "[train]\ndeterministic = 'false'",
-            '[train] deterministic = "false": write true or false, without quotes',
-        ),
-        (
-            "[train]\ndeterministic = 1",
-            "[train] deterministic = 1: write true or false, without quotes",
-        ),
-        (
-            "[train]\nfast = true",
-            "[train] fast is the opposite of deterministic: write deterministic = true or false",
-        ),
-        ("[train]\nrun = 'a\\b'\nruns-dir = \"a\\u0000\"", "[train] runs-dir = 'a\\x00' has a "),
-        (f"[train]\nseed = 0x{'f' * 5000}", "[train] seed is too large: Exceeds the limit (4300"),
-        ("[train]\nfreeze = [[1]]", "[train] freeze is an array: write one value"),
-        (
-            "[train]\nrun = 2026-01-02T03:04:05Z",
-            "[train] run is a date or a time: write it in quotes",
-        ),
-        ("[task]\nname = 3", "[task] name is 3: write the task in quotes"),
-        ("[task]\nset = 3", "[task] set is not a table: write fields below [task.set]"),
-        ("[task]\nwidth = 3\n[task.set]\nwidth = 4", "[task.set] width is also in [task]: drop"),
-        ("[task]\nwidth = [3]", "[task] width is an array: write one value"),
-        (
-            "[task]\nwidht = 3",
-            "[task] widht = 3: task digits has no field widht: did you mean width?",
-        ),
-        ("[task]\nwidth = 1.5", "[task] width = 1.5: give a value of type int"),
-        ("[task.set]\nwidth = 1.5", "[task.set] width = 1.5: give a value of type int"),
-        (f"[task]\nwidth = {2**63}", f"[task] width = {2**63}: a whole number is more than 9223"),
-    ],
-)
+# fmt: off
+_TEXTS = [
+    ("[train]\nbatchsize = 3", "[train] batchsize is unknown: did you mean batch-size?"),
+    ("[train]\nBatch_Size = 3", "[train] Batch-Size is unknown: did you mean batch-size?"),
+    ("[train]\nqqq = 3", "[train] qqq is unknown: use some of init, freeze, "),
+    ("[train]\ngpu_ids = 3", "[train] gpu-ids is unknown: it belongs to [launch]"),
+    ("[train]\nset = 3", "[train] set is unknown: write the task and its fields below [task]"),
+    ("[train]\nconfig = 'x'", "[train] config is unknown: "),
+    ("[train]\nlr = 1\n[trian]", "[trian] is unknown: did you mean [train]?"),
+    ("[[train]]\nlr = 1", "train is outside of a table: write it below [task], [train], "),
+    ("lr = 1", "lr is outside of a table: write it below [task], [train], [launch] or [sweep]"),
+    ("[train]\nbatch-size = 1\nbatch_size = 1",
+     "[train] batch_size and batch-size are the same key: drop one"),
+    ("[train]\nepochs = 1.5", "[train] epochs = 1.5: '1.5' is not a whole number"),
+    ("[train]\nepochs = 0", "[train] epochs = 0: 0 is less than 1"),
+    ("[train]\nepochs = true", "[train] epochs = true: write a value"),
+    ("[train]\nepochs = [1]", "[train] epochs is an array: write one value"),
+    ("[train]\nepochs = {a = 1}", "[train] epochs is a table: write one value"),
+    ("[train]\nlr = nan", "[train] lr = nan: nan is not a finite number above 0"),
+    ("[train]\nlr = 'fast'", "[train] lr = fast: 'fast' is not a number"),
+    ("[train]\noptimizer = 'lion'",
+     f"[train] optimizer = lion: 'lion' is not one of {', '.join(map(repr, OPTIMIZERS))}\n"),
+    ("[train]\ndeterministic = 'false'",
+     '[train] deterministic = "false": write true or false, without quotes'),
+    ("[train]\ndeterministic = 1",
+     "[train] deterministic = 1: write true or false, without quotes"),
+    ("[train]\nfast = true",
+     "[train] fast is the opposite of deterministic: write deterministic = true or false"),
+    ("[train]\nrun = 'a\\b'\nruns-dir = \"a\\u0000\"", "[train] runs-dir = 'a\\x00' has a "),
+    (f"[train]\nseed = 0x{'f' * 5000}", "[train] seed is too large: Exceeds the limit (4300"),
+    ("[train]\nfreeze = [[1]]", "[train] freeze is an array: write one value"),
+    ("[train]\nrun = 2026-01-02T03:04:05Z", "[train] run is a date or a time: write it in quotes"),
+    ("[task]\nname = 3", "[task] name is 3: write the task in quotes"),
+    ("[task]\nset = 3", "[task] set is not a table: write fields below [task.set]"),
+    ("[task]\nwidth = 3\n[task.set]\nwidth = 4", "[task.set] width is also in [task]: drop"),
+    ("[task]\nwidth = [3]", "[task] width is an array: write one value"),
+    ("[task]\nwidht = 3", "[task] widht = 3: task digits has no field widht: did you mean width?"),
+    ("[task]\nwidth = 1.5", "[task] width = 1.5: give a value of type int"),
+    ("[task.set]\nwidth = 1.5", "[task.set] width = 1.5: give a value of type int"),
+    (f"[task]\nwidth = {2**63}", f"[task] width = {2**63}: a whole number is more than 9223"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("text", "message"), _TEXTS)
 def test_a_wrong_file_is_refused_with_the_key(here: Here, text: str, message: str) -> None:
     Path("exp.toml").write_text(text)
     code, out, err = here.command("train", "--config", "exp.toml", "--lr", "1")
@@ -236,22 +222,19 @@ def test_a_wrong_file_is_refused_with_the_key(here: Here, text: str, message: st
     assert (code, out, err.count("\n")) == (2, "", 1)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (
-            b"[train]\nlr = \n",
-            "is not TOML: Invalid value (at line 2, column 6)\n",
-        ),
-        (
-            b"[sweep]\nstorage = postgresql://u:secret@h/db\n",
-            "is not TOML: Invalid value (at line 2, column 11): write the text of storage in",
-        ),
-        (b"a = " + b"[" * 5000, "is not TOML: nested too deeply\n"),
-        (b"a = " + b"1" * 5000, "is not TOML: a whole number has too many digits\n"),
-        (b"\xff", "is not TOML: 'utf-8' codec can't decode byte 0xff in position 0"),
-    ],
-)
+# fmt: off
+_DATAS = [
+    (b"[train]\nlr = \n", "is not TOML: Invalid value (at line 2, column 6)\n"),
+    (b"[sweep]\nstorage = postgresql://u:secret@h/db\n",
+     "is not TOML: Invalid value (at line 2, column 11): write the text of storage in"),
+    (b"a = " + b"[" * 5000, "is not TOML: nested too deeply\n"),
+    (b"a = " + b"1" * 5000, "is not TOML: a whole number has too many digits\n"),
+    (b"\xff", "is not TOML: 'utf-8' codec can't decode byte 0xff in position 0"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("data", "message"), _DATAS)
 def test_a_file_that_is_not_toml_is_refused(here: Here, data: bytes, message: str) -> None:
     Path("exp.toml").write_bytes(data)
     code, out, err = here.command("train", "--config", "exp.toml")

@@ -116,24 +116,18 @@ _FORGED: dict[str, Callable[[Path], object]] = {
     "second entries of the digests": _second_entries,
 }
 # What replaces each checkpoint, and the reason of each reader.
+# fmt: off
 _UNSAFE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "an object": (
-        lambda path: torch.save({"model": MakesFolder(Path("ran"))}, path),
-        "cannot be loaded safely (it has an object of posix.mkdir, and only tensors, numbers and",
-    ),
-    "a pickle": (
-        lambda path: path.write_bytes(pickle.dumps(MakesFolder(Path("ran")))),
-        "cannot be loaded safely (it is damaged, or torch.save did not write it): restore it from",
-    ),
-    "half a file": (
-        lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-        "cannot be loaded safely (it is damaged, or torch.save did not write it): restore it from",
-    ),
-    "a text": (
-        lambda path: path.write_text("the weights of a model\n" * 99),
-        "cannot be loaded safely (it is damaged, or torch.save did not write it): restore it from",
-    ),
+    "an object": (lambda path: torch.save({"model": MakesFolder(Path("ran"))}, path),
+     "cannot be loaded safely (it has an object of posix.mkdir, and only tensors, numbers and"),
+    "a pickle": (lambda path: path.write_bytes(pickle.dumps(MakesFolder(Path("ran")))),
+     "cannot be loaded safely (it is damaged, or torch.save did not write it): restore it from"),
+    "half a file": (lambda path: path.write_bytes(path.read_bytes()[:path.stat().st_size // 2]),
+     "cannot be loaded safely (it is damaged, or torch.save did not write it): restore it from"),
+    "a text": (lambda path: path.write_text("the weights of a model\n" * 99),
+     "cannot be loaded safely (it is damaged, or torch.save did not write it): restore it from"),
 }
+# fmt: on
 
 
 def _without_entry(step: int) -> Callable[[Path], None]:
@@ -158,32 +152,22 @@ def _record(name: str, **changes: Any) -> Callable[[Path], None]:
 
 
 # What is wrong with config.json or manifest.json, and the message of each reader.
+# fmt: off
 _RECORDS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "classes": (
-        lambda run: _without(run / "manifest.json", "classes"),
-        "runs/r/manifest.json is damaged (classes is missing or malformed)",
-    ),
-    "plan": (
-        _record("manifest.json", plan={"strategy": "ddp"}),
-        "runs/r/manifest.json is damaged (plan is missing or malformed)",
-    ),
-    "config.json": (
-        lambda run: (run / "config.json").write_text("{"),
-        "runs/r/config.json is damaged (",
-    ),
-    "number": (
-        lambda run: (run / "config.json").write_text(f'{{"seed": {"1" * 5000}}}'),
-        "runs/r/config.json is damaged (a whole number has too many digits): restore it",
-    ),
-    "keep": (
-        _record("config.json", keep=-1),
-        "runs/r/config.json is damaged (keep is -1, not a number from 0)",
-    ),
-    "seed": (
-        _record("config.json", seed=5),
-        "runs/r/config.json was edited after the run was started (settings.seed: 0 -> 5)",
-    ),
+    "classes": (lambda run: _without(run / "manifest.json", "classes"),
+     "runs/r/manifest.json is damaged (classes is missing or malformed)"),
+    "plan": (_record("manifest.json", plan={"strategy": "ddp"}),
+     "runs/r/manifest.json is damaged (plan is missing or malformed)"),
+    "config.json": (lambda run: (run / "config.json").write_text("{"),
+     "runs/r/config.json is damaged ("),
+    "number": (lambda run: (run / "config.json").write_text(f'{{"seed": {"1" * 5000}}}'),
+     "runs/r/config.json is damaged (a whole number has too many digits): restore it"),
+    "keep": (_record("config.json", keep=-1),
+     "runs/r/config.json is damaged (keep is -1, not a number from 0)"),
+    "seed": (_record("config.json", seed=5),
+     "runs/r/config.json was edited after the run was started (settings.seed: 0 -> 5)"),
 }
+# fmt: on
 
 
 def _without(path: Path, name: str) -> None:

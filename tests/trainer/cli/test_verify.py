@@ -353,56 +353,36 @@ def _as_fifo(name: str) -> Callable[[Path], object]:
     return make
 
 
+# fmt: off
 _CHANGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
-    (
-        _swap_weights,
-        "runs/r/model.safetensors is damaged (its weights differ from the entry of step 18 in "
-        "digests.jsonl: first tensor linear.weight",
-    ),
-    (
-        _swap_checkpoint,
-        "runs/r/checkpoints/step-00000015.pt is damaged (its sidecar is of another run",
-    ),
-    (
-        _rename_checkpoint,
-        "runs/r/checkpoints/step-00000005.pt is damaged (its sidecar is of step 15)",
-    ),
-    (
-        _swap_moments,
-        "runs/r/checkpoints/step-00000015.pt is damaged (",
-    ),
+    (_swap_weights, "runs/r/model.safetensors is damaged (its weights differ from the entry of "
+     "step 18 in digests.jsonl: first tensor linear.weight"),
+    (_swap_checkpoint,
+     "runs/r/checkpoints/step-00000015.pt is damaged (its sidecar is of another run"),
+    (_rename_checkpoint,
+     "runs/r/checkpoints/step-00000005.pt is damaged (its sidecar is of step 15)"),
+    (_swap_moments, "runs/r/checkpoints/step-00000015.pt is damaged ("),
     (_older_weights, "runs/r/model.safetensors is damaged (it is of step 12, but "),
     (_swap_digests, "its weights differ from the entry of step 12 in digests.jsonl: first tensor"),
-    (
-        lambda run: (run / "model.safetensors").unlink(),
-        "runs/r/model.safetensors is damaged (it is missing)",
-    ),
-    (
-        lambda run: (run / "checkpoints/step-00000018.pt").unlink(),
-        "runs/r/checkpoints/step-00000018.pt is damaged (its tensors cannot be read: No such file",
-    ),
+    (lambda run: (run / "model.safetensors").unlink(),
+     "runs/r/model.safetensors is damaged (it is missing)"),
+    (lambda run: (run / "checkpoints/step-00000018.pt").unlink(),
+     "runs/r/checkpoints/step-00000018.pt is damaged (its tensors cannot be read: No such file"),
     (lambda run: (run / "metrics.jsonl").unlink(), "runs/r/metrics.jsonl is missing"),
-    (
-        lambda run: (run / "metrics.jsonl").write_text(""),
-        "runs/r/metrics.jsonl has no validation at step 18",
-    ),
+    (lambda run: (run / "metrics.jsonl").write_text(""),
+     "runs/r/metrics.jsonl has no validation at step 18"),
     (_without_validations, "runs/r/metrics.jsonl has no validation at step 18"),
-    (
-        lambda run: _change(run / "config.json", epochs=4),
-        "was edited after the run was started (settings.epochs: 3 -> 4)",
-    ),
+    (lambda run: _change(run / "config.json", epochs=4),
+     "was edited after the run was started (settings.epochs: 3 -> 4)"),
     (_with_entry(10, model="0" * 64), "line 10 of runs/r/digests.jsonl: the second entry of step"),
     (_as_fifo("model.safetensors"), "model.safetensors is damaged (it cannot be read: "),
     (_as_fifo("checkpoints/step-00000018.pt"), "damaged (its tensors cannot be read: not a regu"),
-    (
-        lambda run: (run / "model.safetensors").write_text("{}"),
-        "runs/r/model.safetensors is damaged (it cannot be read: ",
-    ),
-    (
-        lambda run: (run / "checkpoints/step-00000018.pt").write_text("{}"),
-        "step-00000018.pt is damaged (2 bytes instead of",
-    ),
+    (lambda run: (run / "model.safetensors").write_text("{}"),
+     "runs/r/model.safetensors is damaged (it cannot be read: "),
+    (lambda run: (run / "checkpoints/step-00000018.pt").write_text("{}"),
+     "step-00000018.pt is damaged (2 bytes instead of"),
 ]
+# fmt: on
 
 
 @pytest.mark.parametrize(("change", "message"), _CHANGED_RUNS)
@@ -420,90 +400,54 @@ def test_a_run_whose_files_contradict_each_other_differs(
         assert message in err
 
 
+# fmt: off
 _DAMAGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
     (_with_line(10, b'{"kind": "ste'), "line 10 of runs/r/digests.jsonl is damaged (incomplete)"),
     (_with_line(10, b"garbage\n"), "line 10 of runs/r/digests.jsonl is damaged (Expecting value"),
     (_with_line(3, b"garbage\n"), "line 3 of runs/r/digests.jsonl is damaged (Expecting value"),
     (_with_line(3, b"\n"), "line 3 of runs/r/digests.jsonl is damaged (Expecting value"),
     (_with_line(3, b"[3]\n"), "line 3 of runs/r/digests.jsonl is damaged (not a JSON object)"),
-    (
-        _with_line(3, b'{"step": "\xff"}\n'),
-        "runs/r/digests.jsonl is damaged ('utf-8' codec can't decode byte 0xff",
-    ),
-    (
-        _with_entry(3, step="6"),
-        "line 3 of runs/r/digests.jsonl is damaged (step '6' is not a whole number from 0)",
-    ),
-    (
-        _with_entry(3, step=-36),
-        "line 3 of runs/r/digests.jsonl is damaged (step -36 is not a whole number from 0)",
-    ),
-    (
-        _with_entry(3, step=True),
-        "line 3 of runs/r/digests.jsonl is damaged (step True is not a whole number from 0)",
-    ),
-    (
-        _with_entry(3, step=5),
-        "line 3 of runs/r/digests.jsonl is damaged (step 5 comes after step 5)",
-    ),
-    (
-        _with_entry(3, model=None),
-        "line 3 of runs/r/digests.jsonl is damaged (model is missing or malformed)",
-    ),
-    (
-        _with_entry(3, order="0" * 63),
-        "line 3 of runs/r/digests.jsonl is damaged (order is missing or malformed)",
-    ),
-    (
-        _with_entry(3, tensors={"a": 1}),
-        "line 3 of runs/r/digests.jsonl is damaged (tensors.a is missing or malformed)",
-    ),
-    (
-        _with_entry(3, tensors=[]),
-        "line 3 of runs/r/digests.jsonl is damaged (tensors is missing or malformed)",
-    ),
+    (_with_line(3, b'{"step": "\xff"}\n'),
+     "runs/r/digests.jsonl is damaged ('utf-8' codec can't decode byte 0xff"),
+    (_with_entry(3, step="6"),
+     "line 3 of runs/r/digests.jsonl is damaged (step '6' is not a whole number from 0)"),
+    (_with_entry(3, step=-36),
+     "line 3 of runs/r/digests.jsonl is damaged (step -36 is not a whole number from 0)"),
+    (_with_entry(3, step=True),
+     "line 3 of runs/r/digests.jsonl is damaged (step True is not a whole number from 0)"),
+    (_with_entry(3, step=5),
+     "line 3 of runs/r/digests.jsonl is damaged (step 5 comes after step 5)"),
+    (_with_entry(3, model=None),
+     "line 3 of runs/r/digests.jsonl is damaged (model is missing or malformed)"),
+    (_with_entry(3, order="0" * 63),
+     "line 3 of runs/r/digests.jsonl is damaged (order is missing or malformed)"),
+    (_with_entry(3, tensors={"a": 1}),
+     "line 3 of runs/r/digests.jsonl is damaged (tensors.a is missing or malformed)"),
+    (_with_entry(3, tensors=[]),
+     "line 3 of runs/r/digests.jsonl is damaged (tensors is missing or malformed)"),
     (_as_fifo("metrics.jsonl"), "runs/r/metrics.jsonl cannot be read (not a regular file)"),
-    (
-        lambda run: (run / "manifest.json").write_text("[]"),
-        "runs/r/manifest.json is damaged (not a JSON object)",
-    ),
-    (
-        lambda run: (run / "manifest.json").write_text('{"a": '),
-        "runs/r/manifest.json is damaged (Expecting value",
-    ),
-    (
-        lambda run: _change(run / "manifest.json", plan="ddp"),
-        "runs/r/manifest.json is damaged (plan is missing or malformed",
-    ),
-    (
-        lambda run: _change(run / "manifest.json", resumes=[1]),
-        "runs/r/manifest.json is damaged (resumes is ",
-    ),
-    (
-        lambda run: _change(run / "manifest.json", sources=[]),
-        "runs/r/manifest.json is damaged (sources is missing or malformed): restore it",
-    ),
-    (
-        lambda run: _change(run / "manifest.json", settings=None),
-        "runs/r/manifest.json is damaged (settings is missing or malformed)",
-    ),
-    (
-        lambda run: _change(run / "config.json", keep="x"),
-        "runs/r/config.json is damaged (keep is 'x', not a number",
-    ),
-    (
-        lambda run: (run / "config.json").write_text("[" * 99_999),
-        "runs/r/config.json is damaged (nested too deeply)",
-    ),
-    (
-        lambda run: (run / "metrics.jsonl").write_text('{"kind": "train"}\n'),
-        "line 1 of runs/r/metrics.jsonl is damaged (step",
-    ),
-    (
-        lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n"),
-        "runs/r/metrics.jsonl is damaged ('utf-8' codec",
-    ),
+    (lambda run: (run / "manifest.json").write_text("[]"),
+     "runs/r/manifest.json is damaged (not a JSON object)"),
+    (lambda run: (run / "manifest.json").write_text('{"a": '),
+     "runs/r/manifest.json is damaged (Expecting value"),
+    (lambda run: _change(run / "manifest.json", plan="ddp"),
+     "runs/r/manifest.json is damaged (plan is missing or malformed"),
+    (lambda run: _change(run / "manifest.json", resumes=[1]),
+     "runs/r/manifest.json is damaged (resumes is "),
+    (lambda run: _change(run / "manifest.json", sources=[]),
+     "runs/r/manifest.json is damaged (sources is missing or malformed): restore it"),
+    (lambda run: _change(run / "manifest.json", settings=None),
+     "runs/r/manifest.json is damaged (settings is missing or malformed)"),
+    (lambda run: _change(run / "config.json", keep="x"),
+     "runs/r/config.json is damaged (keep is 'x', not a number"),
+    (lambda run: (run / "config.json").write_text("[" * 99_999),
+     "runs/r/config.json is damaged (nested too deeply)"),
+    (lambda run: (run / "metrics.jsonl").write_text('{"kind": "train"}\n'),
+     "line 1 of runs/r/metrics.jsonl is damaged (step"),
+    (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n"),
+     "runs/r/metrics.jsonl is damaged ('utf-8' codec"),
 ]
+# fmt: on
 
 
 @pytest.mark.parametrize(("change", "message"), _DAMAGED_RUNS)
@@ -729,20 +673,19 @@ def _stopped(here: Here) -> Path:
     return here.path() / "manifest.json"
 
 
-@pytest.mark.parametrize(
-    ("entry", "value", "arguments"),
-    [
-        ("cuda", "11.0", "cuda: 11.0 -> "),
-        ("packages", {"torch": "1.0"}, "packages.torch: 1.0 -> "),
-        (
-            "sources",
-            {"tests.support.tiny": "0" * 64},
-            "sources.tests.support.tiny: 000000000000... -> ",
-        ),
-        ("data", {"train": "a", "validation": "b"}, "data.train: a -> "),
-        ("environment", {"MKL_CBWR": "AVX"}, "environment.MKL_CBWR: AVX -> nothing"),
-    ],
-)
+# fmt: off
+_ENTRIES = [
+    ("cuda", "11.0", "cuda: 11.0 -> "),
+    ("packages", {"torch": "1.0"}, "packages.torch: 1.0 -> "),
+    ("sources", {"tests.support.tiny": "0" * 64},
+     "sources.tests.support.tiny: 000000000000... -> "),
+    ("data", {"train": "a", "validation": "b"}, "data.train: a -> "),
+    ("environment", {"MKL_CBWR": "AVX"}, "environment.MKL_CBWR: AVX -> nothing"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("entry", "value", "arguments"), _ENTRIES)
 def test_a_resume_after_a_change_of_bits_needs_resume_anyway(
     here: Here, entry: str, value: Any, arguments: str
 ) -> None:

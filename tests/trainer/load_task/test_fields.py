@@ -65,29 +65,25 @@ _INHERITING = """
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        (
-            "Mine",
-            [
-                TaskField("width", int, 64),
-                TaskField("rate", float, -0.5),
-                TaskField("label", str, "plain"),
-                TaskField("deep", bool, False),
-                TaskField("more", int, 1),
-            ],
-        ),
-        (
-            "Wider",
-            [
-                TaskField("width", int, 32),
-                TaskField("dropout", float, 0.25),
-                TaskField("layers", int, 2),
-            ],
-        ),
-    ],
-)
+# fmt: off
+_NAMES = [
+    (
+        "Mine",
+        [
+            TaskField("width", int, 64),
+            TaskField("rate", float, -0.5),
+            TaskField("label", str, "plain"),
+            TaskField("deep", bool, False),
+            TaskField("more", int, 1),
+        ],
+    ),
+    ("Wider",
+     [TaskField("width", int, 32), TaskField("dropout", float, 0.25), TaskField("layers", int, 2)]),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("name", "expected"), _NAMES)
 @pytest.mark.parametrize("public", ["trainbox", "trainbox.classification"])
 def test_inherited_fields_are_the_same_read_and_loaded(
     write: Callable[[str, str], str], public: str, name: str, expected: list[TaskField]
@@ -194,24 +190,23 @@ def test_values_are_converted_to_the_fields_types(name: str, text: Any, value: A
     assert type(parsed[name]) is type(value)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"width": "6.5"}, "--set width=6.5: give a value of type int"),
-        ({"width": "wide"}, "--set width=wide: give a value of type int"),
-        ({"width": "true"}, "--set width=true: give a value of type int"),
-        (
-            {"width": "1" * 5000},
-            f"--set width={'1' * 5000}: a whole number is more than 9223372036854775807: give a "
-            "smaller one",
-        ),
-        ({"rate": ""}, "--set rate=: give a value of type float"),
-        ({"deep": "maybe"}, "--set deep=maybe: give a value of type bool"),
-        ({"deep": ""}, "--set deep=: give a value of type bool"),
-        ({"widht": "3"}, "--set widht=3: task t has no field widht: did you mean width?"),
-        ({"zzz": "3"}, "--set zzz=3: task t has no field zzz: it has width, rate, label, deep"),
-    ],
-)
+# fmt: off
+_GIVENS = [
+    ({"width": "6.5"}, "--set width=6.5: give a value of type int"),
+    ({"width": "wide"}, "--set width=wide: give a value of type int"),
+    ({"width": "true"}, "--set width=true: give a value of type int"),
+    ({"width": "1" * 5000}, f"--set width={'1' * 5000}: a whole number is more than "
+     f"9223372036854775807: give a smaller one"),
+    ({"rate": ""}, "--set rate=: give a value of type float"),
+    ({"deep": "maybe"}, "--set deep=maybe: give a value of type bool"),
+    ({"deep": ""}, "--set deep=: give a value of type bool"),
+    ({"widht": "3"}, "--set widht=3: task t has no field widht: did you mean width?"),
+    ({"zzz": "3"}, "--set zzz=3: task t has no field zzz: it has width, rate, label, deep"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("given", "message"), _GIVENS)
 def test_wrong_fields_are_reported_with_the_remedy(given: dict[str, str], message: str) -> None:
     with pytest.raises(WrongUse) as failure:
         parse_fields("t", _FIELDS, given)
@@ -230,40 +225,21 @@ def test_a_field_without_a_default_must_be_given() -> None:
         parse_fields("t", [], {"x": "1"})
 
 
+# fmt: off
 _BROKEN = [
-    (
-        "null.py",
-        "\0",
-        "T",
-        r"task null.py:T: null.py(:\d+)? is not Python \(source code string cannot "
-        r"contain null bytes",
-    ),
-    (
-        "nested.py",
-        f"x = {'-' * 20000}1",
-        "T",
-        "task nested.py:T: nested.py has an expression that is nested too deeply: split",
-    ),
-    (
-        "syntax.py",
-        "class T(\n",
-        "T",
-        r"task syntax.py:T: syntax.py:1 is not Python \(.*never closed",
-    ),
-    (
-        "binary.py",
-        "\xff",
-        "T",
-        "task binary.py:T: binary.py.* is not Python|binary.py cannot be read",
-    ),
-    (
-        "other.py",
-        HEAD + "class A(Task): ...\nclass B: ...\n",
-        "T",
-        "task other.py:T: other.py does not define a class T: it defines A, B",
-    ),
+    ("null.py", "\0", "T", r"task null.py:T: null.py(:\d+)? is not Python \(source code string "
+     r"cannot contain null bytes"),
+    ("nested.py", f"x = {'-' * 20000}1", "T",
+     "task nested.py:T: nested.py has an expression that is nested too deeply: split"),
+    ("syntax.py", "class T(\n", "T",
+     r"task syntax.py:T: syntax.py:1 is not Python \(.*never closed"),
+    ("binary.py", "\xff", "T",
+     "task binary.py:T: binary.py.* is not Python|binary.py cannot be read"),
+    ("other.py", HEAD + "class A(Task): ...\nclass B: ...\n", "T",
+     "task other.py:T: other.py does not define a class T: it defines A, B"),
     ("bare.py", "", "T", "bare.py does not define a class T: it defines none"),
 ]
+# fmt: on
 
 
 @pytest.mark.parametrize(("name", "text", "cls", "message"), _BROKEN)

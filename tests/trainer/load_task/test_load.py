@@ -50,34 +50,27 @@ def test_a_task_file_may_import_modules_beside_it(write: Callable[[str, str], st
     assert loaded(f"{write('my/task_with_neighbour.py', text)}:T") == [TaskField("width", int, 7)]
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("digts", "no task 'digts': did you mean digits?"),
-        ("mnst", "no task 'mnst': did you mean mnist?"),
-        ("zebra", f"no task 'zebra': use {', '.join(built_in_tasks())}"),
-        ("", "no task ''"),
-        (
-            "my/gestures.py",
-            "task my/gestures.py does not name the class: write my/gestures.py:CLASS",
-        ),
-        (
-            "my/gestures.py:Gestures",
-            "task my/gestures.py:Gestures: no file my/gestures.py in the current folder (",
-        ),
-        (
-            "gestures.py:",
-            "task gestures.py:: '' is not a class name: write file.py:Class or module:Class",
-        ),
-        ("gestures.py:My Class", "task gestures.py:My Class: 'My Class' is not a class name"),
-        (
-            "my-module:Gestures",
-            "task my-module:Gestures: 'my-module' is neither a .py file nor a module",
-        ),
-        ("../../etc/passwd:root", "'../../etc/passwd' is neither a .py file nor a module"),
-        (":Gestures", "task :Gestures: '' is neither a .py file nor a module"),
-    ],
-)
+# fmt: off
+_SPECS = [
+    ("digts", "no task 'digts': did you mean digits?"),
+    ("mnst", "no task 'mnst': did you mean mnist?"),
+    ("zebra", f"no task 'zebra': use {', '.join(built_in_tasks())}"),
+    ("", "no task ''"),
+    ("my/gestures.py", "task my/gestures.py does not name the class: write my/gestures.py:CLASS"),
+    ("my/gestures.py:Gestures",
+     "task my/gestures.py:Gestures: no file my/gestures.py in the current folder ("),
+    ("gestures.py:",
+     "task gestures.py:: '' is not a class name: write file.py:Class or module:Class"),
+    ("gestures.py:My Class", "task gestures.py:My Class: 'My Class' is not a class name"),
+    ("my-module:Gestures",
+     "task my-module:Gestures: 'my-module' is neither a .py file nor a module"),
+    ("../../etc/passwd:root", "'../../etc/passwd' is neither a .py file nor a module"),
+    (":Gestures", "task :Gestures: '' is neither a .py file nor a module"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("spec", "message"), _SPECS)
 def test_a_wrong_task_is_reported_with_the_remedy(
     spec: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,24 +157,22 @@ def test_an_error_inside_a_task_file_is_one_line_with_its_position(
     assert out == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("json.py", "has the name of the standard library's module json: rename the file"),
-        ("my/this.py", "has the name of the standard library's module this: rename the file"),
-        ("torch.py", r"has the name of the module torch \(.*/torch/__init__.py\): rename the file"),
-        (
-            "trainer.py",
-            r"has the name of the module trainer \(.*/trainer/__init__.py\): rename the file",
-        ),
-        (
-            "prometheus_client.py",
-            r"has the name of the module prometheus_client \(.*\): rename the file",
-        ),
-        ("__main__.py", r"has the name of the module __main__.*: rename the file"),
-        ("my/a.b.py", "has a dot in its name: rename it, as in a_b.py"),
-    ],
-)
+# fmt: off
+_NAMES = [
+    ("json.py", "has the name of the standard library's module json: rename the file"),
+    ("my/this.py", "has the name of the standard library's module this: rename the file"),
+    ("torch.py", r"has the name of the module torch \(.*/torch/__init__.py\): rename the file"),
+    ("trainer.py",
+     r"has the name of the module trainer \(.*/trainer/__init__.py\): rename the file"),
+    ("prometheus_client.py",
+     r"has the name of the module prometheus_client \(.*\): rename the file"),
+    ("__main__.py", r"has the name of the module __main__.*: rename the file"),
+    ("my/a.b.py", "has a dot in its name: rename it, as in a_b.py"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("name", "reason"), _NAMES)
 def test_a_file_that_would_shadow_a_module_is_refused_before_it_runs(
     here: Here, write: Callable[[str, str], str], name: str, reason: str
 ) -> None:

@@ -140,34 +140,21 @@ def test_after_the_first_steps_the_run_fails_and_keeps_its_checkpoints(
     )
 
 
-@pytest.mark.parametrize(
-    ("settings", "room_for", "text"),
-    [
-        (
-            {"accumulation": 1},
-            4,
-            f"{_FOUND} with 8 example(s) at once; --accumulation 1 (or the config.json "
-            "that was given)",
-        ),
-        (
-            {"accumulation": 2},
-            3,
-            f"{_FOUND} with 4 example(s) at once; --accumulation 2 (or the config.json "
-            "that was given)",
-        ),
-        (
-            {},
-            0,
-            f"{_FOUND} with 1 example(s) at once, and a micro-batch cannot be smaller: make "
-            "the model or the examples smaller",
-        ),
-        (
-            {"fields": {"norm": True}},
-            1,
-            f"{_FOUND} with 2 example(s) at once, and batch norm needs two: make the model",
-        ),
-    ],
-)
+# fmt: off
+_SETTINGS = [
+    ({"accumulation": 1}, 4,
+     f"{_FOUND} with 8 example(s) at once; --accumulation 1 (or the config.json that was given)"),
+    ({"accumulation": 2}, 3,
+     f"{_FOUND} with 4 example(s) at once; --accumulation 2 (or the config.json that was given)"),
+    ({}, 0, f"{_FOUND} with 1 example(s) at once, and a micro-batch cannot be smaller: make the "
+     f"model or the examples smaller"),
+    ({"fields": {"norm": True}}, 1,
+     f"{_FOUND} with 2 example(s) at once, and batch norm needs two: make the model"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("settings", "room_for", "text"), _SETTINGS)
 def test_a_batch_that_cannot_be_split_exits_with_code_5(
     here: Here, room: Any, settings: dict[str, Any], room_for: int, text: str
 ) -> None:

@@ -60,22 +60,21 @@ def _by_hand(
     return model.state_dict()
 
 
-@pytest.mark.parametrize(
-    ("settings", "kind", "options"),
-    [
-        ({}, torch.optim.AdamW, {}),
-        ({"optimizer": "adamw", "weight_decay": 0.5}, torch.optim.AdamW, {"weight_decay": 0.5}),
-        ({"optimizer": "adam"}, torch.optim.Adam, {}),
-        ({"optimizer": "adam", "weight_decay": 0.5}, torch.optim.Adam, {"weight_decay": 0.5}),
-        ({"optimizer": "sgd"}, torch.optim.SGD, {"momentum": 0.9}),
-        (
-            {"optimizer": "sgd", "weight_decay": 0.1},
-            torch.optim.SGD,
-            {"momentum": 0.9, "weight_decay": 0.1},
-        ),
-        ({"weight_decay": 0.0}, torch.optim.AdamW, {"weight_decay": 0.0}),
-    ],
-)
+# fmt: off
+_SETTINGS = [
+    ({}, torch.optim.AdamW, {}),
+    ({"optimizer": "adamw", "weight_decay": 0.5}, torch.optim.AdamW, {"weight_decay": 0.5}),
+    ({"optimizer": "adam"}, torch.optim.Adam, {}),
+    ({"optimizer": "adam", "weight_decay": 0.5}, torch.optim.Adam, {"weight_decay": 0.5}),
+    ({"optimizer": "sgd"}, torch.optim.SGD, {"momentum": 0.9}),
+    ({"optimizer": "sgd", "weight_decay": 0.1}, torch.optim.SGD,
+     {"momentum": 0.9, "weight_decay": 0.1}),
+    ({"weight_decay": 0.0}, torch.optim.AdamW, {"weight_decay": 0.0}),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("settings", "kind", "options"), _SETTINGS)
 def test_the_requested_optimizer_and_weight_decay_are_used(
     here: Here,
     settings: dict[str, Any],

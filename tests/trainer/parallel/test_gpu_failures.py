@@ -27,23 +27,23 @@ def test_the_code_decides(code: int) -> None:
     assert str(failure).startswith(f"a GPU cannot be used (CUDA error {code}: ")
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError(f"CUDA driver error: {_ECC}"),
-        RuntimeError(f"Triton Error [CUDA]: {_ECC}"),
-        dist.DistBackendError(
-            "NCCL error in: x.cpp:94, unhandled cuda error, NCCL version 2.30.7\n"
-            "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
-            f"Cuda failure 214 '{_ECC}'"
-        ),
-        torch.AcceleratorError(  # without a code, which torch does not pass on
-            "Caught AcceleratorError in pin memory thread for device 0.\nOriginal Traceback (most "
-            'recent call last):\n  File "x.py", line 1, in f\n'
-            f"torch.AcceleratorError: CUDA error: {_ECC}\nCUDA kernel errors might be reported"
-        ),
-    ],
-)
+# fmt: off
+_ERRORS = [
+    RuntimeError(f"CUDA driver error: {_ECC}"),
+    RuntimeError(f"Triton Error [CUDA]: {_ECC}"),
+    dist.DistBackendError(f"NCCL error in: x.cpp:94, unhandled cuda error, NCCL version "
+     f"2.30.7\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure "
+     f"214 '{_ECC}'"),
+    torch.AcceleratorError(  # without a code, which torch does not pass on
+        "Caught AcceleratorError in pin memory thread for device 0.\nOriginal Traceback (most "
+        'recent call last):\n  File "x.py", line 1, in f\n'
+        f"torch.AcceleratorError: CUDA error: {_ECC}\nCUDA kernel errors might be reported"
+    ),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("error", _ERRORS)
 def test_the_text_decides_without_a_code(error: RuntimeError) -> None:
     assert str(gpu_failure(error)) == (
         f"a GPU cannot be used (CUDA error 214: {_ECC}): give the same command again on another "
@@ -51,18 +51,17 @@ def test_the_text_decides_without_a_code(error: RuntimeError) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        (
-            "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before "
-            "calling NumCudaDevices() that might have already set an error? Error 802: system not "
-            "yet initialized",
-            802,
-        ),
-        ("CUDA unknown error - this may be due to an incorrectly set up environment", 999),
-    ],
-)
+# fmt: off
+_TEXTS = [
+    ("Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+     "NumCudaDevices() that might have already set an error? Error 802: system not yet initialized",
+     802),
+    ("CUDA unknown error - this may be due to an incorrectly set up environment", 999),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("text", "code"), _TEXTS)
 def test_the_first_call_of_cuda_has_texts_of_its_own(
     monkeypatch: pytest.MonkeyPatch, text: str, code: int
 ) -> None:

@@ -339,95 +339,50 @@ def _change_sidecar(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path],
     )
 
 
+# fmt: off
 _DAMAGES = [
     pytest.param(_truncate, "[0-9]+ bytes instead of [0-9]+", id="truncated"),
     pytest.param(lambda path: os.truncate(path, 0), "0 bytes instead of [0-9]+", id="empty"),
-    pytest.param(
-        lambda path: os.truncate(path, 2**40), "1099511627776 bytes instead of", id="huge"
-    ),
-    pytest.param(
-        lambda path: path.write_bytes(path.read_bytes()[::-1]),
-        "sha256 [0-9a-f]{12}... instead of",
-        id="other bytes",
-    ),
-    pytest.param(
-        lambda path: path.unlink(), "its tensors cannot be read: No such file", id="no tensors"
-    ),
-    pytest.param(
-        _replace(os.mkfifo), "its tensors cannot be read: not a regular file", id="a FIFO"
-    ),
-    pytest.param(
-        _replace(Path.mkdir), "its tensors cannot be read: not a regular file", id="a folder"
-    ),
-    pytest.param(
-        _replace(lambda path: path.symlink_to(path.name)),
-        "its tensors cannot be read: Too many levels of symb",
-        id="a loop",
-    ),
-    pytest.param(
-        _replace(lambda path: path.symlink_to("/dev/zero")),
-        "its tensors cannot be read: not a regul",
-        id="a device",
-    ),
-    pytest.param(
-        _sidecar(Path.unlink), "its sidecar step-00000003.json is missing", id="no sidecar"
-    ),
-    pytest.param(
-        _sidecar(lambda path: path.write_text("")),
-        "its sidecar cannot be read: Expecting value",
-        id="empty sidecar",
-    ),
-    pytest.param(
-        _sidecar(lambda path: path.write_bytes(b"\xff\xfe")),
-        "its sidecar cannot be read: 'utf-8' codec",
-        id="binary sidecar",
-    ),
-    pytest.param(
-        _sidecar(lambda path: path.write_text("[" * 100_000)),
-        "its sidecar cannot be read: nested too",
-        id="nested sidecar",
-    ),
-    pytest.param(
-        _sidecar(lambda path: os.truncate(path, 2**40)),
-        "its sidecar cannot be read: more than",
-        id="huge sidecar",
-    ),
-    pytest.param(
-        _sidecar(_replace(os.mkfifo)),
-        "its sidecar cannot be read: not a regular",
-        id="a FIFO as sidecar",
-    ),
-    pytest.param(
-        _sidecar(_replace(Path.mkdir)),
-        "its sidecar cannot be read: not a regular",
-        id="a folder as sidecar",
-    ),
-    pytest.param(
-        _change_sidecar(lambda _: {"step": 3, "run_id": "0123"}),
-        "its sidecar is of another program",
-        id="too little",
-    ),
-    pytest.param(
-        _change_sidecar(lambda _: [1]),
-        "its sidecar cannot be read: not a JSON object",
-        id="sidecar is a list",
-    ),
-    pytest.param(
-        _change_sidecar(lambda old: old | {"sha256": None}),
-        "sha256 .* instead of None",
-        id="sha256 is null",
-    ),
-    pytest.param(
-        _change_sidecar(lambda old: old | {"step": "3"}),
-        "its sidecar is of step '3'",
-        id="step is a text",
-    ),
-    pytest.param(
-        _change_sidecar(lambda old: old | {"run_id": "4567"}),
-        "its sidecar is of another run, with the id '4567' instead of '0123'",
-        id="another run",
-    ),
+    pytest.param(lambda path: os.truncate(path, 2**40), "1099511627776 bytes instead of",
+     id="huge"),
+    pytest.param(lambda path: path.write_bytes(path.read_bytes()[::-1]),
+     "sha256 [0-9a-f]{12}... instead of", id="other bytes"),
+    pytest.param(lambda path: path.unlink(), "its tensors cannot be read: No such file",
+     id="no tensors"),
+    pytest.param(_replace(os.mkfifo), "its tensors cannot be read: not a regular file",
+     id="a FIFO"),
+    pytest.param(_replace(Path.mkdir), "its tensors cannot be read: not a regular file",
+     id="a folder"),
+    pytest.param(_replace(lambda path: path.symlink_to(path.name)),
+     "its tensors cannot be read: Too many levels of symb", id="a loop"),
+    pytest.param(_replace(lambda path: path.symlink_to("/dev/zero")),
+     "its tensors cannot be read: not a regul", id="a device"),
+    pytest.param(_sidecar(Path.unlink), "its sidecar step-00000003.json is missing",
+     id="no sidecar"),
+    pytest.param(_sidecar(lambda path: path.write_text("")),
+     "its sidecar cannot be read: Expecting value", id="empty sidecar"),
+    pytest.param(_sidecar(lambda path: path.write_bytes(b"\xff\xfe")),
+     "its sidecar cannot be read: 'utf-8' codec", id="binary sidecar"),
+    pytest.param(_sidecar(lambda path: path.write_text("[" * 100_000)),
+     "its sidecar cannot be read: nested too", id="nested sidecar"),
+    pytest.param(_sidecar(lambda path: os.truncate(path, 2**40)),
+     "its sidecar cannot be read: more than", id="huge sidecar"),
+    pytest.param(_sidecar(_replace(os.mkfifo)), "its sidecar cannot be read: not a regular",
+     id="a FIFO as sidecar"),
+    pytest.param(_sidecar(_replace(Path.mkdir)), "its sidecar cannot be read: not a regular",
+     id="a folder as sidecar"),
+    pytest.param(_change_sidecar(lambda _: {"step": 3, "run_id": "0123"}),
+     "its sidecar is of another program", id="too little"),
+    pytest.param(_change_sidecar(lambda _: [1]), "its sidecar cannot be read: not a JSON object",
+     id="sidecar is a list"),
+    pytest.param(_change_sidecar(lambda old: old | {"sha256": None}), "sha256 .* instead of None",
+     id="sha256 is null"),
+    pytest.param(_change_sidecar(lambda old: old | {"step": "3"}), "its sidecar is of step '3'",
+     id="step is a text"),
+    pytest.param(_change_sidecar(lambda old: old | {"run_id": "4567"}),
+     "its sidecar is of another run, with the id '4567' instead of '0123'", id="another run"),
 ]
+# fmt: on
 
 
 @pytest.mark.parametrize(("damage", "reason"), _DAMAGES)
@@ -480,18 +435,18 @@ def _change_content(path: Path, change: Callable[[dict[str, Any]], Any]) -> None
     )(path)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (
-            {"run_id": "4567", "step": 3},
-            "its content is of another run, with the id '4567' instead of '0123'",
-        ),
-        ({"run_id": "0123", "step": 8}, "its content is of step 8"),
-        ([], r"its content is of step \[\]"),
-        (None, "its content is of step None"),
-    ],
-)
+# fmt: off
+_CHANGES = [
+    ({"run_id": "4567", "step": 3},
+     "its content is of another run, with the id '4567' instead of '0123'"),
+    ({"run_id": "0123", "step": 8}, "its content is of step 8"),
+    ([], r"its content is of step \[\]"),
+    (None, "its content is of step None"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("change", "reason"), _CHANGES)
 def test_a_checkpoint_whose_content_does_not_match_its_name_is_set_aside(
     saver: Saver, change: Any, reason: str
 ) -> None:

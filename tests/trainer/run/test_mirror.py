@@ -502,22 +502,22 @@ def test_a_new_run_needs_a_bucket_that_it_can_write(
     assert restored(tmp_path) == [] == list(Storages.store)
 
 
-@pytest.mark.parametrize(
-    ("url", "text"),
-    [
-        ("bucket/prefix", "--mirror 'bucket/prefix' is not a storage: write s3://bucket/prefix"),
-        (
-            "/mnt/my disk",
-            "--mirror '/mnt/my disk' is a path: for a folder, write 'file:///mnt/my disk'",
-        ),
-        ("file:///", "--mirror 'file:///' is not a storage: write s3://bucket/prefix"),
-        ("file://a\n", "is not a storage: write s3://bucket/prefix"),
-        ("simplecache::s3://bucket", "is not a storage: write s3://bucket/prefix"),
-        ("memory://a", "--mirror 'memory://a' ends with the process: write s3://bucket/prefix"),
-        ("none://bucket", "--mirror 'none://bucket' has an unknown scheme: use one of fsspec, "),
-        (f"ftp://me:{SECRET}@host/x", "--mirror ftp://... contains a login, which other users"),
-    ],
-)
+# fmt: off
+_URLS = [
+    ("bucket/prefix", "--mirror 'bucket/prefix' is not a storage: write s3://bucket/prefix"),
+    ("/mnt/my disk",
+     "--mirror '/mnt/my disk' is a path: for a folder, write 'file:///mnt/my disk'"),
+    ("file:///", "--mirror 'file:///' is not a storage: write s3://bucket/prefix"),
+    ("file://a\n", "is not a storage: write s3://bucket/prefix"),
+    ("simplecache::s3://bucket", "is not a storage: write s3://bucket/prefix"),
+    ("memory://a", "--mirror 'memory://a' ends with the process: write s3://bucket/prefix"),
+    ("none://bucket", "--mirror 'none://bucket' has an unknown scheme: use one of fsspec, "),
+    (f"ftp://me:{SECRET}@host/x", "--mirror ftp://... contains a login, which other users"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("url", "text"), _URLS)
 def test_a_url_that_is_not_a_storage_is_refused(url: str, text: str) -> None:
     with pytest.raises(WrongUse) as refused:
         check_url(url)

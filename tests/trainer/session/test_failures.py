@@ -24,6 +24,7 @@ from trainer.parallel.exchange import Reduction
 from trainer.run.run_log import RunLog
 from trainer.session.failures import errors_as_failures
 
+# fmt: off
 _ENDS = [
     (
         RuntimeError(
@@ -41,92 +42,37 @@ _ENDS = [
         2,
         "examples have different shapes and cannot be batched: pad or crop them",
     ),
-    (
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has"),
-        OutOfMemory,
-        5,
-        "Tried to allocate 2 GiB",
-    ),
-    (
-        MemoryError(),
-        OutOfMemory,
-        5,
-        "the host's memory is used up: lower --batch-size or --workers",
-    ),
-    (
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
-        OutOfMemory,
-        5,
-        "host's memory",
-    ),
-    (
-        OSError(errno.ENOSPC, "No space left on device", "runs/r/x"),
-        StorageFailure,
-        4,
-        "cannot write runs/r/x: No space left",
-    ),
-    (
-        OSError(errno.EDQUOT, "Disk quota exceeded", "elsewhere/x"),
-        StorageFailure,
-        4,
-        "Disk quota exceeded",
-    ),
-    (
-        OSError(errno.EROFS, "Read-only file system"),
-        StorageFailure,
-        4,
-        "cannot write runs: Read-only file system: mount",
-    ),
-    (
-        PermissionError(errno.EACCES, "Permission denied", "runs/r/x"),
-        StorageFailure,
-        4,
-        "Permission denied",
-    ),
-    (
-        RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"),
-        NetworkFailure,
-        7,
-        "lost contact",
-    ),
-    (
-        RuntimeError("[../gloo/transport/tcp/pair.cc] Timed out waiting 600000ms for recv"),
-        NetworkFailure,
-        7,
-        "lost contact",
-    ),
-    (
-        RuntimeError("GET was unable to find an engine to execute this computation"),
-        WrongUse,
-        2,
-        "cuDNN has no algorithm for a convolution (GET was unable to find an engine to execute "
-        "this computation): use another --precision, or add --fast",
-    ),
-    (
-        RuntimeError("unable to allocate shared memory(shm) for file </x>: No space left (28)"),
-        StorageFailure,
-        4,
-        "is too small for the batches of the loader workers",
-    ),
-    (
-        OSError(errno.ENOMEM, "Cannot allocate memory"),
-        OutOfMemory,
-        5,
-        "the host's memory is used up (Cannot allocate memory): lower --batch-size or --workers",
-    ),
-    (
-        torch.distributed.DistNetworkError("The client socket has timed out"),
-        NetworkFailure,
-        7,
-        "timed out",
-    ),
-    (
-        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
-        NetworkFailure,
-        7,
-        "Connection reset by peer",
-    ),
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has"), OutOfMemory,
+     5, "Tried to allocate 2 GiB"),
+    (MemoryError(), OutOfMemory, 5,
+     "the host's memory is used up: lower --batch-size or --workers"),
+    (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+     OutOfMemory, 5, "host's memory"),
+    (OSError(errno.ENOSPC, "No space left on device", "runs/r/x"), StorageFailure, 4,
+     "cannot write runs/r/x: No space left"),
+    (OSError(errno.EDQUOT, "Disk quota exceeded", "elsewhere/x"), StorageFailure, 4,
+     "Disk quota exceeded"),
+    (OSError(errno.EROFS, "Read-only file system"), StorageFailure, 4,
+     "cannot write runs: Read-only file system: mount"),
+    (PermissionError(errno.EACCES, "Permission denied", "runs/r/x"), StorageFailure, 4,
+     "Permission denied"),
+    (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"),
+     NetworkFailure, 7, "lost contact"),
+    (RuntimeError("[../gloo/transport/tcp/pair.cc] Timed out waiting 600000ms for recv"),
+     NetworkFailure, 7, "lost contact"),
+    (RuntimeError("GET was unable to find an engine to execute this computation"), WrongUse, 2,
+     "cuDNN has no algorithm for a convolution (GET was unable to find an engine to execute this "
+     "computation): use another --precision, or add --fast"),
+    (RuntimeError("unable to allocate shared memory(shm) for file </x>: No space left (28)"),
+     StorageFailure, 4, "is too small for the batches of the loader workers"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), OutOfMemory, 5,
+     "the host's memory is used up (Cannot allocate memory): lower --batch-size or --workers"),
+    (torch.distributed.DistNetworkError("The client socket has timed out"), NetworkFailure, 7,
+     "timed out"),
+    (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), NetworkFailure, 7,
+     "Connection reset by peer"),
 ]
+# fmt: on
 
 
 @pytest.mark.parametrize(

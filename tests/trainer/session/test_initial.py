@@ -188,79 +188,48 @@ def _of_another_body(here: Here) -> None:
     save_file(state, "w.safetensors")
 
 
+# fmt: off
+_PREPARES = [
+    (None, ["--init", "gone.pt"], "--init gone.pt does not exist: check the path"),
+    (None, ["--init", "runs"], "runs/config.json cannot be read (No such file or directory): "),
+    (_not_validated, ["--init", "runs/a"],
+     "--init runs/a has no model.safetensors, which a run has after its first validation"),
+    (lambda here: torch.save(MakesFolder(Path("ran")), "w.pt"), ["--init", "w.pt"],
+     "w.pt has no weights that can be loaded (it has an object of posix.mkdir, and only tensors, "
+     "numbers and texts are read): use a .safetensors"),
+    (
+        # As whole pickles of another protocol, of which torch warns.
+        lambda here: Path("w.pt").write_bytes(pickle.dumps(MakesFolder(Path("ran")), 4)),
+        ["--init", "w.pt"],
+        "w.pt has no weights that can be loaded (it is damaged, or torch.save did not write it",
+    ),
+    (lambda here: os.mkfifo("w.pt"), ["--init", "w.pt"],
+     "--init w.pt is not a file: give the folder of a run, or a file of weights"),
+    (lambda here: torch.save({"net": _state(), "epoch": 3}, "w.pt"), ["--init", "w.pt"],
+     "w.pt does not contain tensors by name (it has net, epoch): use a .safetensors file"),
+    (lambda here: torch.save({n: t.to("meta") for n, t in _state().items()}, "w.pt"),
+     ["--init", "w.pt"],
+     "w.pt does not contain tensors by name (it has body.0.weight, body.0.bias, "),
+    (lambda here: torch.save({n: t.cfloat() for n, t in _state().items()}, "w.pt"),
+     ["--init", "w.pt"],
+     "--init w.pt: body.0.weight has complex numbers instead of real ones: use weights of"),
+    (_wider, ["--init", "w.safetensors"], "--init w.safetensors: body.0.weight has shape (7, 4) "
+     "instead of (6, 4): use weights of this model, or drop --init"),
+    (_of_another_model, ["--init", "w.safetensors"], "--init w.safetensors has no tensor of the "
+     "model: it has encoder.weight, and the model has body.0.weight, body.0.bias, body.1.weight, "
+     "...: use weights"),
+    (_of_another_body, ["--init", "w.safetensors"],
+     "--init w.safetensors has no tensor of the model outside its last layer head: it has "),
+    (None, ["--freeze", "body", "--freeze", "haed.*"], "--freeze haed.* matches no trained "
+     "tensor of the model: use the name of one (body.0.weight, "),
+    (None, ["--freeze", "body", "--freeze", "head"],
+     "--freeze body --freeze head matches all 6 trained tensors, so nothing would train"),
+]
+# fmt: on
+
+
 @pytest.mark.usefixtures("trained")
-@pytest.mark.parametrize(
-    ("prepare", "arguments", "message"),
-    [
-        (None, ["--init", "gone.pt"], "--init gone.pt does not exist: check the path"),
-        (None, ["--init", "runs"], "runs/config.json cannot be read (No such file or directory): "),
-        (
-            _not_validated,
-            ["--init", "runs/a"],
-            "--init runs/a has no model.safetensors, which a run has after its first validation",
-        ),
-        (
-            lambda here: torch.save(MakesFolder(Path("ran")), "w.pt"),
-            ["--init", "w.pt"],
-            "w.pt has no weights that can be loaded (it has an object of posix.mkdir, and only "
-            "tensors, numbers and texts are read): use a .safetensors",
-        ),
-        (
-            # As whole pickles of another protocol, of which torch warns.
-            lambda here: Path("w.pt").write_bytes(pickle.dumps(MakesFolder(Path("ran")), 4)),
-            ["--init", "w.pt"],
-            "w.pt has no weights that can be loaded (it is damaged, or torch.save did not write it",
-        ),
-        (
-            lambda here: os.mkfifo("w.pt"),
-            ["--init", "w.pt"],
-            "--init w.pt is not a file: give the folder of a run, or a file of weights",
-        ),
-        (
-            lambda here: torch.save({"net": _state(), "epoch": 3}, "w.pt"),
-            ["--init", "w.pt"],
-            "w.pt does not contain tensors by name (it has net, epoch): use a .safetensors file",
-        ),
-        (
-            lambda here: torch.save({n: t.to("meta") for n, t in _state().items()}, "w.pt"),
-            ["--init", "w.pt"],
-            "w.pt does not contain tensors by name (it has body.0.weight, body.0.bias, ",
-        ),
-        (
-            lambda here: torch.save({n: t.cfloat() for n, t in _state().items()}, "w.pt"),
-            ["--init", "w.pt"],
-            "--init w.pt: body.0.weight has complex numbers instead of real ones: use weights of",
-        ),
-        (
-            _wider,
-            ["--init", "w.safetensors"],
-            "--init w.safetensors: body.0.weight has shape (7, 4) instead of (6, 4): use weights "
-            "of this model, or drop --init",
-        ),
-        (
-            _of_another_model,
-            ["--init", "w.safetensors"],
-            "--init w.safetensors has no tensor of the model: it has encoder.weight, and the "
-            "model has body.0.weight, body.0.bias, body.1.weight, ...: use weights",
-        ),
-        (
-            _of_another_body,
-            ["--init", "w.safetensors"],
-            "--init w.safetensors has no tensor of the model outside its last layer head: it has ",
-        ),
-        (
-            None,
-            ["--freeze", "body", "--freeze", "haed.*"],
-            "--freeze haed.* matches no trained tensor of the model: use the name of one "
-            "(body.0.weight, ",
-        ),
-        (
-            None,
-            ["--freeze", "body", "--freeze", "head"],
-            "--freeze body --freeze head matches all 6 trained tensors, so nothing would train",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("prepare", "arguments", "message"), _PREPARES)
 def test_weights_that_cannot_be_used_are_one_line_and_exit_2(
     here: Here, prepare: Callable[[Here], object] | None, arguments: list[str], message: str
 ) -> None:

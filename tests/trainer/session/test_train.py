@@ -49,35 +49,26 @@ def _equation(
     return batch_equation(SimpleNamespace(config=config, strategy=divided))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        (
-            {"batch": 384, "world": 3, "shards": 3, "device": "cuda"},
-            "384 = 3 GPUs x 128 x 1 accumulation",
-        ),
-        ({"batch": 64, "world": 1, "shards": 1}, "64 = 1 process x 64 x 1 accumulation"),
-        (
-            {"batch": 64, "world": 1, "shards": 1, "device": "cuda"},
-            "64 = 1 GPU x 64 x 1 accumulation",
-        ),
-        ({"batch": 64, "world": 2, "shards": 2}, "64 = 2 processes x 32 x 1 accumulation"),
-        ({"batch": 64, "world": 3, "shards": 3}, "64 = 3 processes x 21 or 22 x 1 accumulation"),
-        (
-            {"batch": 64, "world": 2, "shards": 2, "accumulation": 4},
-            "64 = 2 processes x 8 x 4 accumulation",
-        ),
-        (
-            {"batch": 64, "world": 3, "shards": 3, "accumulation": 2},
-            "64 = 3 processes x 10 or 11 x 2 accumulation",
-        ),
-        ({"batch": 64, "world": 1, "shards": 4}, "64 = 4 shards x 16 x 1 accumulation"),
-        (
-            {"batch": 64, "world": 2, "shards": 4, "accumulation": 2},
-            "64 = 4 shards x 8 x 2 accumulation",
-        ),
-    ],
-)
+# fmt: off
+_SETTINGS = [
+    ({"batch": 384, "world": 3, "shards": 3, "device": "cuda"},
+     "384 = 3 GPUs x 128 x 1 accumulation"),
+    ({"batch": 64, "world": 1, "shards": 1}, "64 = 1 process x 64 x 1 accumulation"),
+    ({"batch": 64, "world": 1, "shards": 1, "device": "cuda"}, "64 = 1 GPU x 64 x 1 accumulation"),
+    ({"batch": 64, "world": 2, "shards": 2}, "64 = 2 processes x 32 x 1 accumulation"),
+    ({"batch": 64, "world": 3, "shards": 3}, "64 = 3 processes x 21 or 22 x 1 accumulation"),
+    ({"batch": 64, "world": 2, "shards": 2, "accumulation": 4},
+     "64 = 2 processes x 8 x 4 accumulation"),
+    ({"batch": 64, "world": 3, "shards": 3, "accumulation": 2},
+     "64 = 3 processes x 10 or 11 x 2 accumulation"),
+    ({"batch": 64, "world": 1, "shards": 4}, "64 = 4 shards x 16 x 1 accumulation"),
+    ({"batch": 64, "world": 2, "shards": 4, "accumulation": 2},
+     "64 = 4 shards x 8 x 2 accumulation"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("settings", "expected"), _SETTINGS)
 def test_the_batch_equation(settings: dict[str, Any], expected: str) -> None:
     assert _equation(**settings) == expected
 
@@ -483,28 +474,21 @@ def test_the_heartbeat_file_is_touched(here: Here, monkeypatch: pytest.MonkeyPat
     assert (here.folder / "alive").exists()
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"batch_size": 51},
-            "--batch-size 51 is larger than the training set (50 examples): use at most 50",
-        ),
-        (
-            {"batch_size": 7, "shards": 4, "accumulation": 2},
-            "--batch-size 7 is smaller than 4 shards x 2 accumulation, so a micro-batch would be ",
-        ),
-        (
-            {"best_by": "accuracy"},
-            "--best-by accuracy: the task has no metric accuracy; it has loss",
-        ),
-        ({"early_stopping": "f1"}, "--early-stopping f1: the task has no metric f1; it has loss"),
-        (
-            {"fields": {"wide": "3"}},
-            "--set wide=3: task tests.support.tiny:Tiny has no field wide: it has nan_at, noise",
-        ),
-    ],
-)
+# fmt: off
+_SETTINGS_AND_MESSAGE = [
+    ({"batch_size": 51},
+     "--batch-size 51 is larger than the training set (50 examples): use at most 50"),
+    ({"batch_size": 7, "shards": 4, "accumulation": 2},
+     "--batch-size 7 is smaller than 4 shards x 2 accumulation, so a micro-batch would be "),
+    ({"best_by": "accuracy"}, "--best-by accuracy: the task has no metric accuracy; it has loss"),
+    ({"early_stopping": "f1"}, "--early-stopping f1: the task has no metric f1; it has loss"),
+    ({"fields": {"wide": "3"}},
+     "--set wide=3: task tests.support.tiny:Tiny has no field wide: it has nan_at, noise"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("settings", "message"), _SETTINGS_AND_MESSAGE)
 def test_settings_that_the_task_cannot_use_are_reported(
     here: Here, settings: dict[str, Any], message: str
 ) -> None:
@@ -574,18 +558,17 @@ def _snapshot(here: Here) -> dict[str, bytes]:
     return {str(path.relative_to(here.path())): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize(
-    ("entry", "value", "named"),
-    [
-        (
-            "sources",
-            {"tests.support.tiny": "0" * 64},
-            "sources.tests.support.tiny: 000000000000... -> ",
-        ),
-        ("data", {"train": "a", "validation": "b"}, "data.train: a -> "),
-        ("threads", 77, "threads: 77 -> "),
-    ],
-)
+# fmt: off
+_ENTRIES = [
+    ("sources", {"tests.support.tiny": "0" * 64},
+     "sources.tests.support.tiny: 000000000000... -> "),
+    ("data", {"train": "a", "validation": "b"}, "data.train: a -> "),
+    ("threads", 77, "threads: 77 -> "),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("entry", "value", "named"), _ENTRIES)
 def test_a_complete_run_of_another_task_or_other_data_is_refused(
     here: Here, entry: str, value: Any, named: str
 ) -> None:

@@ -94,36 +94,28 @@ def test_settings_free_at_a_resume_and_default_values_do_not_change_the_identity
     assert set(Sweep(Config(epochs=3), _GRID).identity()["config"]) == {"task", "epochs"}
 
 
-@pytest.mark.parametrize(
-    ("sweep", "text"),
-    [
-        (
-            Sweep(Config(), {"a": [1]}, {"a": Range(1, 2)}),
-            "a is given in --grid and in --range: remove one",
-        ),
-        (
-            Sweep(Config(), ranges={"a": Range(1, 2)}),
-            "--range and --trials are for samplers that draw: add --sampler random",
-        ),
-        (
-            Sweep(Config(), {"a": [1, 2]}, seeds=10**11),
-            "the sweep has 200,000,000,000 trials, more than 100,000: lower --seeds",
-        ),
-        (Sweep(Config(), trials=10**6, sampler="tpe"), "has 1,000,000 trials"),
-        (Sweep(Config(), trials=3), "--range and --trials are for samplers that draw"),
-        (Sweep(Config(), pruner="median"), "compares trials by a metric: add --metric"),
-        (Sweep(Config(), metric="least:loss"), "--metric least:loss: write the name of a metric"),
-        (Sweep(Config(), {"a": [1]}, seeds=3, sampler="tpe"), "with --sampler tpe, set --trials N"),
-        (
-            Sweep(Config(), {"a": [1]}, sampler="random", trials=3),
-            "--sampler random needs --trials N, --metric NAME",
-        ),
-        (
-            Sweep(Config(), {"a": [1, 2]}, {"b": Range(3, 5)}, 1, "tpe", 7, "max:f1"),
-            "--trials 7 is more than the 6 combinations to draw from: lower --trials",
-        ),
-    ],
-)
+# fmt: off
+_SWEEPS = [
+    (Sweep(Config(), {"a": [1]}, {"a": Range(1, 2)}),
+     "a is given in --grid and in --range: remove one"),
+    (Sweep(Config(), ranges={"a": Range(1, 2)}),
+     "--range and --trials are for samplers that draw: add --sampler random"),
+    (Sweep(Config(), {"a": [1, 2]}, seeds=10**11),
+     "the sweep has 200,000,000,000 trials, more than 100,000: lower --seeds"),
+    (Sweep(Config(), trials=10**6, sampler="tpe"), "has 1,000,000 trials"),
+    (Sweep(Config(), trials=3), "--range and --trials are for samplers that draw"),
+    (Sweep(Config(), pruner="median"), "compares trials by a metric: add --metric"),
+    (Sweep(Config(), metric="least:loss"), "--metric least:loss: write the name of a metric"),
+    (Sweep(Config(), {"a": [1]}, seeds=3, sampler="tpe"), "with --sampler tpe, set --trials N"),
+    (Sweep(Config(), {"a": [1]}, sampler="random", trials=3),
+     "--sampler random needs --trials N, --metric NAME"),
+    (Sweep(Config(), {"a": [1, 2]}, {"b": Range(3, 5)}, 1, "tpe", 7, "max:f1"),
+     "--trials 7 is more than the 6 combinations to draw from: lower --trials"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("sweep", "text"), _SWEEPS)
 def test_contradictory_options_are_refused(sweep: Sweep, text: str) -> None:
     with pytest.raises(WrongUse, match=text):
         check(sweep)

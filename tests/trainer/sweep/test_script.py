@@ -38,28 +38,19 @@ def test_placeholders_are_replaced_and_other_braces_stay(
     assert script(*template).arguments({"lr": "1e-3", "seed": 7}) == arguments
 
 
-@pytest.mark.parametrize(
-    ("template", "seeds", "message"),
-    [
-        (
-            ["--lr", "{lr}", "--wd", "{wd}"],
-            1,
-            "{wd} in the arguments after -- has no values: add --grid wd=A,B,C, or write {{wd}} "
-            "if the script gets the braces",
-        ),
-        (
-            ["--out", "{run}"],
-            1,
-            "--grid lr=...: {lr} is missing in the arguments after --: add it, as in -- --lr {lr}",
-        ),
-        (
-            ["--lr", "{lr}"],
-            3,
-            "--seeds 3 would repeat the same command: add {seed} to the arguments after --, as in "
-            "-- --seed {seed}",
-        ),
-    ],
-)
+# fmt: off
+_TEMPLATES = [
+    (["--lr", "{lr}", "--wd", "{wd}"], 1, "{wd} in the arguments after -- has no values: add "
+     "--grid wd=A,B,C, or write {{wd}} if the script gets the braces"),
+    (["--out", "{run}"], 1,
+     "--grid lr=...: {lr} is missing in the arguments after --: add it, as in -- --lr {lr}"),
+    (["--lr", "{lr}"], 3, "--seeds 3 would repeat the same command: add {seed} to the arguments "
+     "after --, as in -- --seed {seed}"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("template", "seeds", "message"), _TEMPLATES)
 def test_values_and_placeholders_must_match(template: list[str], seeds: int, message: str) -> None:
     with pytest.raises(WrongUse) as refused:
         check_template(script(*template), ["lr"], [], seeds)
@@ -266,21 +257,19 @@ def test_a_damaged_file_of_scalars_ends_at_the_damage(tmp_path: Path) -> None:
     assert read_board(run) == [(1, {"acc": 0.5})]
 
 
-@pytest.mark.parametrize(
-    ("regex", "goal", "metrics", "parts"),
-    [
-        (
-            None,
-            ("max", "acc"),
-            ["f1", "loss"],
-            ["the script has reported no acc (but f1, loss): print ", '"acc": 0.5}', "TensorBoard"],
-        ),
-        (None, ("max", "acc"), [], ["reported no acc: ", "output with --metric-regex 'acc: ("]),
-        (None, None, [], ["reported no number: ", "with --metric accuracy --metric-regex"]),
-        (None, None, [], ["if the trials have no metric, add --metric none"]),
-        ("a: (.)", ("max", "a"), [], ["no number in the output matches --metric-regex a: (.): "]),
-    ],
-)
+# fmt: off
+_REGEXS = [
+    (None, ("max", "acc"), ["f1", "loss"],
+     ["the script has reported no acc (but f1, loss): print ", '"acc": 0.5}', "TensorBoard"]),
+    (None, ("max", "acc"), [], ["reported no acc: ", "output with --metric-regex 'acc: ("]),
+    (None, None, [], ["reported no number: ", "with --metric accuracy --metric-regex"]),
+    (None, None, [], ["if the trials have no metric, add --metric none"]),
+    ("a: (.)", ("max", "a"), [], ["no number in the output matches --metric-regex a: (.): "]),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("regex", "goal", "metrics", "parts"), _REGEXS)
 def test_the_message_about_a_missing_metric_has_three_ways_to_report_it(
     regex: str | None, goal: tuple[str, str] | None, metrics: list[str], parts: list[str]
 ) -> None:

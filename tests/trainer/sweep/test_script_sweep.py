@@ -117,38 +117,32 @@ def test_scalars_that_a_trial_writes_to_a_shared_folder_are_its_own(trainbox: Tr
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["train.py", "--grid", "lr=1,2", "--", "{seed}"], "{lr} is missing in the arguments"),
-        (["train.py", "--", "{lr}"], "{lr} in the arguments after -- has no values"),
-        (["train.py", "--seeds", "2"], "--seeds 2 would repeat the same command"),
-        (["train.py", "--lr", "{lr}"], "no such option --lr"),
-        (["train.py", "--lr", "{lr}"], ": the arguments of the script follow --, as in train.py"),
-        (["train.py", "--ceck"], "no such option --ceck: the arguments of the script follow --"),
-        (["train.py", "x"], "extra argument (x): the arguments of the script follow --"),
-        (["--", "{seed}"], "sweep run needs one script, or -m MODULE: name it before --"),
-        (["train.py", "-m", "my.train"], "sweep run needs one script, or -m MODULE"),
-        (["train.py", "--seeds", "x", "--", "{seed}"], "'x' is not a whole number"),
-        (
-            ["train.py", "--sampler", "tpe", "--", "{lr}"],
-            "--sampler tpe needs --trials N, --metric NAME and settings to draw",
-        ),
-        (
-            ["train.py", "--sampler", "tpe", "--range", "lr=a:2", "--", "{lr}"],
-            "--range lr=a:2: an end is not a number",
-        ),
-        (
-            ["train.py", "--sampler", "tpe", "--range", f"n=1:{'1' * 401}", "--", "{n}"],
-            "1: a whole number is more than 9223372036854775807: give a smaller one",
-        ),
-        (
-            ["train.py", "--sampler", "tpe", "--range", "n=-1e308:1e308", "--", "{n}"],
-            "--range n=-1e308:1e308 is not finite: give ends that are closer to each other",
-        ),
-        (["train.py", "--name", "a/b"], "--name 'a/b' must be a folder name"),
-    ],
-)
+# fmt: off
+_ARGUMENTS = [
+    (["train.py", "--grid", "lr=1,2", "--", "{seed}"], "{lr} is missing in the arguments"),
+    (["train.py", "--", "{lr}"], "{lr} in the arguments after -- has no values"),
+    (["train.py", "--seeds", "2"], "--seeds 2 would repeat the same command"),
+    (["train.py", "--lr", "{lr}"], "no such option --lr"),
+    (["train.py", "--lr", "{lr}"], ": the arguments of the script follow --, as in train.py"),
+    (["train.py", "--ceck"], "no such option --ceck: the arguments of the script follow --"),
+    (["train.py", "x"], "extra argument (x): the arguments of the script follow --"),
+    (["--", "{seed}"], "sweep run needs one script, or -m MODULE: name it before --"),
+    (["train.py", "-m", "my.train"], "sweep run needs one script, or -m MODULE"),
+    (["train.py", "--seeds", "x", "--", "{seed}"], "'x' is not a whole number"),
+    (["train.py", "--sampler", "tpe", "--", "{lr}"],
+     "--sampler tpe needs --trials N, --metric NAME and settings to draw"),
+    (["train.py", "--sampler", "tpe", "--range", "lr=a:2", "--", "{lr}"],
+     "--range lr=a:2: an end is not a number"),
+    (["train.py", "--sampler", "tpe", "--range", f"n=1:{'1' * 401}", "--", "{n}"],
+     "1: a whole number is more than 9223372036854775807: give a smaller one"),
+    (["train.py", "--sampler", "tpe", "--range", "n=-1e308:1e308", "--", "{n}"],
+     "--range n=-1e308:1e308 is not finite: give ends that are closer to each other"),
+    (["train.py", "--name", "a/b"], "--name 'a/b' must be a folder name"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("arguments", "text"), _ARGUMENTS)
 def test_wrong_use_is_reported_before_anything_starts(
     here: Here, arguments: list[str], text: str
 ) -> None:

@@ -271,26 +271,24 @@ Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
 """
 
 
-@pytest.mark.parametrize(
-    ("output", "text"),
-    [
-        ("", ""),
-        ("\n \n", ""),
-        ("one\n\n  two\n", "; its last lines: one | two"),
-        ("1\n2\n3\n4\n", "; its last lines: 2 | 3 | 4"),
-        ("x" * 900, "; its last lines: " + "x" * 300),
-        (_REPORT, " in build_model (/home/me/my.py, line 11)"),
-        (
-            "what(): no\n" + _REPORT,
-            " in build_model (/home/me/my.py, line 11); its last lines: what(): no",
-        ),
-        (
-            _REPORT.replace("/home/me", "/usr/lib/python3.11"),
-            " in build (/app/trainer/loop/build.py, line 119)",
-        ),
-        ("Fatal Python error: Aborted\n\nCurrent thread 0x1:\n  <no Python frame>\n", ""),
-    ],
-)
+# fmt: off
+_OUTPUTS = [
+    ("", ""),
+    ("\n \n", ""),
+    ("one\n\n  two\n", "; its last lines: one | two"),
+    ("1\n2\n3\n4\n", "; its last lines: 2 | 3 | 4"),
+    ("x" * 900, "; its last lines: " + "x" * 300),
+    (_REPORT, " in build_model (/home/me/my.py, line 11)"),
+    ("what(): no\n" + _REPORT,
+     " in build_model (/home/me/my.py, line 11); its last lines: what(): no"),
+    (_REPORT.replace("/home/me", "/usr/lib/python3.11"),
+     " in build (/app/trainer/loop/build.py, line 119)"),
+    ("Fatal Python error: Aborted\n\nCurrent thread 0x1:\n  <no Python frame>\n", ""),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("output", "text"), _OUTPUTS)
 def test_the_last_output_of_a_process_names_the_cause(output: str, text: str) -> None:
     assert last_output(output) == text
 
@@ -679,56 +677,36 @@ def test_an_unusable_gpu_gets_no_trial(sweeps: Sweeps) -> None:
     assert _states(sweeps.folder) == ["pending"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (
-            ["--grid", "widht=1,2"],
-            "--grid widht=1,2: task tests.trainer.sweep.tasks:Brittle has no field widht: did "
-            "you mean width?",
-        ),
-        (["--grid", "width=a,2"], "--grid width=a,2: give a value of type int"),
-        (["--grid", f"width={'1' * 5000}"], "111: a whole number is more than 9223372036854775807"),
-        (["--grid", f"width=1{'0' * 401}"], f"--grid width=1{'0' * 401}: a whole number is more "),
-        (["--grid", "lr=0.1,nan"], "--grid lr=0.1,nan: nan is not a finite number above 0"),
-        (
-            ["--grid", "deterministic=0,1"],
-            "--grid deterministic=0,1: --deterministic is a switch without values",
-        ),
-        (
-            ["--grid", "freeze=a,b"],
-            "--grid freeze=a,b: --freeze can be repeated, so it cannot be swept",
-        ),
-        (["--grid", "lr=0.1,0.10"], "--grid lr=0.1,0.10: a value is given twice"),
-        (
-            ["--grid", "width=4", "--grid", "width=8"],
-            "--grid width=...: width is given twice: drop one",
-        ),
-        (
-            ["--grid", "width=4,8", "--set", "width=2"],
-            "--grid width=...: width is given twice: drop one",
-        ),
-        (
-            ["--grid", "lr=1,2", "--lr", "3"],
-            "--grid lr=1,2: --lr is also given: drop one of the two",
-        ),
-        (
-            ["--grid", "precision=fp32,fp16", "--device", "cpu"],
-            "--precision fp16 needs an NVIDIA GPU (the device is cpu",
-        ),
-        (["--range", "nosuch=1:2"], "has no field nosuch"),
-        (["--range", "batch-size=-3:2"], "-3 is less than 1"),
-        (["--name", "a/b"], "--name 'a/b' must be a folder name"),
-        (
-            ["--run", "r"],
-            "--run and --resume are for one training: use --name; a sweep always resumes",
-        ),
-        (
-            ["--sampler", "tpe"],
-            "--sampler tpe needs --trials N, --metric NAME and settings to draw",
-        ),
-    ],
-)
+# fmt: off
+_ARGUMENTS = [
+    (["--grid", "widht=1,2"], "--grid widht=1,2: task tests.trainer.sweep.tasks:Brittle has no "
+     "field widht: did you mean width?"),
+    (["--grid", "width=a,2"], "--grid width=a,2: give a value of type int"),
+    (["--grid", f"width={'1' * 5000}"], "111: a whole number is more than 9223372036854775807"),
+    (["--grid", f"width=1{'0' * 401}"], f"--grid width=1{'0' * 401}: a whole number is more "),
+    (["--grid", "lr=0.1,nan"], "--grid lr=0.1,nan: nan is not a finite number above 0"),
+    (["--grid", "deterministic=0,1"],
+     "--grid deterministic=0,1: --deterministic is a switch without values"),
+    (["--grid", "freeze=a,b"],
+     "--grid freeze=a,b: --freeze can be repeated, so it cannot be swept"),
+    (["--grid", "lr=0.1,0.10"], "--grid lr=0.1,0.10: a value is given twice"),
+    (["--grid", "width=4", "--grid", "width=8"],
+     "--grid width=...: width is given twice: drop one"),
+    (["--grid", "width=4,8", "--set", "width=2"],
+     "--grid width=...: width is given twice: drop one"),
+    (["--grid", "lr=1,2", "--lr", "3"], "--grid lr=1,2: --lr is also given: drop one of the two"),
+    (["--grid", "precision=fp32,fp16", "--device", "cpu"],
+     "--precision fp16 needs an NVIDIA GPU (the device is cpu"),
+    (["--range", "nosuch=1:2"], "has no field nosuch"),
+    (["--range", "batch-size=-3:2"], "-3 is less than 1"),
+    (["--name", "a/b"], "--name 'a/b' must be a folder name"),
+    (["--run", "r"], "--run and --resume are for one training: use --name; a sweep always resumes"),
+    (["--sampler", "tpe"], "--sampler tpe needs --trials N, --metric NAME and settings to draw"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("arguments", "text"), _ARGUMENTS)
 def test_wrong_use_is_reported_before_anything_starts(
     here: Here, arguments: list[str], text: str
 ) -> None:

@@ -11,25 +11,17 @@ COMPOSE = "docker compose run --rm --no-deps train"
 SCRIPT = "deploy/apptainer/trainbox.sh"
 
 
-@pytest.mark.parametrize(
-    ("typed", "doctor", "sweep", "curves"),
-    [
-        (None, "trainbox doctor", "trainbox sweep --name x", "tensorboard --logdir runs"),
-        ("make", "make doctor", 'make sweep ARGS="--name x"', "make tensorboard"),
-        (
-            COMPOSE,
-            f"{COMPOSE} doctor",
-            f"{COMPOSE} sweep --name x",
-            "docker compose up tensorboard",
-        ),
-        (
-            SCRIPT,
-            f"{SCRIPT} doctor",
-            f"{SCRIPT} sweep --name x",
-            f"{SCRIPT} tensorboard --logdir runs",
-        ),
-    ],
-)
+# fmt: off
+_TYPEDS = [
+    (None, "trainbox doctor", "trainbox sweep --name x", "tensorboard --logdir runs"),
+    ("make", "make doctor", 'make sweep ARGS="--name x"', "make tensorboard"),
+    (COMPOSE, f"{COMPOSE} doctor", f"{COMPOSE} sweep --name x", "docker compose up tensorboard"),
+    (SCRIPT, f"{SCRIPT} doctor", f"{SCRIPT} sweep --name x", f"{SCRIPT} tensorboard --logdir runs"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("typed", "doctor", "sweep", "curves"), _TYPEDS)
 def test_a_command_has_the_form_that_was_typed(
     monkeypatch: pytest.MonkeyPatch, typed: str | None, doctor: str, sweep: str, curves: str
 ) -> None:
@@ -49,23 +41,19 @@ def test_a_command_has_the_form_that_was_typed(
     assert command("sweep run", "--x") == form
 
 
-@pytest.mark.parametrize(
-    ("typed", "script", "module"),
-    [
-        ("", "trainbox run --gpus 1 a.py -- --lr 1", "trainbox run --gpus 1 -m a.b"),
-        (
-            "make",
-            'make run SCRIPT=a.py RUN_OPTIONS="--gpus 1" ARGS="--lr 1"',
-            'make run MODULE=a.b RUN_OPTIONS="--gpus 1"',
-        ),
-        (
-            COMPOSE,
-            "docker compose run --rm --no-deps run --gpus 1 a.py -- --lr 1",
-            "docker compose run --rm --no-deps run --gpus 1 -m a.b",
-        ),
-        (SCRIPT, f"{SCRIPT} run --gpus 1 a.py -- --lr 1", f"{SCRIPT} run --gpus 1 -m a.b"),
-    ],
-)
+# fmt: off
+_TYPEDS_AND_SCRIPT = [
+    ("", "trainbox run --gpus 1 a.py -- --lr 1", "trainbox run --gpus 1 -m a.b"),
+    ("make", 'make run SCRIPT=a.py RUN_OPTIONS="--gpus 1" ARGS="--lr 1"',
+     'make run MODULE=a.b RUN_OPTIONS="--gpus 1"'),
+    (COMPOSE, "docker compose run --rm --no-deps run --gpus 1 a.py -- --lr 1",
+     "docker compose run --rm --no-deps run --gpus 1 -m a.b"),
+    (SCRIPT, f"{SCRIPT} run --gpus 1 a.py -- --lr 1", f"{SCRIPT} run --gpus 1 -m a.b"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("typed", "script", "module"), _TYPEDS_AND_SCRIPT)
 def test_the_command_of_a_script_has_the_form_that_was_typed(
     monkeypatch: pytest.MonkeyPatch, typed: str, script: str, module: str
 ) -> None:

@@ -11,27 +11,24 @@ from trainbox.contract.errors import WrongUse
 from trainbox.contract.secret_rule import NOT_SHOWN
 from trainer.track.runs import EntryRow, read_run, row, runs_in
 
+# fmt: off
+_ENTRIES = [
+    (train_entry(5, loss=0.5), EntryRow(5, 1005.0, {"train/loss": 0.5})),
+    ({"step": 5, "time_unix_s": 1, "loss": 2}, EntryRow(5, 1.0, {"train/loss": 2.0})),
+    (train_entry(5, gpu_mib_each=[1, None, 2], note="a", loss=None, counts=[[1]]),
+     EntryRow(5, 1005.0, {"train/gpu_mib/0": 1.0, "train/gpu_mib/2": 2.0})),
+    (train_entry(5, **{"acc@5": 1, "/../a": 2, "é": 3, "nan": float("nan"), "big": 10**400}),
+     EntryRow(5, 1005.0, {"train/a": 2.0, "train/acc_5": 1.0, "train/_": 3.0})),
+    (train_entry(5, kind="health", check="xid", gpu=0), None),
+    (train_entry(5, note="only a text"), None),
+    ({"step": True, "loss": 1}, None),
+    ({"step": 10**30, "loss": 1}, None),
+    ({"loss": 1}, None),
+]
+# fmt: on
 
-@pytest.mark.parametrize(
-    ("entry", "expected"),
-    [
-        (train_entry(5, loss=0.5), EntryRow(5, 1005.0, {"train/loss": 0.5})),
-        ({"step": 5, "time_unix_s": 1, "loss": 2}, EntryRow(5, 1.0, {"train/loss": 2.0})),
-        (
-            train_entry(5, gpu_mib_each=[1, None, 2], note="a", loss=None, counts=[[1]]),
-            EntryRow(5, 1005.0, {"train/gpu_mib/0": 1.0, "train/gpu_mib/2": 2.0}),
-        ),
-        (
-            train_entry(5, **{"acc@5": 1, "/../a": 2, "é": 3, "nan": float("nan"), "big": 10**400}),
-            EntryRow(5, 1005.0, {"train/a": 2.0, "train/acc_5": 1.0, "train/_": 3.0}),
-        ),
-        (train_entry(5, kind="health", check="xid", gpu=0), None),
-        (train_entry(5, note="only a text"), None),
-        ({"step": True, "loss": 1}, None),
-        ({"step": 10**30, "loss": 1}, None),
-        ({"loss": 1}, None),
-    ],
-)
+
+@pytest.mark.parametrize(("entry", "expected"), _ENTRIES)
 def test_the_finite_numbers_of_an_entry_are_its_row(
     entry: dict[str, Any], expected: EntryRow | None
 ) -> None:
@@ -125,20 +122,18 @@ def test_a_sweep_is_its_trials_that_have_started(make_run: MakeRun, tmp_path: Pa
 _SCRIPT = {"kind": "script", "arguments": []}
 
 
-@pytest.mark.parametrize(
-    ("config", "manifest", "message"),
-    [
-        (None, {"run_id": "a b"}, r"manifest.json is damaged \(run_id is malformed\): restore it"),
-        (
-            _SCRIPT,
-            {"run_id": None},
-            r"manifest.json is damaged \(run_id is malformed\): restore it",
-        ),
-        # Only config.json states that this is a run of a script.
-        (_SCRIPT, {"kind": None}, r"manifest.json is damaged \(settings is missing"),
-        (None, {"kind": "script", "classes": 1}, r"manifest.json is damaged \(classes is missing"),
-    ],
-)
+# fmt: off
+_CONFIGS = [
+    (None, {"run_id": "a b"}, r"manifest.json is damaged \(run_id is malformed\): restore it"),
+    (_SCRIPT, {"run_id": None}, r"manifest.json is damaged \(run_id is malformed\): restore it"),
+    # Only config.json states that this is a run of a script.
+    (_SCRIPT, {"kind": None}, r"manifest.json is damaged \(settings is missing"),
+    (None, {"kind": "script", "classes": 1}, r"manifest.json is damaged \(classes is missing"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("config", "manifest", "message"), _CONFIGS)
 def test_a_damaged_run_is_refused(
     make_run: MakeRun, config: Any, manifest: dict[str, Any], message: str
 ) -> None:

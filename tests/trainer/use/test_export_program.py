@@ -170,23 +170,21 @@ class _Invented(_Plain):
         return torch.ones(batch[0].shape[0], 4), batch[1]
 
 
-@pytest.mark.parametrize(
-    ("task", "model", "message"),
-    [
-        (
-            _Plain(),
-            _Branches(),
-            "task _Plain: the model cannot be exported (Could not guard on data-dependent "
-            "expression Eq(u0, 1) (unhinted: Eq(u0, 1)).  (Size-like symbols: none)): its code "
-            "branches on values of tensors: use torch.where(",
-        ),
-        (_Plain(), _Fixed(), "Constraints violated (batch)!"),
-        (_Plain(), _Fixed(), "): its code fixes the number of examples: write x.shape[0] "),
-        (_Plain(), _Numpy(), "): use only operations of torch on tensors there, without NumPy "),
-        (_Parts(), _Whole(), "task _Parts: statistics() never calls the model as a whole, so it "),
-        (_Invented(), _Numpy(), "_Invented: prepare() and statistics() give the model nothing of "),
-    ],
-)
+# fmt: off
+_TASKS = [
+    (_Plain(), _Branches(), "task _Plain: the model cannot be exported (Could not guard on "
+     "data-dependent expression Eq(u0, 1) (unhinted: Eq(u0, 1)).  (Size-like symbols: none)): "
+     "its code branches on values of tensors: use torch.where("),
+    (_Plain(), _Fixed(), "Constraints violated (batch)!"),
+    (_Plain(), _Fixed(), "): its code fixes the number of examples: write x.shape[0] "),
+    (_Plain(), _Numpy(), "): use only operations of torch on tensors there, without NumPy "),
+    (_Parts(), _Whole(), "task _Parts: statistics() never calls the model as a whole, so it "),
+    (_Invented(), _Numpy(), "_Invented: prepare() and statistics() give the model nothing of "),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("task", "model", "message"), _TASKS)
 def test_what_cannot_be_exported_is_one_line(
     task: Task, model: nn.Module, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
