@@ -25,7 +25,7 @@ run: ## Run your own script: SCRIPT=train.py GPUS=4 ARGS="--epochs 3" (MODULE=, 
 plan: ## Print the launch plan as JSON, without training (TASK=, or SCRIPT= for run)
 sweep: ## Train for each combination and seed: TASK=digits ARGS="--seeds 20 --grid width=8,16" (CONFIG=, SCRIPT=, RUN_OPTIONS="--grid lr=1,2")
 drill: ## Check that kills and 1 to 4 processes give the same bits (TASK=, ARGS="--steps 200"; SCRIPT=, RUN_OPTIONS="--compare last.pt")
-bench: ## Measure the speed by GPUs, batch and workers (TASK=mnist ARGS="--gpus 1,2 --batch-size 64,128 --suggest")
+bench: ## Measure the speed by GPUs, batch and workers (TASK=mnist ARGS="--gpus 1,2 --batch-size 64,128")
 verify: ## Repeat RUN=runs/NAME and compare the digests (ARGS="--steps 100")
 evaluate: ## Compute the metrics of RUN=runs/NAME again (ARGS="--data test --predictions runs/out.csv")
 predict: ## Predict FILES=data/new with the weights of RUN=runs/NAME, as CSV on standard output (ARGS="--format jsonl")

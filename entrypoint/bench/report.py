@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from entrypoint.bench.tables import PAYS, BenchCase, BenchResult, Row, describe
+from entrypoint.bench.tables import BenchCase, BenchResult, Row, describe
 from trainbox.contract.markup import code, escaped_line
 
 _SCALINGS = {
@@ -15,8 +15,8 @@ _SCALINGS = {
 }
 
 
-def markdown(table: Sequence[Row], facts: Mapping[str, Any], advice: Sequence[str] = ()) -> str:
-    """Return the report in Markdown: hardware and settings, tables, failures and suggestions."""
+def markdown(table: Sequence[Row], facts: Mapping[str, Any]) -> str:
+    """Return the report in Markdown: hardware and settings, tables and failures."""
     unit = str(facts["unit"])
     parts = [_preamble(table, facts)]
     for scaling, group in itertools.groupby(table, lambda row: row.line.scaling):
@@ -28,11 +28,6 @@ def markdown(table: Sequence[Row], facts: Mapping[str, Any], advice: Sequence[st
         names = [name for name in cells[0] if any(row[name] != "-" for row in cells)]
         lines = [names, ["---"] * len(names), *([row[name] for name in names] for row in cells)]
         parts.append(f"### {title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
-    if any(row.rounds > facts["rounds"] for row in table):
-        parts.append(
-            "`--suggest` measured more cases in later rounds, together with the best case so far. "
-            "Between rounds, the machine's speed may change."
-        )
     if failed := dict.fromkeys(
         f"- {describe(row.line.case, unit)}: {code(row.failure)}" for row in table if row.failure
     ):
@@ -41,12 +36,6 @@ def markdown(table: Sequence[Row], facts: Mapping[str, Any], advice: Sequence[st
         parts.append(
             "The data is in memory and is loaded without workers: `--workers` has no effect."
         )
-    if advice:
-        rule = (
-            f"A larger value pays if it gives {PAYS:g} times the samples/s, and more in every "
-            "round:"
-        )
-        parts.append(f"### What pays\n\n{rule}\n\n" + "\n".join(f"- {line}" for line in advice))
     return "\n\n".join(parts)
 
 
@@ -103,12 +92,10 @@ def as_json(
     table: Sequence[Row],
     outcomes: Mapping[BenchCase, BenchResult],
     facts: Mapping[str, Any],
-    advice: Sequence[str],
 ) -> dict[str, Any]:
     """Return the report for programs: the rows of the tables, and each round of each case."""
     return {
         **facts,
-        "suggestions": list(advice),
         "rows": [dataclasses.asdict(row) for row in table],
         "cases": [
             {

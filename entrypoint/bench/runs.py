@@ -31,7 +31,6 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _OWN_NAMES = {"STRATEGY", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
 
 Arguments = Callable[[BenchCase, str], list[str]]
-Further = Callable[[Mapping[BenchCase, BenchResult]], list[BenchCase]]
 
 
 class Bench:
@@ -48,21 +47,14 @@ class Bench:
         self.stopped_by: str | None = None
         self._arguments, self._describe = arguments, describe
 
-    def run(self, rounds: int, further: Further | None = None) -> None:
+    def run(self, rounds: int) -> None:
         """Measure all cases in `rounds` rounds, until a signal arrives.
 
-        If `further` returns more cases, measure these in `rounds` further rounds, and call it
-        again. A case that fails is not measured again.
+        A case that fails is not measured again.
         """
+        todo = measurement_order(list(self.outcomes), rounds)
         with self._signals_recorded(), temporary_folder("bench-") as folder:
-            cases, first = list(self.outcomes), 0
-            while cases and not self.stopped_by:
-                order = measurement_order(cases, range(first, first + rounds))
-                first += rounds
-                self._run(order, first, folder)
-                cases = further(self.outcomes) if further and not self.stopped_by else []
-                for case in cases:
-                    self.outcomes.setdefault(case, BenchResult())
+            self._run(todo, rounds, folder)
 
     def _run(self, todo: Sequence[tuple[int, BenchCase]], rounds: int, folder: Path) -> None:
         took: list[float] = []
@@ -72,7 +64,7 @@ class Bench:
                 continue
             left = sum(not self.outcomes[later].failure for _, later in todo[position:])
             expected = _duration(left * sum(took) / len(took)) if took else ""
-            about = f", about {expected} left up to round {rounds}" if took else ""
+            about = f", about {expected} left" if took else ""
             say(f"round {number + 1} of {rounds}, {self._describe(case)}{about}")
             begin = time.monotonic()
             try:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from trainbox.contract.errors import DeviceMissing, WrongUse
 from trainbox.contract.hints import command
 
-# A larger value pays if the median of its speed-up is at least this, and each round is faster.
-PAYS = 1.05
 # Options that the bench sets itself.
 _OWN_OPTION = re.compile(
     "--(?:run|runs-dir|mirror|resume|max-steps|epochs|eval-every|checkpoint-minutes|measure-seconds"
@@ -107,7 +105,6 @@ class Row:
     workers: int | None = None
     batch_size: int | None = None
     arithmetic: str = ""
-    rounds: int = 0
 
 
 def describe(case: BenchCase, unit: str) -> str:
@@ -193,20 +190,12 @@ def cases(table: Iterable[Line]) -> list[BenchCase]:
     return list(dict.fromkeys(line.case for line in table))
 
 
-def with_others(table: Sequence[Line], measured: Iterable[BenchCase]) -> list[Line]:
-    """Return `table` and, as lines without scaling, the measured cases that it does not have."""
-    known = set(cases(table))
-    return [*table, *(Line("", case, case) for case in measured if case not in known)]
-
-
-def measurement_order(cases_: Sequence[BenchCase], rounds: range) -> list[tuple[int, BenchCase]]:
+def measurement_order(cases_: Sequence[BenchCase], rounds: int) -> list[tuple[int, BenchCase]]:
     """Return (round, case) in the order of measurement.
 
     Every second round is in reverse order. If the machine slows down, all cases slow down alike.
     """
-    return [
-        (number, case) for number in rounds for case in (cases_[::-1] if number % 2 else cases_)
-    ]
+    return [(n, case) for n in range(rounds) for case in (cases_[::-1] if n % 2 else cases_)]
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
@@ -311,7 +300,6 @@ def _row(line: Line, outcome: BenchResult, base: BenchResult) -> Row:
         workers=measured[0].workers,
         batch_size=measured[0].batch_size,
         arithmetic=f"{measured[0].precision}, {measured[0].threads} CPU thread(s) a process",
-        rounds=len(measured),
     )
 
 

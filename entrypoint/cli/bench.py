@@ -9,7 +9,6 @@ import click
 
 from entrypoint.bench import report, tables
 from entrypoint.bench.runs import Bench, write_files, writing
-from entrypoint.bench.suggest import further, suggestions
 from entrypoint.cli.verb import verb
 from entrypoint.driver.process import count_visible
 from entrypoint.system.cpus import usable_cpus
@@ -33,7 +32,6 @@ def bench(
     workers: tuple[int, ...] | None,
     rounds: int,
     seconds: float,
-    suggest: bool,
     out: Path | None,
 ) -> None:
     """Measure the training speed of TASK on 1, 2, 4 or more GPUs, by batch size and workers.
@@ -44,7 +42,7 @@ def bench(
     \b
     Examples:
       trainbox bench mnist --gpus 1,2,4 --strategies dp,ddp --batch-size 64,128
-      trainbox bench mnist --gpus 1,2 --set in_memory=false --workers 0,4,8 --suggest
+      trainbox bench mnist --gpus 1,2 --set in_memory=false --workers 0,4,8
       trainbox bench digits --processes 1,2 --device cpu --out tables
     """
     tables.check_arguments(arguments)
@@ -63,9 +61,8 @@ def bench(
         lambda case, folder: tables.training_arguments(case, shared, cpu, folder, seconds),
         lambda case: tables.describe(case, unit),
     )
-    runs.run(rounds, (lambda outcomes: further(outcomes, rounds, cpus)) if suggest else None)
-    found = tables.rows(tables.with_others(table, runs.outcomes), runs.outcomes)
-    advice = suggestions(runs.outcomes, unit, rounds, cpus) if suggest else []
+    runs.run(rounds)
+    found = tables.rows(table, runs.outcomes)
     given = [(name, value) for name in ("TASK", "SET") if (value := os.environ.get(name))]
     outside = [f"{name}={shown_variable(name, value)}" for name, value in given]
     facts = {
@@ -75,10 +72,10 @@ def bench(
         "seconds": seconds,
         **runs.facts,
     }
-    text = report.markdown(found, facts, advice)
+    text = report.markdown(found, facts)
     click.echo(text)
     if out is not None:
-        write_files(out, text, report.as_json(found, runs.outcomes, facts, advice))
+        write_files(out, text, report.as_json(found, runs.outcomes, facts))
     if runs.stopped_by:
         message(f"{runs.stopped_by} received: the tables show the cases measured before it")
         sys.exit(ExitCode.PREEMPTED)

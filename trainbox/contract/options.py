@@ -441,8 +441,6 @@ _BENCH: tuple[Row, ...] = (
     Option("--rounds", _COUNT, "Measurements of each case.", 3),
     Option("--seconds", Number(0.1, open_low=False, high=3600),
         "Measured seconds of each case, after a warm-up.", 10.0, metavar="S"),
-    Option("--suggest", bool,
-        "Try larger batches and more workers while the speed rises, and recommend settings."),
     Option("--out", _FOLDER, "Also write bench.md, bench.json and bench.svg to this folder."),
     dataclasses.replace(_REST, metavar="TASK"),
 )

@@ -1,4 +1,4 @@
-"""The bench's cases, tables and suggestions, from values."""
+"""The bench's cases and tables, from values."""
 
 import html
 import json
@@ -24,7 +24,6 @@ from entrypoint.bench.tables import (
     rows,
     training_arguments,
     with_defaults,
-    with_others,
 )
 from trainbox.contract.errors import WrongUse
 
@@ -110,21 +109,9 @@ def test_a_case_in_two_tables_is_measured_once() -> None:
     ]
 
 
-def test_additional_cases_have_a_table_without_scaling() -> None:
-    table = [Line("strong", ONE, ONE), Line("strong", TWO, ONE)]
-    more = BenchCase(2, "ddp", 128, 4)
-    assert with_others(table, [ONE, TWO, more]) == [*table, Line("", more, more)]
-
-
 def test_every_second_round_is_in_reverse_order() -> None:
-    assert measurement_order([ONE, TWO], range(2, 5)) == [
-        (2, ONE),
-        (2, TWO),
-        (3, TWO),
-        (3, ONE),
-        (4, ONE),
-        (4, TWO),
-    ]
+    order = [(0, ONE), (0, TWO), (1, TWO), (1, ONE), (2, ONE), (2, TWO)]
+    assert measurement_order([ONE, TWO], 3) == order
 
 
 FOREVER = "--max-steps 1000000000 --eval-every 1000000000 --checkpoint-minutes 1000000000"
@@ -286,13 +273,7 @@ TABLE = """\
 
 No result:
 
-- 3 GPUs ddp, batch 64, 4 workers: `3 GPUs requested, found 2`
-
-### What pays
-
-A larger value pays if it gives 1.05 times the samples/s, and more in every round:
-
-- this"""  # noqa: E501
+- 3 GPUs ddp, batch 64, 4 workers: `3 GPUs requested, found 2`"""  # noqa: E501
 
 
 def test_markdown() -> None:
@@ -310,7 +291,7 @@ def test_markdown() -> None:
     }
     table = [Line("strong", case, ONE) for case in (ONE, TWO, three)]
     facts = FACTS | {"hardware": "H100", "torch": "2.15.0"}
-    assert markdown(rows(table, outcomes), facts, ["this"]) == TABLE
+    assert markdown(rows(table, outcomes), facts) == TABLE
 
 
 def test_texts_of_a_user_are_not_markup() -> None:
@@ -336,10 +317,9 @@ def test_one_count_has_no_speed_up_and_reports_idle_workers() -> None:
 def test_the_json_has_rows_and_rounds() -> None:
     outcomes = {ONE: outcome(1.0, 2.0), TWO: BenchResult(failure="out of memory", exit_code=5)}
     found = json.loads(
-        json.dumps(as_json(rows([Line("strong", TWO, ONE)], outcomes), outcomes, FACTS, ["this"]))
+        json.dumps(as_json(rows([Line("strong", TWO, ONE)], outcomes), outcomes, FACTS))
     )
     assert found["command"] == "trainbox bench digits"
-    assert found["suggestions"] == ["this"]
     assert found["rows"][0]["line"] == {
         "scaling": "strong",
         "case": {"count": 2, "strategy": "ddp", "batch_size": 64, "workers": 4},

@@ -9,12 +9,10 @@ import json
 import re
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import entrypoint.bench.runs
-from entrypoint.bench.tables import Measured
 from tests.support.commands import Trainbox, finish
 from tests.support.forked_trainings import ForkedCommand
 
@@ -137,48 +135,6 @@ def test_a_batch_that_does_not_fit_is_a_row_without_a_result(
     reason = r"the GPU's memory is used up \(CUDA out of memory\)"
     assert re.search(rf"^- 1 process single, batch 64: `{reason}", ended.out, re.MULTILINE)
     assert ended.err.count("batch 64") == 1  # The second round does not try the batch again.
-    assert left_over(trainbox) == []
-
-
-@pytest.mark.slow  # test_suggest.py has the search itself
-@pytest.mark.usefixtures("hungry")
-def test_suggest_tries_larger_batches_until_one_does_not_fit(
-    trainbox: Trainbox, bench: ForkedCommand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The trainings are real, and their speeds are made up, so that batch 32 always pays."""
-
-    def measured(**figures: Any) -> Measured:
-        batch = figures["batch_size"]
-        return Measured(**{**figures, "samples_per_second": 100.0 * batch})
-
-    monkeypatch.setattr("entrypoint.bench.runs.Measured", measured)
-    arguments = [
-        "hungry.py:Hungry",
-        "--processes",
-        "1",
-        "--batch-size",
-        "16",
-        "--rounds",
-        "1",
-        "--seconds",
-        "0.2",
-        "--suggest",
-    ]
-    ended = bench(*arguments, "--out", "tables")
-    assert ended.code == 0, ended.err
-    tried = re.findall(r"^round (\d) of \d, 1 process single, batch (\d+)", ended.err, re.MULTILINE)
-    assert sorted(tried) == [("1", "16"), ("2", "16"), ("2", "32"), ("3", "32"), ("3", "64")], (
-        ended.err + ended.out
-    )
-    assert re.findall(r"^\| 1 \| single \| (\d+) \|", ended.out, re.MULTILINE) == ["16", "32", "64"]
-    assert re.search(
-        r"^- 1 process single: --batch-size 32; --batch-size 64 has no result \(the GPU's "
-        r"memory is used up "
-        r"\(CUDA out of memory\).*\); --batch-size 16 gives 0\.\d\dx",
-        ended.out,
-        re.MULTILINE,
-    )
-    assert (trainbox.folder / "tables" / "bench.svg").exists()
     assert left_over(trainbox) == []
 
 
