@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -149,18 +150,17 @@ def test_the_file_of_images_has_the_predictions_of_evaluate(here: Here) -> None:
     page = (Path(__file__).parents[3] / "docs/guides/trained-model.md").read_text()
     (program,) = (block for block in _blocks(page) if "rose.jpg" in block)
     assert [str(path) for path in new] == sorted(predicted)
-    programs = [program.replace("rose.jpg", f"../{path}") for path in new]
     ended = subprocess.run(
-        [sys.executable, "-c", "\n".join(programs)],
+        [sys.executable, "-c", program.replace("rose.jpg", f"../{new[0]}")],
         cwd="exported",
         env=clean_environment(),
         capture_output=True,
         text=True,
     )
-    shares = [
-        [float(number) for number in re.findall(r"[\d.]+e?-?\d*", line)[:2]]
-        for line in ended.stdout.splitlines()
-    ]
+    shares = [[float(number) for number in re.findall(r"[\d.]+e?-?\d*", ended.stdout)[:2]]]
+    load = runpy.run_path("exported/inputs.py")["load"]
+    pictures_BHWC = torch.stack([load(path) for path in new[1:]])
+    shares += _loaded(Path("exported/model.pt2"))(pictures_BHWC).softmax(1).tolist()
     rows = [predicted[str(path)] for path in new]
     wanted = [[float(row[f"probability_{name}"]) for name in ("cross", "disc")] for row in rows]
     assert shares == [pytest.approx(pair, abs=1e-3) for pair in wanted], ended
