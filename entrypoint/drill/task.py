@@ -13,7 +13,7 @@ from typing import Any
 
 from entrypoint.drill.folder import RUN
 from entrypoint.drill.schedule import KillSchedule, row, task_schedules
-from entrypoint.drill.training import Due, Kill, Training, drill_folder
+from entrypoint.drill.training import Due, Kill, StartProgress, Training, drill_folder
 from trainbox.contract.entries import EntryReader
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.hints import command
@@ -28,7 +28,7 @@ def drill_task(
 
     Raises:
         Failure: one of the trainings failed, with its exit code.
-        Failure: the digests differ.
+        Failure: the digests differ, or a training has not resumed.
     """
     yield f"{task}\n  {'processes':<18} {'':<34} weights          optimizer metrics"
     digests: list[str] = []
@@ -58,7 +58,7 @@ def train(
     optimizer and validations at the end.
 
     Raises:
-        Failure: a start failed or left no digest.
+        Failure: a start failed or left no digest, or the last one has not resumed.
     """
     training = Training(
         folder,
@@ -66,21 +66,46 @@ def train(
     )
 
     def kills() -> Iterator[Kill]:
-        for _ in case.processes[1:]:
+        for left in reversed(range(len(case.processes) - 1)):
             begin = training.starts[-1].steps[-1] if training.starts else 0
             after = draw.randint(begin + 1, begin + max(1, (steps - begin) // 2))
-            yield _at(after), SIGKILL
+            yield _at(after, None if left else training.run), SIGKILL
 
     training.train(case.processes, kills())
     if len(case.processes) > 1 and len(training.starts) == 1:
         raise Failure("the training ended before it could be killed: give more --steps")
     killed = ", ".join(str(start.steps[-1]) for start in training.starts[:-1])
     shown = f"killed after step {killed}" if killed else "undisturbed"
-    return shown, final_digest(training.run, steps)
+    digest = final_digest(training.run, steps)
+    if killed:
+        check_resumed(training.run)
+    return shown, digest
 
 
-def _at(step: int) -> Due:
-    return lambda now: now.step >= step
+def _at(step: int, run: Path | None) -> Due:
+    """Return the moment after `step`, and after the first checkpoint of `run`."""
+
+    def is_due(now: StartProgress) -> bool:
+        return now.step >= step and (run is None or any(run.glob("checkpoints/step-*.json")))
+
+    return is_due
+
+
+def check_resumed(run: Path) -> None:
+    """Check that the last start of a training began with a checkpoint.
+
+    If it began with the first step, its bits would be the same as well.
+
+    Raises:
+        Failure: it has not resumed.
+    """
+    kinds = [entry["kind"] for entry in _entries(run / "digests.jsonl")]
+    if [kind for kind in kinds if kind in ("start", "resume")][-1:] != ["resume"]:
+        raise Failure(
+            f"resume not shown in {run}: the last start began with the first step; give more "
+            "--steps, so that a kill comes after a checkpoint",
+            exit_code=ExitCode.DIFFERENT,
+        )
 
 
 def final_digest(run: Path, steps: int) -> str:

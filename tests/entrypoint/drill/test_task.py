@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.drill.task import final_digest, training_arguments
-from trainbox.contract.errors import Failure
+from entrypoint.drill.task import check_resumed, final_digest, training_arguments
+from trainbox.contract.errors import ExitCode, Failure
 
 
 def test_the_arguments_of_a_training() -> None:
@@ -59,3 +59,24 @@ def test_a_training_without_progress_fails(
         final_digest(_trained(tmp_path, weights, validations), 12)
     with pytest.raises(Failure, match="no digest of step 12"):
         final_digest(tmp_path / "none", 12)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "resumed"),
+    [
+        ("start checkpoint resume checkpoint", True),
+        ("start step resume resume step", True),
+        ("start checkpoint step", False),
+        ("start checkpoint resume start checkpoint", False),
+        ("", False),
+    ],
+)
+def test_a_training_must_have_resumed(tmp_path: Path, kinds: str, resumed: bool) -> None:
+    entries = "".join(f'{{"kind": "{kind}"}}\n' for kind in kinds.split())
+    (tmp_path / "digests.jsonl").write_text(entries)
+    if resumed:
+        check_resumed(tmp_path)
+        return
+    with pytest.raises(Failure, match="resume not shown in ") as failed:
+        check_resumed(tmp_path)
+    assert failed.value.exit_code == ExitCode.DIFFERENT
