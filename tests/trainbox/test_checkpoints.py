@@ -208,10 +208,7 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     ("damage", "reason"),
     [
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), "bytes instead of"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"), "sha256 .* instead of"),
-        (lambda path: path.unlink(), "its tensors cannot be read: No such file"),
         (lambda path: path.with_suffix(".json").write_text("{"), "its sidecar cannot be read"),
-        (lambda path: path.with_suffix(".json").write_text("{}"), "its sidecar is of step None"),
     ],
 )
 def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
@@ -446,13 +443,6 @@ def test_a_first_save_that_lacks_its_last_rename_is_finished(tmp_path: Path) -> 
     (tmp_path / "first_checkpoint.json").unlink()
     (tmp_path / "step-00000001.json").rename(tmp_path / "step-00000001.json.tmp")
     assert _value(Checkpoints(tmp_path)) == (1, 1)
-
-
-def test_memory_can_be_reserved_before_the_first_save(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.prepare(_state(0))
-    _save_all(checkpoints, 1)
-    assert _value(checkpoints) == (1, 1)
 
 
 def test_steps_do_not_decrease(tmp_path: Path) -> None:

@@ -259,12 +259,10 @@ def test_a_missing_config_file_is_refused(tmp_path: Path) -> None:
     "settings",
     [
         {"fields": 5},
-        {"fields": [1]},
         {"fields": {"noise": [1]}},
         {"shards": 0},
         {"shards": "two"},
         {"epochs": "many"},
-        {"epochs": 0},
         {"learning_rate": float("nan")},
         {"optimizer": "adagrad"},
         {"deterministic": "perhaps"},
@@ -283,20 +281,9 @@ def test_a_config_file_with_a_wrong_value_exits_with_code_2_without_a_traceback(
 
 
 def test_config_on_a_runs_config_json_repeats_the_run(here: Here) -> None:
-    arguments = [
-        "--batch-size",
-        "10",
-        "--lr",
-        "0.02",
-        "--accumulation",
-        "2",
-        "--optimizer",
-        "sgd",
-        "--seed",
-        "5",
-        "--fast",
-    ]
-    arguments += ["--set", "noise=0.5", "--epochs", "2", "--clip-norm", "1.5", "--device", "cpu"]
+    arguments = ["--batch-size", "10", "--lr", "0.02", "--accumulation", "2", "--optimizer", "sgd"]
+    arguments += ["--seed", "5", "--fast", "--set", "noise=0.5", "--epochs", "2"]
+    arguments += ["--clip-norm", "1.5", "--device", "cpu"]
     assert here.command("train", TINY, *arguments, "--run", "first")[0] == 0
     config = here.path("first") / "config.json"
     code, _, err = here.command(
@@ -330,37 +317,11 @@ def test_config_on_a_runs_config_json_repeats_the_run(here: Here) -> None:
 
 
 def test_options_override_a_config_file(here: Here) -> None:
-    assert (
-        here.command(
-            "train",
-            TINY,
-            "--epochs",
-            "1",
-            "--set",
-            "noise=0.5",
-            "--device",
-            "cpu",
-            "--run",
-            "first",
-        )[0]
-        == 0
-    )
-    config = str(here.path("first") / "config.json")
-    code, _, err = here.command(
-        "train",
-        "--config",
-        config,
-        "--epochs",
-        "2",
-        "--set",
-        "noise=0.25",
-        "--lr",
-        "0.5",
-        "--device",
-        "cpu",
-        "--run",
-        "second",
-    )
+    first = ("--epochs", "1", "--set", "noise=0.5", "--device", "cpu", "--run", "first")
+    assert here.command("train", TINY, *first)[0] == 0
+    config = ("--config", str(here.path("first") / "config.json"), "--device", "cpu")
+    options = ("--epochs", "2", "--set", "noise=0.25", "--lr", "0.5", "--run", "second")
+    code, _, err = here.command("train", *config, *options)
     assert code == 0, err
     settings = json.loads((here.path("second") / "config.json").read_text())
     assert (settings["epochs"], settings["fields"], settings["learning_rate"]) == (
@@ -408,15 +369,11 @@ def test_settings_come_from_the_environment_too(
     ("arguments", "message"),
     [
         (["--epochs", "0"], "0 is less than 1"),
-        (["--epochs", "-1"], "-1 is less than 1"),
         (["--lr", "nan"], "nan is not a finite number above 0"),
-        (["--lr", "0"], "0 is not a finite number above 0"),
         (["--lr", "inf"], "inf is not a finite number above 0"),
-        (["--lr", "1e999"], "is not a finite number above 0"),
         (["--lr", "fast"], "'fast' is not a number"),
         (["--warmup-epochs", "-1"], "-1 is not a finite number from 0"),
         (["--weight-decay", "-0.1"], "-0.1 is not a finite number from 0"),
-        (["--clip-norm", "0"], "0 is not a finite number above 0"),
         (["--seed", str(2**63)], f"is more than {2**63 - 1}"),
         (["--workers", "9999999999"], "9999999999 is more than 1024"),
         (["--batch-size", "1e3"], "'1e3' is not a whole number"),
@@ -424,12 +381,10 @@ def test_settings_come_from_the_environment_too(
         (["--set", "noise"], "--set noise: write NAME=VALUE"),
         (["--set", "=3"], "--set =3: write NAME=VALUE"),
         (["--run", "../r"], "--run '../r' must be a folder name"),
-        (["--run", ".."], "--run '..' must be a folder name"),
         (["--run", ""], "--run '' must be a folder name"),
         (["--run", "a\nb"], "must be a folder name"),
         (["--epochs", "2", "--max-steps", "3"], "both set the length of the run"),
         (["--no-such-option"], "No such option"),
-        (["--precision", "fp16"], "--precision fp16 needs an NVIDIA GPU"),
     ],
 )
 def test_a_wrong_option_exits_with_code_2_and_prints_one_line(

@@ -20,7 +20,6 @@ from torch.utils.data import Subset, TensorDataset
 
 from tests.support import tiny
 from tests.support.here import Here, StopAfter, training_here
-from tests.support.ranks import Ranks
 from tests.support.tiny import TEXTS, Tiny
 from trainbox.contract.errors import Changed, Failure, Preempted, StorageFailure, WrongUse
 from trainbox.contract.launch_facts import LaunchFacts
@@ -47,33 +46,6 @@ def _change(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_digests_are_written_at_the_start_in_each_epoch_and_at_the_end(here: Here) -> None:
-    here.train(max_steps=15)  # epochs of 6 steps
-    entries = _digests(here)
-    assert [(entry["kind"], entry["step"]) for entry in entries] == [
-        ("start", 0),
-        ("step", 6),
-        ("checkpoint", 6),
-        ("step", 12),
-        ("checkpoint", 12),
-        ("step", 15),
-        ("checkpoint", 15),
-    ]
-    assert len({entry["model"] for entry in entries}) == 4
-    assert entries[0]["order"] == entries[1]["order"] != entries[3]["order"] != entries[5]["order"]
-    assert list(entries[1]["tensors"]) == [
-        "forwards",
-        "linear.weight",
-        "linear.bias",
-        *(
-            f"optimizer.linear.{p}.{key}"
-            for p in ("weight", "bias")
-            for key in ("step", "exp_avg", "exp_avg_sq")
-        ),
-    ]
-    assert entries[-1]["model"] == here.digest()
-
-
 def test_a_resumed_run_has_the_digests_of_an_uninterrupted_run(here: Here) -> None:
     here.train("whole", max_steps=15, digest_steps=2)
     with pytest.raises(Preempted):
@@ -92,34 +64,28 @@ def _entry(step: int, **tensors: str) -> dict[str, Any]:
     return {"step": step, "model": whole, "optimizer": "o", "order": "x", "tensors": tensors}
 
 
-def test_the_first_step_and_tensor_that_differ_are_named() -> None:
-    one = [
-        _entry(0, a="1", b="1"),
-        _entry(4, a="2", b="2"),
-        _entry(6, a="9", b="9"),
-        _entry(8, a="3", b="3"),
-    ]
-    other = [_entry(0, a="1", b="1"), _entry(4, a="2", b="2"), _entry(8, a="3", b="4", c="1")]
-    assert first_difference(one, other) == (
-        "first difference at step 8 (step 4 is the same): first tensor b, 2 in all"
-    )
-    assert first_difference(one, one) is None
-    order = [one[0] | {"order": "y"}]
-    assert first_difference(one, order) == (
-        "first difference at step 0 (no earlier step was compared): the order of the batches"
-    )
+_A, _B = [_entry(0, a="1"), _entry(4, a="2")], _entry(0, a="1", b="1")
+# fmt: off
+_DIFFERENCES = [
+    ([_B, _entry(4, a="2", b="2"), _entry(6, a="9", b="9"), _entry(8, a="3", b="3")],
+     [_B, _entry(4, a="2", b="2"), _entry(8, a="3", b="4", c="1")],
+     "first difference at step 8 (step 4 is the same): first tensor b, 2 in all"),
+    ([_B], [_B | {"order": "y"}],
+     "first difference at step 0 (no earlier step was compared): the order of the batches"),
+    (_A, [_A[0], _A[1] | {"model": "9"}],
+     "first difference at step 4 (step 0 is the same): the weights"),
+    (_A, [_A[0], _A[1] | {"tensors": {"a": "9"}}],
+     "first difference at step 4 (step 0 is the same): first tensor a, 1 in all"),
+    (_A, _A, None),
+]
+# fmt: on
 
 
-def test_if_only_the_digest_of_the_weights_differs_the_weights_are_named() -> None:
-    one = [_entry(0, a="1"), _entry(4, a="2")]
-    difference = first_difference(one, [one[0], one[1] | {"model": "9"}])
-    assert difference == "first difference at step 4 (step 0 is the same): the weights"
-
-
-def test_if_only_the_digest_of_a_tensor_differs_the_tensor_is_named() -> None:
-    one = [_entry(0, a="1"), _entry(4, a="2")]
-    difference = first_difference(one, [one[0], one[1] | {"tensors": {"a": "9"}}])
-    assert difference == "first difference at step 4 (step 0 is the same): first tensor a, 1 in all"
+@pytest.mark.parametrize(("one", "other", "difference"), _DIFFERENCES)
+def test_the_first_step_and_tensor_that_differ_are_named(
+    one: list[dict[str, Any]], other: list[dict[str, Any]], difference: str | None
+) -> None:
+    assert first_difference(one, other) == difference
 
 
 def _evidence(
@@ -233,6 +199,18 @@ def test_each_checkpoint_and_the_last_step_have_a_digest(finished: Here) -> None
     ]
     state = finished.state(15)
     assert entries[7]["model"] == value_digest(state["model"])
+    assert len({entry["model"] for entry in entries}) == 7
+    orders = [entry["order"] for entry in entries if entry["kind"] == "step"]
+    assert len(set(orders)) == 3
+    names = [
+        f"linear.{p}.{key}" for p in ("weight", "bias") for key in ("step", "exp_avg", "exp_avg_sq")
+    ]
+    assert list(entries[2]["tensors"]) == [
+        "forwards",
+        "linear.weight",
+        "linear.bias",
+        *(f"optimizer.{name}" for name in names),
+    ]
     assert (
         "SAME BITS: runs/r and runs/twin, 7 digests up to step 18"
         in finished.command("verify", "runs/r", "runs/twin")[1]
@@ -404,15 +382,10 @@ def test_a_run_whose_files_contradict_each_other_differs(
 _DAMAGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
     (_with_line(10, b'{"kind": "ste'), "line 10 of runs/r/digests.jsonl is damaged (incomplete)"),
     (_with_line(10, b"garbage\n"), "line 10 of runs/r/digests.jsonl is damaged (Expecting value"),
-    (_with_line(3, b"garbage\n"), "line 3 of runs/r/digests.jsonl is damaged (Expecting value"),
     (_with_line(3, b"\n"), "line 3 of runs/r/digests.jsonl is damaged (Expecting value"),
     (_with_line(3, b"[3]\n"), "line 3 of runs/r/digests.jsonl is damaged (not a JSON object)"),
     (_with_line(3, b'{"step": "\xff"}\n'),
      "runs/r/digests.jsonl is damaged ('utf-8' codec can't decode byte 0xff"),
-    (_with_entry(3, step="6"),
-     "line 3 of runs/r/digests.jsonl is damaged (step '6' is not a whole number from 0)"),
-    (_with_entry(3, step=-36),
-     "line 3 of runs/r/digests.jsonl is damaged (step -36 is not a whole number from 0)"),
     (_with_entry(3, step=True),
      "line 3 of runs/r/digests.jsonl is damaged (step True is not a whole number from 0)"),
     (_with_entry(3, step=5),
@@ -423,8 +396,6 @@ _DAMAGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
      "line 3 of runs/r/digests.jsonl is damaged (order is missing or malformed)"),
     (_with_entry(3, tensors={"a": 1}),
      "line 3 of runs/r/digests.jsonl is damaged (tensors.a is missing or malformed)"),
-    (_with_entry(3, tensors=[]),
-     "line 3 of runs/r/digests.jsonl is damaged (tensors is missing or malformed)"),
     (_as_fifo("metrics.jsonl"), "runs/r/metrics.jsonl cannot be read (not a regular file)"),
     (lambda run: (run / "manifest.json").write_text("[]"),
      "runs/r/manifest.json is damaged (not a JSON object)"),
@@ -514,18 +485,9 @@ def test_the_manifest_has_no_secrets(here: Here, monkeypatch: pytest.MonkeyPatch
     for name in hidden:  # names without a rule of their own
         monkeypatch.setenv(name, "hunter2")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
-    arguments = [
-        "train",
-        TEXTS,
-        "--set",
-        "url=https://karo:hunter2@host",
-        "--set",
-        "api_key=hunter2",
-        "--set",
-        "note=plain",
-    ]
-    arguments += ["--device", "cpu", "--run", "r", "--max-steps", "6"]
-    assert here.command(*arguments)[0] == 0
+    fields = ("--set", "url=https://karo:hunter2@host", "--set", "api_key=hunter2")
+    more = ("--set", "note=plain", "--device", "cpu", "--run", "r", "--max-steps", "6")
+    assert here.command("train", TEXTS, *fields, *more)[0] == 0
     text = (here.path() / "manifest.json").read_text()
     assert "hunter2" not in text
     described = json.loads(text)
@@ -533,14 +495,8 @@ def test_the_manifest_has_no_secrets(here: Here, monkeypatch: pytest.MonkeyPatch
     assert environment["NCCL_SOCKET_IFNAME"] == "eth0"
     hidden = (*hidden, "TORCH_AUTH_URL", "TORCH_MIRROR")
     assert {environment[name] for name in hidden} == {"(set, not shown)"}
-    fields = {
-        "url": "https://(not shown)@host",
-        "api_key": "(set, not shown)",
-        "note": "plain",
-        "nan_at": 0,
-        "noise": 0.1,
-    }
-    assert described["settings"]["fields"].items() <= fields.items()
+    shown = {"url": "https://(not shown)@host", "api_key": "(set, not shown)", "note": "plain"}
+    assert described["settings"]["fields"].items() <= (shown | {"nan_at": 0, "noise": 0.1}).items()
     assert described["argv"][3:7] == ["(not shown)@host", "--set", "api_key=(not shown)", "--set"]
     events = b"".join(path.read_bytes() for path in (here.path() / "tensorboard").iterdir())
     assert b"task.note" in events
@@ -626,20 +582,6 @@ def test_verify_names_the_altered_entry_the_first_step_and_the_first_tensor(here
         "first difference at step 1 (step 0 is the same): first tensor "
     )
     assert err.endswith("manifest entries that differ: threads: 1 -> 2\n")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("learning_rate", 0.5), ("shards", 2), ("precision", "bf16"), ("seed", 3)]
-)
-def test_verify_names_each_altered_setting(here: Here, name: str, value: Any) -> None:
-    here.train(max_steps=6)
-    _change(here.path() / "config.json", **{name: value})
-    code, _, err = here.command("verify", "runs/r", "--device", "cpu")
-    assert code == 8
-    assert err.startswith(
-        "trainbox: DIFFERENT SETTINGS: runs/r/config.json was edited after the run was started "
-        f"(settings.{name}: "
-    )
 
 
 @pytest.mark.parametrize(
@@ -779,36 +721,6 @@ def test_verify_without_a_digest_to_compare_does_not_train(here: Here) -> None:
     )
 
 
-def test_a_resume_with_another_file_beside_the_task_is_refused(ranks: Ranks) -> None:
-    (ranks.folder / "helper.py").write_text("SCALE = 1.0\n")
-    (ranks.folder / "mine.py").write_text(
-        "from dataclasses import dataclass\n\nimport helper\nfrom tests.support.tiny "
-        "import Tiny\n\n\n"
-        "@dataclass(frozen=True)\nclass Mine(Tiny):\n"
-        "    def losses(self, model, batch):\n"
-        "        return {k: v * helper.SCALE for k, v in super().losses(model, batch).items()}\n"
-    )
-    arguments = (
-        "train",
-        "mine.py:Mine",
-        "--device",
-        "cpu",
-        "--max-steps",
-        "6",
-        "--checkpoint-steps",
-        "3",
-        "--run",
-        "r",
-    )
-    assert ranks(1, *arguments).codes == [0]
-    for path in (ranks.folder / "runs/r/checkpoints").glob("step-00000006*"):
-        path.unlink()
-    (ranks.folder / "helper.py").write_text("SCALE = 2.0\n")
-    ended = ranks(1, *arguments)
-    assert ended.codes == [2]
-    assert "same bits (sources.helper: " in ended.errs[0]
-
-
 _TASK = """
 import importlib, importlib.util
 from dataclasses import dataclass
@@ -898,7 +810,7 @@ def test_the_manifest_lists_every_source_file_that_is_loaded(
     )
 
 
-@pytest.mark.parametrize("name", _HELPERS)
+@pytest.mark.parametrize("name", ["package_of_mine.helper", "imported_late", "read_by_workers"])
 def test_a_resume_with_another_source_file_is_refused_before_it_saves(
     here: Here, helpers: Callable[[], None], name: str
 ) -> None:
@@ -925,27 +837,6 @@ def test_a_resume_with_another_source_file_is_refused_before_it_saves(
     helpers()
     (start,) = json.loads((here.path() / "manifest.json").read_text())["resumes"]
     assert list(start["changed"]) == [f"sources.{name}"]
-
-
-def test_a_source_file_is_compared_when_it_is_imported_if_a_resume_cannot_find_it_before(
-    here: Here, helpers: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainer.session.record.located_sources", lambda _names: {})
-    settings: dict[str, Any] = {"task": "linked_task:Mine", "max_steps": 12, "workers": 0}
-    with pytest.raises(Preempted):
-        here.train(**settings, stop=StopAfter(8))
-    helpers()
-    Path("imported_late.py").write_text("SCALE = 2.0\n")
-    with pytest.raises(Changed, match=r"same bits \(sources.imported_late: "):
-        here.train(**settings)
-    helpers()
-    assert here.steps()[-1] == 8
-    assert "changed since the run's start: sources.imported_late: " in here.train(
-        **settings, resume="anyway"
-    )
-    helpers()
-    start = json.loads((here.path() / "manifest.json").read_text())["resumes"][-1]
-    assert list(start["changed"]) == ["sources.imported_late"]
 
 
 def test_processes_with_other_source_files_are_refused() -> None:

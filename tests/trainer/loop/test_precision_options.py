@@ -106,14 +106,11 @@ def test_the_gradient_is_clipped_and_its_norm_before_is_logged(
     assert max(gradients) <= limit * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("accumulation", [2, 3, 8])
-def test_accumulation_changes_only_the_rounding(
-    here: Here, gradients: list[float], accumulation: int
-) -> None:
+def test_accumulation_changes_only_the_rounding(here: Here, gradients: list[float]) -> None:
     here.train("whole", log_steps=1)
     whole = list(gradients)
     gradients.clear()
-    here.train("parts", log_steps=1, accumulation=accumulation)
+    here.train("parts", log_steps=1, accumulation=3)
     assert gradients == pytest.approx(whole, rel=1e-4)
     for kind in ("train", "validation"):
         losses = [
@@ -167,14 +164,14 @@ def test_the_learning_rate_warms_up_scales_and_falls(here: Here) -> None:
 
 
 def test_bf16_trains_on_a_cpu(here: Here) -> None:
-    here.train("fp32", epochs=30)
-    here.train("bf16", epochs=30, precision="bf16")
+    here.train("fp32", epochs=30, eval_every=15)
+    here.train("bf16", epochs=30, eval_every=15, precision="bf16")
     losses = {
         run: [entry["loss"] for entry in here.entries("validation", run)]
         for run in ("fp32", "bf16")
     }
     assert losses["bf16"] != losses["fp32"]
-    assert losses["bf16"][-1] < 0.05 * losses["bf16"][0]
+    assert losses["bf16"][-1] < 0.2
     assert here.weights("bf16")["linear.weight"].dtype == torch.float32
     assert here.digest("bf16") != here.digest("fp32")
 
@@ -271,7 +268,7 @@ def test_checkpoints_come_every_few_minutes(here: Here) -> None:
 
 
 # An epoch has 6 steps, and a log entry comes every 4 steps.
-_STARTS = (1, 4, 5, 6, 7, 12, 18)
+_STARTS = (1, 5, 6, 18)
 
 
 @pytest.mark.parametrize(
@@ -301,17 +298,12 @@ def _digest_and_losses(here: Here, run: str) -> tuple[str, list[tuple[int, float
     return here.digest(run), [(entry["step"], entry["loss"]) for entry in entries]
 
 
-@pytest.mark.parametrize("log_steps", [1, 50])
-@pytest.mark.parametrize("step", [1, 6, 9, 18])
+@pytest.mark.parametrize(("step", "log_steps"), [(1, 50), (9, 1), (18, 50)])
 def test_a_loss_that_is_not_finite_exits_with_code_6_and_leaves_only_finite_checkpoints(
     here: Here, step: int, log_steps: int
 ) -> None:
-    settings: dict[str, Any] = {
-        "fields": {"nan_at": step},
-        "log_steps": log_steps,
-        "checkpoint_steps": 1,
-        "keep": 99,
-    }
+    settings: dict[str, Any] = {"fields": {"nan_at": step}, "log_steps": log_steps, "keep": 99}
+    settings |= {"checkpoint_steps": 1}
     with pytest.raises(Failure, match="not finite") as failure:
         here.train(**settings)
     assert failure.value.exit_code == 6

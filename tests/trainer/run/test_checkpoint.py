@@ -4,8 +4,6 @@ import contextlib
 import hashlib
 import json
 import os
-import pickle
-import random
 import re
 import resource
 import shutil
@@ -19,10 +17,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from tests.support.commands import clean_environment
-from tests.support.unsafe_pickle import MakesFolder
 from trainbox.contract.errors import Failure, StorageFailure
 from trainbox.contract.files import replacing
 from trainer.run.checkpoint import RunCheckpoints
@@ -91,39 +87,6 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(_equal(a, b) for a, b in zip(one, other, strict=True))
     return type(one) is type(other) and one == other
-
-
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
-def test_model_optimizer_and_nested_primitives_are_restored(saver: Saver, kind: Any) -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
-    optimizer = kind(model.parameters(), lr=0.1, weight_decay=0.01)
-    for _ in range(3):
-        model(torch.randn(8, 3).double()).sum().backward()
-        optimizer.step()
-    state = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "nested": {
-            "none": None,
-            "flag": True,
-            "text": "ä",
-            "list": [1, 2.5, {"x": torch.arange(3)}],
-            "empty": {},
-        },
-    }
-    saver.save(7, state)
-    loaded = saver.checkpoints.files.load(7)
-    assert _equal(loaded, state)
-
-    fresh = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
-    fresh.load_state_dict(loaded["model"])
-    other = kind(fresh.parameters(), lr=0.5)
-    other.load_state_dict(loaded["optimizer"])
-    for net, opt in ((model, optimizer), (fresh, other)):
-        opt.zero_grad()
-        net(torch.ones(4, 3).double()).sum().backward()
-        opt.step()
-    assert _equal(fresh.state_dict(), model.state_dict())
 
 
 def test_the_sidecar_describes_the_file(saver: Saver) -> None:
@@ -342,7 +305,6 @@ def _change_sidecar(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path],
 # fmt: off
 _DAMAGES = [
     pytest.param(_truncate, "[0-9]+ bytes instead of [0-9]+", id="truncated"),
-    pytest.param(lambda path: os.truncate(path, 0), "0 bytes instead of [0-9]+", id="empty"),
     pytest.param(lambda path: os.truncate(path, 2**40), "1099511627776 bytes instead of",
      id="huge"),
     pytest.param(lambda path: path.write_bytes(path.read_bytes()[::-1]),
@@ -351,16 +313,10 @@ _DAMAGES = [
      id="no tensors"),
     pytest.param(_replace(os.mkfifo), "its tensors cannot be read: not a regular file",
      id="a FIFO"),
-    pytest.param(_replace(Path.mkdir), "its tensors cannot be read: not a regular file",
-     id="a folder"),
     pytest.param(_replace(lambda path: path.symlink_to(path.name)),
      "its tensors cannot be read: Too many levels of symb", id="a loop"),
-    pytest.param(_replace(lambda path: path.symlink_to("/dev/zero")),
-     "its tensors cannot be read: not a regul", id="a device"),
     pytest.param(_sidecar(Path.unlink), "its sidecar step-00000003.json is missing",
      id="no sidecar"),
-    pytest.param(_sidecar(lambda path: path.write_text("")),
-     "its sidecar cannot be read: Expecting value", id="empty sidecar"),
     pytest.param(_sidecar(lambda path: path.write_bytes(b"\xff\xfe")),
      "its sidecar cannot be read: 'utf-8' codec", id="binary sidecar"),
     pytest.param(_sidecar(lambda path: path.write_text("[" * 100_000)),
@@ -369,8 +325,6 @@ _DAMAGES = [
      "its sidecar cannot be read: more than", id="huge sidecar"),
     pytest.param(_sidecar(_replace(os.mkfifo)), "its sidecar cannot be read: not a regular",
      id="a FIFO as sidecar"),
-    pytest.param(_sidecar(_replace(Path.mkdir)), "its sidecar cannot be read: not a regular",
-     id="a folder as sidecar"),
     pytest.param(_change_sidecar(lambda _: {"step": 3, "run_id": "0123"}),
      "its sidecar is of another program", id="too little"),
     pytest.param(_change_sidecar(lambda _: [1]), "its sidecar cannot be read: not a JSON object",
@@ -409,23 +363,6 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_previous_one(
     assert saver.checkpoints.files.newest() == 3
 
 
-def test_each_of_fifty_flipped_bits_is_noticed(saver: Saver) -> None:
-    saver.save(1)
-    saver.save(2)
-    whole, sidecar = saver.path(2).read_bytes(), saver.path(2, ".json").read_bytes()
-    draw = random.Random(0)  # noqa: S311
-    for _ in range(50):
-        data = bytearray(whole)
-        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-        saver.path(2).write_bytes(data)
-        saver.path(2, ".json").write_bytes(sidecar)
-        assert saver.checkpoints.files.newest() == 1
-    assert len(saver.reports) == 50
-    saver.path(2).write_bytes(whole)
-    saver.path(2, ".json").write_bytes(sidecar)
-    assert saver.checkpoints.files.newest() == 2
-
-
 def _change_content(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Replace the tensors, and update their sidecar."""
     torch.save(change(torch.load(path, weights_only=True)), path)
@@ -456,18 +393,6 @@ def test_a_checkpoint_whose_content_does_not_match_its_name_is_set_aside(
     assert saver.checkpoints.files.newest() == 2
     assert re.search(
         rf"step-00000003.pt is damaged \({reason}\): set aside, using step 2", saver.reports[0]
-    )
-
-
-def test_a_renamed_checkpoint_is_set_aside(saver: Saver) -> None:
-    saver.save(1)
-    saver.save(2)
-    for suffix in (".pt", ".json"):
-        saver.path(2, suffix).rename(saver.path(99999999, suffix))
-    assert saver.checkpoints.files.newest() == 1
-    (report,) = saver.reports
-    assert (
-        "step-99999999.pt is damaged (its sidecar is of step 2): set aside, using step 1" in report
     )
 
 
@@ -542,16 +467,6 @@ def test_a_missing_sidecar_of_an_older_checkpoint_is_reported(saver: Saver) -> N
     assert "step-00000001.pt.damaged" in saver.names()
 
 
-def test_a_run_without_its_checkpoints_folder_fails(saver: Saver) -> None:
-    saver.save(7)
-    shutil.rmtree(saver.folder)
-    with pytest.raises(
-        StorageFailure,
-        match=r"no checkpoint in .*, but this run has saved some \(first_checkpoint.json exists\)",
-    ):
-        saver.checkpoints.files.newest()
-
-
 class Crashed(BaseException):
     """The process is killed, so no handler of the save runs."""
 
@@ -595,49 +510,10 @@ def test_a_crash_during_a_save_keeps_the_previous_checkpoint(saver: Saver, at: s
     assert _equal(after.checkpoints.files.load(saved[-1]), simple(saved[-1]))
 
 
-def test_the_very_first_checkpoint_survives_a_crash_before_its_last_rename(saver: Saver) -> None:
-    saver.folder.mkdir()
-    _save_and_crash(saver, 1, simple(1), ".json")
-    assert saver.names() == ["step-00000001.json.tmp", "step-00000001.pt"]
-    after = Saver(saver.folder.parent)
-    after.checkpoints.files.remove_leftovers()
-    assert after.checkpoints.files.newest() == 1
-
-
-@pytest.mark.parametrize("unlinks", [0, 1])
-def test_a_crash_while_an_old_checkpoint_is_removed_leaves_no_tensors_without_a_sidecar(
-    saver: Saver, monkeypatch: pytest.MonkeyPatch, unlinks: int
-) -> None:
-    saver.checkpoints.keep = 1
-    saver.save(1)
-    unlink, left = Path.unlink, [unlinks]
-
-    def crash(self: Path, missing_ok: bool = False) -> None:
-        if self.name.startswith("step-00000001"):
-            if not left[0]:
-                raise Crashed
-            left[0] -= 1
-        unlink(self, missing_ok=missing_ok)
-
-    monkeypatch.setattr(Path, "unlink", crash)
-    saver.checkpoints.save(2, simple(2), {}, None)
-    with pytest.raises(Crashed):
-        saver.checkpoints.wait()
-    monkeypatch.undo()
-    after = Saver(saver.folder.parent)
-    after.checkpoints.files.remove_leftovers()
-    assert after.checkpoints.files.newest() == 2
-    assert after.reports == []
-    assert after.checkpoints.files.steps() == ([2] if unlinks else [1, 2])
-
-
 @pytest.mark.parametrize("at", [".pt", "model.safetensors", ".json"])
-@pytest.mark.parametrize("before", [[], [1]])
-def test_a_crash_while_a_step_is_saved_again_damages_nothing(
-    saver: Saver, before: list[int], at: str
-) -> None:
+def test_a_crash_while_a_step_is_saved_again_damages_nothing(saver: Saver, at: str) -> None:
     """`--checkpoint-steps` and the validation may each save the same step."""
-    for step in [*before, 2]:
+    for step in (1, 2):
         saver.save(step)
     evaluated = simple(2) | {"progress": {"step": 2, "evaluated_step": 2}}
     _save_and_crash(saver, 2, evaluated, at)
@@ -646,38 +522,8 @@ def test_a_crash_while_a_step_is_saved_again_damages_nothing(
     after.checkpoints.files.remove_leftovers()
     newest = after.checkpoints.files.newest()
     assert after.reports == []
-    assert newest in [*before, 2] or (newest is None and not before)
-    if newest is not None:
-        assert after.checkpoints.files.load(newest)["model"]["weight"].equal(
-            torch.full((100,), float(newest))
-        )
-
-
-@pytest.mark.parametrize("form", ["torch.save", "plain pickle"])
-def test_a_malicious_checkpoint_with_a_valid_sidecar_is_refused_and_runs_nothing(
-    saver: Saver, tmp_path: Path, form: str
-) -> None:
-    saver.save(1)
-    marker, evil = tmp_path / "it ran", saver.path(2)
-    state = simple(2) | {"extra": MakesFolder(marker)}
-    if form == "torch.save":
-        torch.save(state, evil)
-    else:
-        evil.write_bytes(pickle.dumps({"model": {}, "extra": MakesFolder(marker)}))
-    sidecar = json.loads(saver.path(1, ".json").read_text())
-    data = evil.read_bytes()
-    sidecar |= {"step": 2, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-    saver.path(2, ".json").write_text(json.dumps(sidecar))
-    for load in (saver.checkpoints.files.newest, lambda: saver.checkpoints.files.load(2)):
-        with pytest.raises(
-            StorageFailure, match="step-00000002.pt cannot be loaded safely"
-        ) as failure:
-            load()
-        assert failure.value.exit_code == 4
-    assert not marker.exists()
-    with evil.open("rb") as file, contextlib.suppress(RuntimeError):  # an unsafe load runs the code
-        torch.load(file, weights_only=False)
-    assert marker.exists()
+    assert newest in (1, 2)
+    assert _equal(after.checkpoints.files.load(newest)["model"], simple(newest)["model"])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -741,28 +587,6 @@ def file_size_limit() -> Iterator[Callable[[int], None]]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_failed_write_reports_path_reason_and_space_and_damages_nothing(
-    saver: Saver, file_size_limit: Callable[[int], None]
-) -> None:
-    saver.save(1, best=1)
-    before = {path.name: path.read_bytes() for path in saver.folder.iterdir()}
-    file_size_limit(10_000)
-    big = {"model": {"weight": torch.ones(100_000)}, "progress": {"step": 3}}
-    saver.checkpoints.save(2, big, {}, 2)
-    with pytest.raises(StorageFailure) as failure:
-        saver.checkpoints.wait()
-    file_size_limit(resource.RLIM_INFINITY)
-    text = str(failure.value)
-    assert failure.value.exit_code == 4
-    assert (
-        f"cannot write {saver.folder}: File too large (1 MiB needed): raise the limit of "
-        "a file's size" in text
-    )
-    assert {path.name: path.read_bytes() for path in saver.folder.iterdir()} == before
-    saver.save(3, big)  # the next save works
-    assert saver.checkpoints.files.newest() == 3
-
-
 def test_a_failed_second_save_of_a_step_keeps_the_first(
     saver: Saver, file_size_limit: Callable[[int], None]
 ) -> None:
@@ -820,33 +644,10 @@ def test_a_full_disk_exits_with_code_4_and_keeps_the_checkpoints(tmp_path: Path)
         ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", tmp_path / "runs"], capture_output=True
     ).returncode:
         pytest.skip("mounting is not permitted, even in a private namespace")
-    train = [
-        sys.executable,
-        "-P",
-        "-m",
-        "trainer",
-        "train",
-        "--device",
-        "cpu",
-        "--run",
-        "r",
-        "--max-steps",
-        "40",
-    ]
+    train = [sys.executable, "-P", "-m", "trainer", "train", "--device", "cpu", "--run", "r"]
+    train += ["--max-steps", "40", "--checkpoint-steps", "5", "--keep", "20"]
     ended = subprocess.run(
-        [
-            "unshare",
-            "-m",
-            "sh",
-            "-c",
-            _FULL_DISK,
-            "sh",
-            *train,
-            "--checkpoint-steps",
-            "5",
-            "--keep",
-            "20",
-        ],
+        ["unshare", "-m", "sh", "-c", _FULL_DISK, "sh", *train],
         cwd=tmp_path,
         env=clean_environment(),
         capture_output=True,

@@ -23,7 +23,6 @@ from tests.support.tiny import TINY, Tiny
 from trainbox.contract.config import Config
 from trainbox.contract.errors import DeviceMissing, Preempted, WrongUse
 from trainbox.contract.launch_facts import LaunchFacts
-from trainer.data.schedule import micro_batches
 from trainer.loop.report import batch_equation
 from trainer.parallel.device import choose_device
 from trainer.parallel.strategy import STRATEGIES, Replicated
@@ -120,33 +119,6 @@ def test_a_batch_size_per_gpu_is_multiplied_by_the_number_of_processes(
     settled = settle(Config(batch_size_per_gpu=5), Tiny(), Replicated("ddp", process), run)
     run.close()
     assert (settled.batch_size, settled.batch_size_per_gpu) == (15, None)
-
-
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize(
-    ("world", "shards"), [(1, 1), (1, 3), (2, 3), (3, 3), (1, 4), (2, 4), (3, 4), (4, 6)]
-)
-def test_the_batch_equation_is_true(world: int, shards: int, accumulation: int) -> None:
-    """The equation has the sizes and counts of the micro-batches that are computed."""
-    match = re.fullmatch(
-        r"64 = (\d+) (?:shard|process)e?s? x ([0-9 or]+) x (\d+) accumulation",
-        _equation(64, world, shards, accumulation),
-    )
-    assert match
-    cuts, each, parts = match.groups()
-    ranks = [
-        micro_batches(
-            64,
-            shards,
-            accumulation,
-            World(rank, world, torch.device("cpu")).owned(shards),
-        )
-        for rank in range(world)
-    ]
-    assert {micro.size for micros in ranks for micro in micros} == {
-        int(size) for size in each.split(" or ")
-    }
-    assert sum(len(micros) for micros in ranks) == int(cuts) * int(parts)
 
 
 @pytest.mark.parametrize(
@@ -303,16 +275,7 @@ _TORN = '{"kind": "train", "step": 4, "ep'
 
 @pytest.mark.parametrize(
     "junk",
-    [
-        _LOST,
-        [_TORN],
-        [*_LOST, _TORN],
-        ["\n", _TORN],
-        ["[1]\n"],
-        ['{"step": "x"}\n'],
-        ['{"kind": [], "step": 1}\n'],
-        ["\0\0\0"],
-    ],
+    [[*_LOST, _TORN], ["\n", "[1]\n", '{"step": "x"}\n', '{"kind": [], "step": 1}\n', "\0\0\0"]],
 )
 def test_a_resume_drops_incomplete_lines_and_entries_of_lost_steps(
     here: Here, junk: list[str]
@@ -332,8 +295,9 @@ def test_a_resume_drops_incomplete_lines_and_entries_of_lost_steps(
     assert len(here.entries("train")) == 18
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "digests.jsonl"])
-@pytest.mark.parametrize("damage", [None, b"\xff\0{"])
+@pytest.mark.parametrize(
+    ("name", "damage"), [("metrics.jsonl", None), ("digests.jsonl", b"\xff\0{")]
+)
 def test_a_resume_reports_a_record_that_is_lost(
     here: Here, name: str, damage: bytes | None
 ) -> None:
@@ -415,14 +379,6 @@ def test_an_unwritable_run_folder_is_refused_with_code_4_before_the_data_are_rea
     assert out == ""  # before any data was read
 
 
-def test_unwritable_metrics_exit_with_code_4(here: Here) -> None:
-    (here.path() / "metrics.jsonl").mkdir(parents=True)
-    code, _, err = here.command("train", TINY, "--device", "cpu", "--run", "r")
-    assert code == 4
-    assert "metrics.jsonl" in err
-    assert "Traceback" not in err
-
-
 def test_a_null_setting_in_config_json_is_reported_as_damage(here: Here) -> None:
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(2))
@@ -432,7 +388,7 @@ def test_a_null_setting_in_config_json_is_reported_as_damage(here: Here) -> None
     assert err == "trainbox: runs/r/config.json is damaged (threads is null): restore it\n"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"no_such_setting": 1}', "null"])
+@pytest.mark.parametrize("text", ["{", '{"no_such_setting": 1}', "null"])
 def test_a_damaged_config_json_is_reported(here: Here, text: str) -> None:
     here.path().mkdir(parents=True)
     (here.path() / "config.json").write_text(text)
@@ -480,8 +436,6 @@ _SETTINGS_AND_MESSAGE = [
      "--batch-size 51 is larger than the training set (50 examples): use at most 50"),
     ({"batch_size": 7, "shards": 4, "accumulation": 2},
      "--batch-size 7 is smaller than 4 shards x 2 accumulation, so a micro-batch would be "),
-    ({"best_by": "accuracy"}, "--best-by accuracy: the task has no metric accuracy; it has loss"),
-    ({"early_stopping": "f1"}, "--early-stopping f1: the task has no metric f1; it has loss"),
     ({"fields": {"wide": "3"}},
      "--set wide=3: task tests.support.tiny:Tiny has no field wide: it has nan_at, noise"),
 ]
@@ -530,20 +484,11 @@ def test_a_checkpoint_of_another_model_is_refused(here: Here) -> None:
 
 def test_a_complete_run_is_reported_and_not_changed(here: Here) -> None:
     here.train()
-    before = {
-        path: path.read_bytes()
-        for path in here.path().rglob("*")
-        if path.is_file() and "logs" not in path.parts
-    }
+    before = _snapshot(here)
     out = here.train()
     assert "this run is complete: nothing is left to do" in out
     assert f"digest     {here.digest()}" in out
-    after = {
-        path: path.read_bytes()
-        for path in here.path().rglob("*")
-        if path.is_file() and "logs" not in path.parts
-    }
-    assert after == before
+    assert _snapshot(here) == before
 
 
 def _edit(path: Path, **changes: Any) -> None:
@@ -590,8 +535,7 @@ def test_a_complete_run_of_another_task_or_other_data_is_refused(
     assert _snapshot(here) == before
 
 
-@pytest.mark.parametrize("content", [None, b"", b"cut"])
-@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize(("content", "finished"), [(None, True), (b"cut", False)])
 def test_lost_best_weights_are_rewritten_from_their_checkpoint(
     here: Here, content: bytes | None, finished: bool
 ) -> None:
@@ -649,11 +593,10 @@ def test_a_complete_run_without_its_manifest_needs_resume_anyway(here: Here) -> 
     assert not (here.path() / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("entry", ["run_id", "settings", "sources", "plan", "resumes"])
-def test_a_manifest_with_an_entry_of_another_type_is_damaged(here: Here, entry: str) -> None:
+def test_a_manifest_with_an_entry_of_another_type_is_damaged(here: Here) -> None:
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(2))
-    _edit(here.path() / "manifest.json", **{entry: 5})
+    _edit(here.path() / "manifest.json", run_id=5)
     code, _, err = here.command(*_AGAIN)
     assert code == 2
     assert err.startswith("trainbox: runs/r/manifest.json is missing or damaged")
@@ -690,8 +633,7 @@ def test_different_machines_are_reported_before_an_edited_setting(
     assert (code, err) == (2, "trainbox: precision is fp32 here, but differs on another machine\n")
 
 
-@pytest.mark.parametrize("file", ["config.json", "manifest.json"])
-@pytest.mark.parametrize("steps", [5, 99])
+@pytest.mark.parametrize(("file", "steps"), [("config.json", 5), ("manifest.json", 99)])
 def test_a_setting_edited_by_hand_is_refused_with_the_difference(
     here: Here, file: str, steps: int
 ) -> None:
@@ -718,14 +660,11 @@ def test_a_setting_edited_by_hand_is_refused_with_the_difference(
     assert _snapshot(here) == before
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("seed", 3), ("shards", 2), ("batch_size", "8"), ("fields", {"noise": 0.2})]
-)
-def test_each_edited_setting_is_found(here: Here, name: str, value: Any) -> None:
+def test_an_edited_setting_of_another_type_is_found(here: Here) -> None:
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(5))
-    _edit(here.path() / "config.json", **{name: value})
-    with pytest.raises(WrongUse, match=name):
+    _edit(here.path() / "config.json", batch_size="8")
+    with pytest.raises(WrongUse, match="batch_size"):
         here.train()
 
 
@@ -783,26 +722,6 @@ def _stop_at_5(here: Here) -> Path:
     return here.path() / "checkpoints"
 
 
-def test_a_run_without_its_sidecars_does_not_restart(here: Here) -> None:
-    """A backup that leaves out *.json has no sidecars."""
-    folder = _stop_at_5(here)
-    for path in folder.glob("*.json"):
-        path.unlink()
-    before = _snapshot(here)
-    assert len([name for name in before if name.endswith(".pt")]) == 3
-    code, out, err = here.command(*_AGAIN)
-    assert code == 4
-    assert err.startswith(
-        "trainbox: no valid checkpoint in runs/r/checkpoints (step-00000005.pt: its "
-        "sidecar step-00000005.json is missing; "
-    )
-    assert (
-        "restore the missing or damaged files from a backup, or start a new run with --run NAME"
-        in err
-    )
-    assert _snapshot(here) == before
-
-
 def test_a_run_without_its_checkpoint_folder_does_not_restart(here: Here) -> None:
     shutil.rmtree(_stop_at_5(here))
     for arguments in ((), ("--resume", "anyway"), ("--resume", "never")):
@@ -817,8 +736,11 @@ def test_a_run_without_its_checkpoint_folder_does_not_restart(here: Here) -> Non
 
 
 def test_a_missing_sidecar_is_reported_and_the_previous_checkpoint_is_used(here: Here) -> None:
-    (_stop_at_5(here) / "step-00000005.json").unlink()
+    folder = _stop_at_5(here)
+    (folder / "step-00000005.json").unlink()
+    (folder / "step-00000099.pt.tmp").write_bytes(b"left by a crash")
     out = here.train()
+    assert not list(folder.glob("*.tmp"))
     assert (
         "step-00000005.pt is damaged (its sidecar step-00000005.json is missing): set "
         "aside, using step 4\n" in out
@@ -826,22 +748,6 @@ def test_a_missing_sidecar_is_reported_and_the_previous_checkpoint_is_used(here:
     assert "resume     from step 4" in out
     here.train("undisturbed")
     assert here.digest() == here.digest("undisturbed")
-
-
-def test_a_checkpoint_of_another_run_is_not_resumed_from(here: Here) -> None:
-    folder = _stop_at_5(here)
-    with pytest.raises(Preempted):
-        here.train("other", stop=StopAfter(8))
-    for path in (here.path("other") / "checkpoints").iterdir():
-        if "00000008" in path.name:
-            shutil.copy(path, folder)
-    out = here.train()
-    assert re.search(
-        r"step-00000008.pt is damaged \(its sidecar is of another run, with the id "
-        r"'[0-9a-f]{16}' instead of '",
-        out,
-    )
-    assert "resume     from step 5" in out
 
 
 def test_a_run_without_a_checkpoint_restarts_and_logs_it(
@@ -876,21 +782,6 @@ def test_a_run_without_a_checkpoint_restarts_and_logs_it(
     )
     assert described["run_id"] == sidecar["run_id"]
     assert "resumes" not in described
-
-
-def test_each_run_has_its_own_id_which_is_not_compared(here: Here) -> None:
-    here.train("one", max_steps=2)
-    here.train("two", max_steps=2)
-    one, two = (
-        json.loads((here.path(run) / "manifest.json").read_text()) for run in ("one", "two")
-    )
-    assert re.fullmatch("[0-9a-f]{16}", one["run_id"])
-    assert one["run_id"] != two["run_id"]
-    assert manifest_differences(one, two) == {}
-    assert (
-        json.loads((here.path("one") / "checkpoints/step-00000002.json").read_text())["run_id"]
-        == one["run_id"]
-    )
 
 
 @pytest.mark.parametrize(
@@ -933,14 +824,13 @@ def test_a_traceback_is_written_to_the_runs_log(
     assert log.rstrip().endswith("RuntimeError: no such layer")
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_a_task_that_calls_sys_exit_has_not_trained(here: Here, code: int) -> None:
+def test_a_task_that_calls_sys_exit_has_not_trained(here: Here) -> None:
     ended, _, err = here.command(
-        "train", "tests.trainer.sweep.tasks:Exits", "--device", "cpu", "--set", f"how={code}"
+        "train", "tests.trainer.sweep.tasks:Exits", "--device", "cpu", "--set", "how=0"
     )
     assert ended == 1
     assert re.fullmatch(
-        rf"trainbox: the task called sys.exit\({code}\) in build_model \(.*tasks.py, line "
+        r"trainbox: the task called sys.exit\(0\) in build_model \(.*tasks.py, line "
         r"\d+\): raise an error instead\n",
         err,
     )

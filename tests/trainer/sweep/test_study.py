@@ -36,11 +36,14 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "study.db"
 
 
-@pytest.fixture(params=["journal", "sqlite"])
+@pytest.fixture
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    """Return a function that opens the same study again, as another process does."""
+    """Return a function that opens the same study again, as another process does.
+
+    The study is a journal, or a database with `in_both`.
+    """
     url = None
-    if request.param == "sqlite":
+    if getattr(request, "param", "") == "sqlite":
         shutil.copy(request.getfixturevalue("empty_database"), tmp_path)
         url = f"sqlite:///{tmp_path}/study.db"
 
@@ -50,10 +53,14 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return open_study
 
 
+in_both = pytest.mark.parametrize("opened", ["journal", "sqlite"], indirect=True)
+
+
 def _states(records: list[Record]) -> list[str]:
     return [record.state for record in records]
 
 
+@in_both
 def test_two_processes_that_share_a_study_claim_each_trial_once(opened: Open) -> None:
     both = opened(owner="one"), opened(owner="other")
     claimed = []
@@ -65,6 +72,7 @@ def test_two_processes_that_share_a_study_claim_each_trial_once(opened: Open) ->
     }
 
 
+@in_both
 def test_an_ended_trial_is_recorded_with_its_metrics_or_message(opened: Open) -> None:
     view = opened()
     first, second, third = (view.claim() for _ in range(3))
@@ -112,6 +120,7 @@ def test_an_ended_process_of_this_machine_loses_its_trials_at_once(opened: Open)
     assert again and again.number == lost.number
 
 
+@in_both
 def test_a_silent_process_of_another_machine_loses_its_trials(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +176,7 @@ def test_more_seeds_add_the_missing_trials(opened: Open) -> None:
     assert opened().total == 15  # fewer seeds forget no trial
 
 
+@in_both
 def test_another_sweep_under_the_same_name_is_refused_with_the_difference(opened: Open) -> None:
     opened()
     with pytest.raises(
@@ -205,6 +215,7 @@ def test_another_order_of_the_grid_is_the_same_sweep_with_the_same_numbers(opene
     ]
 
 
+@in_both
 def test_a_failed_trial_can_be_trained_again_under_its_number(opened: Open) -> None:
     view, claimed = opened(), []
 

@@ -392,34 +392,12 @@ def _answered(run: SweepRun, *answers: dict[str, Any]) -> list[tuple[str, str]]:
     return [(record.state, record.message) for record in run._study.records()]
 
 
-def test_data_that_is_missing_now_ends_a_sweep_that_has_trained(
-    sweep_run: SweepRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Slot, "start", lambda self: None)
-    monkeypatch.setattr(Slot, "send", lambda self, message: None)
-    monkeypatch.setattr(
-        SweepRun, "_handle_answers", lambda self: self._handle(self._slots[0], _WRONG)
-    )
-    with pytest.raises(WrongUse, match=r"^trial 1 \(width=8\): no folder data/har: put it there$"):
-        sweep_run.run()
-    assert _answered(sweep_run) == [("done", ""), *[("pending", "")] * 3]
-
-
 @pytest.fixture
 def restarted(sweep_run: SweepRun, monkeypatch: pytest.MonkeyPatch) -> list[Slot]:
     """The slots of `sweep_run` whose workers were replaced."""
     slots: list[Slot] = []
     monkeypatch.setattr(Slot, "restart", lambda slot: slots.append(slot))  # noqa: PLW0108
     return slots
-
-
-def test_a_process_with_failed_allocations_trains_no_other_trial(
-    sweep_run: SweepRun, restarted: list[Slot]
-) -> None:
-    _answered(sweep_run, {**_GOOD, "failed_allocations": 0})
-    assert restarted == []
-    assert _answered(sweep_run, {**_GOOD, "failed_allocations": 2})[2][0] == "done"
-    assert restarted == sweep_run._slots[:1]
 
 
 def test_a_signal_to_the_process_of_a_trial_counts_as_a_failure(
@@ -718,17 +696,6 @@ def test_wrong_use_is_reported_before_anything_starts(
     assert not (here.folder / "runs").exists()
 
 
-def test_trainbox_sweep_reports_wrong_use_before_anything_starts(trainbox: Trainbox) -> None:
-    command = ("sweep", _BRITTLE_FILE, "--device", "cpu", "--grid", "widht=1,2")
-    ended = trainbox(*command, env=_ENV)
-    assert ended.code == 2
-    assert re.fullmatch(
-        r"trainbox: --grid widht=1,2: task .*:Brittle has no field widht: did you mean width\?\n",
-        ended.err,
-    )
-    assert not (trainbox.folder / "runs").exists()
-
-
 def test_the_results_of_a_moved_sweep_are_shown(here: Here) -> None:
     folder = here.folder / "runs/s"
     folder.mkdir(parents=True)
@@ -763,19 +730,20 @@ def test_the_results_of_a_moved_sweep_are_shown(here: Here) -> None:
     )
 
 
-def test_showing_a_sweep_that_does_not_exist(trainbox: Trainbox) -> None:
-    ended = trainbox("sweep", "show", "none")
-    assert (ended.code, ended.err) == (
+def test_showing_a_sweep_that_does_not_exist(here: Here) -> None:
+    code, _, err = here.command("sweep", "show", "none")
+    assert (code, err) == (
         2,
         "trainbox: runs/none contains no sweep: give the name of a folder in --runs-dir, or "
         "the sweep's --storage\n",
     )
 
 
-def test_the_help_of_a_sweep_lists_its_options(trainbox: Trainbox) -> None:
-    assert "Print the results so far of the sweep NAME" in trainbox("sweep", "show", "--help").out
+def test_the_help_of_a_sweep_lists_its_options(here: Here) -> None:
+    show = here.command("sweep", "show", "--help")[1]
+    assert "Print the results so far of the sweep NAME" in show
     for help_option in ("--help", "--help-all"):
-        page = trainbox("sweep", help_option).out
+        page = here.command("sweep", help_option)[1]
         for option in ("--gpus", "--seeds", "--grid", "--batch-size", "--epochs"):
             assert f"  {option}" in page
         for option in ("--per-gpu", "--worker", "--runs-dir"):
