@@ -21,14 +21,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.support.forked_trainings import ForkedCommand
 from tests.support.har_folder import CHANNELS, write_folder
 from tests.support.here import Here
-from tests.support.paths import SUPPORT
 from tests.support.processor import has_bf16_lstm
-from trainbox.contract.errors import WrongUse
 from trainer.tasks import har
 from trainer.tasks.har import Har
 
 _NAME = "UCI HAR Dataset"
-_BROKEN = SUPPORT / "har_broken.py"
 _NOWHERE = "http://127.0.0.1:9/har.zip"  # refused at once
 _MODELS: dict[str, dict[str, Any]] = {
     "mlp": {"epochs": 20, "learning_rate": 3e-3, "fields": {"mode": "flatten", "width": 64}},
@@ -69,10 +66,6 @@ def data(here: Here, people: Path) -> Path:
     return here.folder / "data" / _NAME
 
 
-def _best(here: Here) -> float:
-    return max(float(entry["accuracy"]) for entry in here.entries("validation"))
-
-
 _FAST_MODELS = [
     pytest.param(model, marks=pytest.mark.slow) if model in ("lstm", "transformer") else model
     for model in _MODELS
@@ -96,33 +89,6 @@ def test_a_model_recognises_the_activities_of_new_people(
     board.Reload()
     pictures = {"confusion_matrix"} if model == "mlp" else {"confusion_matrix", "signals"}
     assert {tag.rpartition("/")[2] for tag in board.Tags()["images"]} == pictures
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("broken", "fields"),
-    [
-        ("TimeLost", {}),
-        pytest.param("ChannelsLost", {"first": 3}, id="gyroscope"),
-        pytest.param("ChannelsLost", {"first": 6}, id="total acceleration"),
-        *[
-            pytest.param("BodyUntrained", _MODELS[model]["fields"], id=f"untrained {model}")
-            for model in _MODELS
-        ],
-    ],
-)
-def test_a_broken_model_stays_below_that_accuracy(
-    here: Here, data: Path, broken: str, fields: dict[str, Any]
-) -> None:
-    """Show that the data is hard enough for the accuracy of the test above to mean something."""
-    here.train(
-        task=f"{_BROKEN}:{broken}",
-        epochs=10,
-        batch_size=48,
-        learning_rate=3e-3,
-        fields={"width": 32} | fields,
-    )
-    assert _best(here) < 0.87
 
 
 def _raw(folder: Path, part: str, file: str) -> Any:
@@ -368,11 +334,6 @@ def test_it_trains_in_mixed_precision(here: Here, data: Path, model: str) -> Non
         task="har", max_steps=2, batch_size=48, precision="bf16", fields=_MODELS[model]["fields"]
     )
     assert here.entries("train")[-1]["loss"] < 3
-
-
-def test_a_wrong_field_comes_from_the_task_itself() -> None:
-    with pytest.raises(WrongUse, match="--set mode=both: task har has flatten, sequence"):
-        Har(mode="both")
 
 
 @pytest.mark.slow

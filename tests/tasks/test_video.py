@@ -93,26 +93,6 @@ def test_a_long_training_separates_all_motions(here: Here) -> None:
     assert max(entry["macro_f1"] for entry in here.entries("validation")) > 0.95
 
 
-class Still(Video):
-    """A broken task, whose model sees only the middle frame of each clip."""
-
-    def prepare(self, batch: Any, training: bool) -> tuple[Tensor, Tensor, Tensor]:
-        clips_BCTHW, labels_B, weights_B = super().prepare(batch, training)
-        return clips_BCTHW[:, :, FRAMES // 2, None].expand_as(clips_BCTHW), labels_B, weights_B
-
-
-@pytest.mark.slow
-def test_one_frame_of_each_clip_does_not_separate_motions(here: Here) -> None:
-    spec = "tests.tasks.test_video:Still"
-    write_films(here.folder / "data/video", {"horizontal": 16, "vertical": 16})
-    here.train("short", task=spec, **_SHORT)
-    assert max(entry["macro_f1"] for entry in here.entries("validation", "short")) < 0.75
-    shutil.rmtree(here.folder / "data/video")
-    write_films(here.folder / "data/video")
-    here.train(task=spec, epochs=20, batch_size=16, learning_rate=3e-3, workers=0, fields=FIELDS)
-    assert max(entry["macro_f1"] for entry in here.entries("validation")) < 0.5
-
-
 @pytest.mark.slow
 def test_the_same_bits_on_one_to_three_processes_and_through_kills(
     forked_trainings: ForkedCommand, tmp_path: Path

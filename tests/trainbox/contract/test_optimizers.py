@@ -1,14 +1,12 @@
 """One table of optimizers serves the option, the check of settings and the construction."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.support.here import Here
-from tests.support.tiny import TINY, Tiny
+from tests.support.tiny import Tiny
 from trainbox.contract.config import Config, check
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.optimizers import OPTIMIZERS, make_optimizer
@@ -48,14 +46,6 @@ def test_other_names_are_refused_by_the_check_and_the_construction(name: Any) ->
         check(Config(optimizer=name), "cpu")
     with pytest.raises(WrongUse, match=f"does not exist: use {', '.join(OPTIMIZERS)}"):
         Task().build_optimizer(torch.nn.Linear(1, 1), name, 0.1, None)
-
-
-def test_an_unknown_name_in_a_file_of_settings_is_refused(here: Here) -> None:
-    Path("settings.json").write_text(json.dumps({"optimizer": "lion"}))
-    code, _, err = here.command("train", TINY, "--config", "settings.json", "--device", "cpu")
-    assert code == 2
-    assert f"'lion' is not one of {', '.join(map(repr, OPTIMIZERS))}" in err
-    assert err.count("\n") == 1
 
 
 def test_an_unknown_name_in_a_stored_config_is_refused_before_the_data_are_read(here: Here) -> None:

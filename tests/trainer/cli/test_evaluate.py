@@ -227,29 +227,6 @@ def test_a_task_without_test_dataset_is_refused(here: Here) -> None:
     assert "task Tiny has no method test_dataset(): define it, or use --data validation" in err
 
 
-def test_a_changed_task_is_refused_unless_accepted(ranks: Ranks) -> None:
-    file = ranks.folder / "mine.py"
-    text = """
-    from tests.support.tiny import Tiny
-    class Mine(Tiny):
-        pass
-    """
-    file.write_text(textwrap.dedent(text))
-    ranks.train(1, "mine.py:Mine", "--device", "cpu", "--max-steps", "2", "--run", "r")
-    file.write_text(file.read_text() + "# changed\n")
-    command = ("evaluate", "runs/r", "--device", "cpu")
-    ended = ranks(1, *command)
-    assert ended.code == 2
-    assert "the task of runs/r was changed since the run's start (sources.mine: " in ended.errs[0]
-    ended = ranks(1, *command, "--anyway")
-    assert ended.code == 0
-    assert "equal to those of training at step 2\n" in ended.out
-    file.unlink()
-    ended = ranks(1, *command, "--anyway")
-    assert ended.code == 2
-    assert "mine.py" in ended.errs[0] and len(ended.errs[0].splitlines()) == 1
-
-
 @pytest.mark.parametrize(
     ("change", "code", "message"),
     [

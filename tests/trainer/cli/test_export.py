@@ -443,12 +443,6 @@ def test_a_changed_task_is_refused_unless_accepted(here: Here) -> None:
     assert f"| changed | {line}" in card
 
 
-def test_a_folder_that_is_not_a_run_exits_with_2(here: Here) -> None:
-    code, out, err = _export(here)
-    assert (code, out) == (2, "")
-    assert "export runs/r: the folder does not exist: give the folder of a run" in err
-
-
 @pytest.mark.parametrize(
     ("found", "wanted", "apart", "allowed"),
     [

@@ -102,65 +102,38 @@ def test_one_and_four_processes_write_the_same_rows(ranks: Ranks) -> None:
     assert "differs on another machine: copy the same files to all machines" in ended.errs[0]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["new/a.txt", "none.txt"], "none.txt does not exist: name files, or folders of files"),
-        (["x" * 300], "cannot be read (File name too long): name files, or folders of files"),
-        (["empty"], "empty has no file for this task (.txt): name another folder"),
-        (["new", "x.bin"], "load_example('x.bin') raised ValueError (could not convert string to"),
-        (["new", "--checkpoint", "newest"], "'newest' is not one of 'best', 'last'"),
-        (["new", "--format", "xml"], "'xml' is not one of 'csv', 'jsonl'"),
-        ([], "Missing argument 'FILES...'"),
-    ],
-)
-def test_wrong_files_and_options_are_one_line(
-    here: Here, files: Path, words: list[str], message: str
-) -> None:
+# fmt: off
+_WRONG = [
+    (["new/a.txt", "none.txt"], "none.txt does not exist: name files, or folders of files"),
+    (["x" * 300], "cannot be read (File name too long): name files, or folders of files"),
+    (["empty"], "empty has no file for this task (.txt): name another folder"),
+    (["new", "x.bin"], "load_example('x.bin') raised ValueError (could not convert string to"),
+    (["new", "--checkpoint", "newest"], "'newest' is not one of 'best', 'last'"),
+    (["new", "--format", "xml"], "'xml' is not one of 'csv', 'jsonl'"),
+    ([], "Missing argument 'FILES...'"),
+]
+# fmt: on
+
+
+def test_wrong_files_and_options_are_one_line(here: Here, files: Path) -> None:
     here.train(task=TASK, max_steps=2, workers=0)
     Path("empty/.hidden").mkdir(parents=True)
     Path("empty/.hidden/a.txt").write_text("1 2 3 4")
     Path("empty/notes.md").write_text("")
     Path("x.bin").write_text("no number")
-    code, out, err = _predict(here, *words)
-    assert (code, out) == (2, "")
-    lines = [line for line in err.splitlines() if line.startswith("trainbox: ")]
-    assert message in lines[-1] and "Traceback" not in err
+    for words, message in _WRONG:
+        code, out, err = _predict(here, *words)
+        assert (code, out) == (2, "")
+        lines = [line for line in err.splitlines() if line.startswith("trainbox: ")]
+        assert message in lines[-1] and "Traceback" not in err
 
 
-@pytest.mark.parametrize(
-    ("task", "remove", "message"),
-    [
-        ("Predicting", "", "task Predicting has no method load_example(): define it to return "),
-        ("FromFiles", "checkpoints", "this run has saved some"),
-        ("FromFiles", "manifest.json", "predict runs/r: manifest.json is missing: "),
-    ],
-)
-def test_a_run_that_cannot_predict_is_one_line(
-    here: Here, files: Path, task: str, remove: str, message: str
-) -> None:
-    here.train(task=f"tests.support.tiny:{task}", max_steps=2, workers=0)
-    if remove == "checkpoints":
-        shutil.rmtree(here.path() / remove)
-    elif remove:
-        (here.path() / remove).unlink()
+def test_a_task_that_cannot_read_files_is_refused(here: Here, files: Path) -> None:
+    here.train(task="tests.support.tiny:Predicting", max_steps=2, workers=0)
     code, out, err = _predict(here, "new")
-    assert (code, out) == (4 if remove == "checkpoints" else 2, "")
+    assert (code, out) == (2, "")
+    message = "task Predicting has no method load_example(): define it to return "
     assert message in err and len(err.splitlines()) == 1
-
-
-def test_a_changed_task_is_refused_unless_accepted(here: Here, files: Path) -> None:
-    here.train(task=TASK, max_steps=2, workers=0)
-    manifest = json.loads((here.path() / "manifest.json").read_text())
-    (name,) = [name for name in manifest["sources"] if name == "tests.support.tiny"]
-    manifest["sources"][name] = "0" * 64
-    (here.path() / "manifest.json").write_text(json.dumps(manifest))
-    code, out, err = _predict(here, "new")
-    assert (code, out) == (2, "")
-    assert "the task of runs/r was changed since the run's start (sources.tests" in err
-    code, out, err = _predict(here, "new", "--anyway")
-    assert code == 0 and out.count("\n") == 6
-    assert "trainbox: changed since the run's start: sources.tests.support.tiny: " in err
 
 
 def test_a_signal_stops_the_prediction_with_75(

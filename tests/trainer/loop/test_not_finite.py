@@ -35,8 +35,7 @@ class _Read(Dataset[Any]):
         return self._dataset[index]
 
 
-@pytest.mark.parametrize("value", [math.nan, -math.inf])
-@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize(("value", "read"), [(math.nan, False), (-math.inf, True)])
 def test_a_bad_number_of_an_example_is_named(
     here: Here, monkeypatch: pytest.MonkeyPatch, value: float, read: bool
 ) -> None:

@@ -200,10 +200,8 @@ def test_energy_is_summed_over_gpus_and_across_a_resume(
     "edited",
     [
         None,
-        [],
         {"gpus": 1},
-        {"gpus": [{"uuid": UUIDS[0]}]},
-        *({"gpus": [{"uuid": UUIDS[0], "kwh": kwh}]} for kwh in ("1", True, -1, 1e999, 10**400)),
+        *({"gpus": [{"uuid": UUIDS[0], "kwh": kwh}]} for kwh in ("1", -1, 10**400)),
     ],
     ids=repr,
 )

@@ -617,22 +617,6 @@ def test_a_complete_run_cannot_be_extended(here: Here) -> None:
         )
 
 
-def test_different_machines_are_reported_before_an_edited_setting(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the hardware has chosen the setting, an edit of config.json does not fix the error."""
-    here.train(max_steps=2)
-    _edit(here.path() / "config.json", learning_rate=0.5)
-
-    def unlike(_process: World, found: dict[str, Any], _cure: str) -> None:
-        if "precision" in found and "resume" not in found:
-            raise WrongUse("precision is fp32 here, but differs on another machine")
-
-    monkeypatch.setattr("trainer.session.agreement.refuse_difference", unlike)
-    code, _, err = here.command(*_AGAIN)
-    assert (code, err) == (2, "trainbox: precision is fp32 here, but differs on another machine\n")
-
-
 @pytest.mark.parametrize(("file", "steps"), [("config.json", 5), ("manifest.json", 99)])
 def test_a_setting_edited_by_hand_is_refused_with_the_difference(
     here: Here, file: str, steps: int

@@ -64,21 +64,6 @@ def test_seed_and_run_cannot_have_other_values() -> None:
             check_template(script(f"{{{name}}}"), [], [name], 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "is_module", "label"),
-    [
-        ("project/train.py", False, "train"),
-        ("my_package.train", True, "train"),
-        ("./run it!.sh", False, "run-it"),
-        (".py", False, "py"),
-        ("äö.py", False, "script"),
-    ],
-)
-def test_the_folder_has_the_name_of_the_script(name: str, is_module: bool, label: str) -> None:
-    sweep = Sweep(script(name=name, is_module=is_module))
-    assert sweep.default_name == f"{label}-sweep-{sweep.fingerprint()}"
-
-
 def test_a_stored_sweep_of_a_script_is_read_again() -> None:
     sweep = Sweep(
         Script("train.py", False, ("--lr", "{lr}"), seed=5),
@@ -88,6 +73,7 @@ def test_a_stored_sweep_of_a_script_is_read_again() -> None:
         trials=3,
         metric="max:accuracy",
     )
+    assert sweep.default_name == f"train-sweep-{sweep.fingerprint()}"
     stored = json.loads(json.dumps(sweep.identity()))
     assert from_identity(stored).config == sweep.config
     assert from_identity(stored).identity() == sweep.identity()
@@ -147,20 +133,6 @@ def test_a_repeated_step_replaces_its_report_and_a_lost_one_at_the_end_counts(
     assert math.isnan(result["loss"])
     recovered = [*diverged, {"step": 3, "loss": 0.2}]
     assert reported(tmp_path, ("min", "loss"), *recovered).result() == {"loss": 0.1}
-
-
-def test_only_new_and_complete_lines_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    reports = Reports(JsonLines(tmp_path), ("min", "loss"))
-    assert reports.read() == []
-    path.write_text('{"step": 1, "loss": 2}\n{"step": 2, "lo')
-    assert reports.read() == [(1, {"loss": 2})]
-    assert reports.read() == []
-    with path.open("a") as file:
-        file.write('ss": 1}\n')
-    assert reports.read() == [(2, {"loss": 1})]
-    path.write_text('{"step": 9, "loss": 4}\n')  # the script has replaced the file
-    assert reports.read() == [(9, {"loss": 4})]
 
 
 def test_the_last_match_in_the_output_is_the_result(tmp_path: Path) -> None:
