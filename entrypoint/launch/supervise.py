@@ -10,7 +10,7 @@ from types import FrameType
 from typing import NamedTuple, Protocol
 
 from entrypoint.system.memory import CgroupMemory, memory_of_cgroups, used_up_since
-from trainbox.contract.errors import ExitCode, shell_code
+from trainbox.contract.errors import ExitCode, shell_code, stopped_before_first_step
 from trainbox.contract.processes import die_with_parent, forward_signal, kill_tree
 from trainbox.contract.streams import message
 
@@ -199,8 +199,6 @@ def supervise(
             # The kill comes first as well.
             _kill(child)
             message(f"{why}: killed; {kind.again}")
-            # Another signal would end this process before it can exit with its code.
-            ignore_stop_signals()
             code = 128 + (received[-1] if again else signal.SIGKILL)
             return Ending(fault.code if fault else code, bool(received))
 
@@ -239,7 +237,10 @@ def _exit_code(
     by_signal = -code in {*_STOP_SIGNALS, *sent}
     has_finished = code == ExitCode.SUCCESS and signal.SIGINT in sent
     if sent and not has_finished and (by_signal or code in kind.stop_codes):
-        # A child that the signal ended had no handler yet, so nothing is lost.
+        # A child that the signal ended had no handler yet, so nothing is lost. A script may have
+        # none at any time.
+        if by_signal and not kind.stop_codes:
+            message(stopped_before_first_step(-code))
         code = ExitCode.PREEMPTED
     finished = code in (ExitCode.SUCCESS, ExitCode.WRONG_USE)
     # HARDWARE: CUDA has reported a broken GPU, and the watch logs which one.

@@ -16,14 +16,15 @@ from trainbox.contract.processes import die_with_parent
 from trainbox.contract.python_path import user_environment
 from trainbox.contract.streams import message
 
-_OURS = (Internal.PIPES, Internal.MESSAGES)
+_OURS = (Internal.AGENT, Internal.PIPES, Internal.MESSAGES)
 
 
 def main() -> None:
     """Execute the command. On success, this does not return."""
-    # The kernel also kills a script that ignores SIGTERM when its launcher is killed.
-    if sys.platform == "linux":
-        die_with_parent()
+    # The kernel also kills a script that ignores SIGTERM when its launcher is killed. Without
+    # torchrun, the supervisor has arranged this.
+    if agent := os.environ.get(Internal.AGENT):
+        die_with_parent(int(agent))
     for stop in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(stop, signal.SIG_DFL)
     # SLURM sends SIGUSR1 to all processes of a step. It would end a script that has no handler for

@@ -1,6 +1,7 @@
 """The exit codes, and the failures that a user can see, each with its code."""
 
 import enum
+import signal
 
 
 class ExitCode(enum.IntEnum):
@@ -33,6 +34,13 @@ STOPPED_ITSELF = (
     "the script exited with code 75 without a signal to stop, so the exit code is 1: use 75 only "
     "after SIGTERM, or start the script again with --restarts N"
 )
+
+
+def stopped_before_first_step(number: int) -> str:
+    """Return the message for a program that the signal `number` has ended: nothing is lost."""
+    # SIGUSR2 is sent instead of SIGINT.
+    name = signal.Signals(signal.SIGINT if number == signal.SIGUSR2 else number).name
+    return f"stopped by {name} before the first step: start the same command again"
 
 
 def shell_code(returncode: int) -> int:

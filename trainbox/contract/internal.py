@@ -6,6 +6,7 @@ import enum
 class Internal(enum.StrEnum):
     """The name of each internal variable. A test finds a name that is missing here."""
 
+    AGENT = "TRAINBOX_AGENT"  # the process that starts the ranks of a machine
     FINISHED = "TRAINBOX_FINISHED"  # the file that the trainer creates when it has finished
     HEALTH_EVENTS = "TRAINBOX_HEALTH_EVENTS"  # the file with the events of the launch's GPUs
     LAUNCH = "TRAINBOX_LAUNCH"  # what the trainer needs of the launch plan: launch_facts.py

@@ -15,13 +15,16 @@ _STATE, _PARENT, _SESSION, _THREADS, _START_TICKS = 0, 1, 3, 17, 19
 _TIMES = slice(11, 15)  # of the process and its ended children, in ticks
 
 
-def die_with_parent() -> None:
+def die_with_parent(started_by: int | None = None) -> None:
     """Ask Linux to send SIGKILL to this process when its parent ends.
 
-    Call it in the child before it executes its program. Otherwise, an orphan would keep training.
+    Call it in the child before it executes its program, or give the process that has `started_by`
+    this one, which may have ended since. Otherwise, an orphan would keep training.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if started_by not in (None, os.getppid()):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def adopt_orphans() -> None:

@@ -33,6 +33,7 @@ from trainbox.contract.errors import (
     Failure,
     NetworkFailure,
     shell_code,
+    stopped_before_first_step,
 )
 from trainbox.contract.internal import Internal
 from trainbox.contract.processes import children, forward_signal
@@ -91,6 +92,7 @@ def main() -> int:
         _leave_out_current_folder(arguments)
     with temporary_folder() as messages:
         os.environ[Internal.MESSAGES] = str(messages)
+        os.environ[Internal.AGENT] = str(os.getpid())
         arguments.log_dir = str(messages)  # by default, torchrun leaves a folder behind
         try:
             if arguments.standalone and arguments.runs_program:
@@ -236,6 +238,8 @@ def _run_torchrun(
                 _log(f"{what}: {again.replace('command', 'command on all nodes', 1)}")
         if arguments.runs_program and not forwarded:
             codes = _without_saved(codes)
+        elif forwarded and all(-code in STOP_SIGNALS for code in codes.values()):
+            _log(stopped_before_first_step(forwarded[0]))
         files = {messages / str(rank): code for rank, code in codes.items()}
         return _report(files, bool(forwarded), again)
     except (DistError, ConnectionError) as error:

@@ -280,7 +280,7 @@ def _train(
             changing = changing_state(job) if rehearses else None
             if changing is not None:
                 job.check_hidden_state = HiddenState(job, changing).check
-            stop.ends_at_once = False
+            stop.begin()
             fit(job, stop, validated)
         run.board.hyperparameters(
             job.config, job.state.progress.best_step or 0, job.state.progress.best_metrics, swept

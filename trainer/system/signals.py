@@ -1,7 +1,8 @@
 """Handle the signals that request a stop.
 
 A signal sets a flag, which the loop reads between two steps. Before the first step of a training,
-nothing can be lost, so a signal ends the process.
+nothing can be lost, so a signal ends the process. It then has its default action: a handler of
+Python would not run while the process waits for another rank in torch's code.
 """
 
 import contextlib
@@ -12,8 +13,8 @@ from types import FrameType
 from typing import NoReturn
 
 from trainbox.contract.errors import Preempted
+from trainbox.contract.internal import Internal
 from trainbox.contract.processes import die_with_parent
-from trainbox.contract.streams import message
 
 # Signals that request a checkpoint and a stop, with the names for messages. The supervisor forwards
 # SIGINT as SIGUSR2, because Python prints a traceback for a SIGINT that arrives before the handler
@@ -31,7 +32,7 @@ class StopRequest:
     """Whether this process must save and stop, and the signal that requested it.
 
     Attributes:
-        ends_at_once: Whether a signal ends the process instead, as without a handler.
+        ends_at_once: Whether a signal ends the process instead.
     """
 
     def __init__(self) -> None:
@@ -43,21 +44,19 @@ class StopRequest:
         """Install handlers of the stop signals. A rank of torchrun also exits with torchrun."""
         stop = cls()
         stop.ends_at_once = ends_at_once
-        handle_stop_signals(stop._note)
-        if "LOCAL_RANK" in os.environ:
-            die_with_parent()
+        handle_stop_signals(signal.SIG_DFL if ends_at_once else stop._note)
+        if agent := os.environ.pop(Internal.AGENT, None):
+            die_with_parent(int(agent))
         return stop
+
+    def begin(self) -> None:
+        """From now on, a signal requests a stop, and does not end the process."""
+        if self.ends_at_once:
+            self.ends_at_once = False
+            handle_stop_signals(self._note)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.signal_name = STOP_SIGNALS[signal.Signals(number)]
-        if self.ends_at_once:
-            if os.environ.get("RANK", "0") == "0":
-                message(
-                    f"stopped by {self.signal_name} before the first step: start the same command "
-                    "again"
-                )
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
 
     def __bool__(self) -> bool:
         return self.signal_name is not None
@@ -68,7 +67,9 @@ class StopRequest:
         return self.signal_name or "a signal to another process"
 
 
-def handle_stop_signals(handler: Callable[[int, FrameType | None], None]) -> None:
+def handle_stop_signals(
+    handler: Callable[[int, FrameType | None], None] | signal.Handlers,
+) -> None:
     """Call `handler` for each stop signal, except for a SIGHUP that nohup ignores."""
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:
