@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.files import open_regular
 from trainbox.contract.hints import nearest
 
 
@@ -14,14 +15,16 @@ def check_folder(command: str, run: Path) -> None:
 
 
 def check_run(command: str, run: Path, *others: str) -> None:
-    """Raise WrongUse if `run` is not the folder of a run, or lacks one of the files `others`."""
+    """Raise WrongUse if `run` is not the folder of a run, or one of its files cannot be read."""
     check_folder(command, run)
     for name in ("config.json", "manifest.json", *others):
-        if not (run / name).is_file():
+        try:
+            open_regular(run / name).close()
+        except OSError as error:
             raise WrongUse(
-                f"{command} {run}: {name} is missing: give the folder of a run, such as "
-                "runs/digits-7d2c1a90"
-            )
+                f"{command} {run}: {name} cannot be read ({error.strerror}): give the folder of a "
+                "run, such as runs/digits-7d2c1a90"
+            ) from error
 
 
 def _missing(run: Path) -> str:

@@ -59,29 +59,40 @@ class RunFolder(RecordFolder):
         """Return whether a checkpoint was ever completed in this folder."""
         return (self.path / FIRST_CHECKPOINT).exists()
 
-    def cut_records(self, step: int, evaluated_step: int) -> list[str]:
+    def lost_records(self, step: int, evaluated_step: int) -> list[str]:
+        """Return the names of the records that have lost their entries up to `step`.
+
+        metrics.jsonl is empty until the first entry, and has the validation at `evaluated_step`.
+
+        Raises:
+            StorageFailure: A record cannot be read.
+        """
+        metrics, digests = (read_entries(self.path / name) for name in (METRICS, DIGESTS))
+        path = self.path / METRICS
+        begun = bool(metrics) or (path.exists() and path.stat().st_size == 0)
+        validated = {entry["step"] for entry in metrics if entry["kind"] == "validation"}
+        is_lost = {
+            METRICS: not begun or not validated.issuperset({evaluated_step} - {0}),
+            DIGESTS: not digests,
+        }
+        return [name for name, lost in is_lost.items() if step and lost]
+
+    def cut_records(self, step: int, evaluated_step: int) -> None:
         """Drop the entries after `step`, which the resumed run will write again.
 
-        Validations are kept up to `evaluated_step`. Return the names of the records that have lost
-        their entries.
+        Validations are kept up to `evaluated_step`.
 
         Raises:
             StorageFailure: A record cannot be read or written.
         """
-        lost = []
         # All hardware events are kept, because a resumed run does not repeat them.
         last = {"validation": evaluated_step, "health": math.inf}
         for name in (METRICS, DIGESTS):
-            path = self.path / name
-            entries = read_entries(path)
-            may_be_empty = name == METRICS and path.exists() and path.stat().st_size == 0
-            if step and not entries and not may_be_empty:
-                lost.append(name)
+            entries = read_entries(self.path / name)
             kept = [entry for entry in entries if entry["step"] <= last.get(entry["kind"], step)]
             if step == 0 and name == DIGESTS:
                 kept = []  # the digests of the start are written again
             self.write_text(name, "".join(json.dumps(entry) + "\n" for entry in kept))
-        return lost
 
     def append(self, name: str, entry: Mapping[str, Any], durable: bool = False) -> None:
         """Append an entry to the record `name`. It is `durable` if it is on the disk at the end.

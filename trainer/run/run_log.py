@@ -44,15 +44,23 @@ class RunLog:
         self._is_recording, self._entries_before = False, list[dict[str, Any]]()
         self._step, self._steps_per_epoch, self._events_at = 0, 1, 0.0
 
-    def begin(self, step: int, evaluated_step: int, schedule: Schedule) -> None:
-        """Start to record at `step`, and drop the entries of steps that will be repeated."""
-        if not self.writes:
-            return
-        for name in self.folder.cut_records(step, evaluated_step):
+    def report_lost(self, step: int, evaluated_step: int) -> None:
+        """Report the records that have lost their entries up to `step`.
+
+        Raises:
+            StorageFailure: A record cannot be read.
+        """
+        for name in self.folder.lost_records(step, evaluated_step) if self.writes else ():
             self.report(
                 f"{self.path / name} is missing or damaged: its entries up to step {step} are "
                 "lost, so verify will fail"
             )
+
+    def begin(self, step: int, evaluated_step: int, schedule: Schedule) -> None:
+        """Start to record at `step`, and drop the entries of steps that will be repeated."""
+        if not self.writes:
+            return
+        self.folder.cut_records(step, evaluated_step)
         self._is_recording, self._entries_before = True, read_entries(self.path / METRICS)
         note_run(self.path / METRICS)
         self.board.begin(step + 1)

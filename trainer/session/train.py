@@ -269,6 +269,7 @@ def _train(
     else:
         header(job)
     # Check the task, and train.
+    run.report_lost(first_step, progress.evaluated_step)
     if complete:
         run.report(
             "this run is complete: nothing is left to do (a larger --epochs or another "

@@ -4,16 +4,16 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.config import Config, parse_config
+from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import read_object, read_text
 from trainbox.contract.options import KEYS_OF_TRAIN
-from trainbox.contract.parsing import parse_object
+from trainbox.contract.record_folder import CONFIG
 from trainer.parallel.strategy import STRATEGIES
+from trainer.run.run_record import RunRecord, object_in
 from trainer.sweep.grid import Sweep
 from trainer.sweep.script import Script
 
@@ -29,49 +29,28 @@ def settings_text(run: Path, as_toml: bool) -> str:
     """Return the settings of a run as JSON, or those of a run or a sweep as an experiment's file.
 
     Raises:
-        WrongUse: the folder is not one of a run of a task, or a value cannot be in the file.
+        WrongUse: the folder is not one of a run of a task, a file is missing, damaged or edited,
+            or a value cannot be in the file.
     """
-    if as_toml and (run / "study.journal").is_file():
+    if (run / "study.journal").is_file():
+        if not as_toml:
+            raise WrongUse(
+                f"config {run}: this is a sweep: add --toml, or name one of its trials, such as "
+                f"{run}/trial-00000"
+            )
         from trainer.sweep.study import open_study  # imports Optuna
 
         study = open_study(None, run, run.name, None)
         return sweep_as_experiment(study.sweep, study.total, run)
-    text = _config_of(run)
-    if not as_toml:
-        return text
-    try:
-        plan = read_object(run / "manifest.json").get("plan", {})
-    except (OSError, ValueError):
-        plan = {}
-    return as_experiment(parse_config(text, run / "config.json"), run, plan)
+    if object_in(run / CONFIG).get("kind") == "script":
+        raise _of_script(run, "its arguments are in config.json")
+    record = RunRecord.open(run)
+    if as_toml:
+        return as_experiment(record.config, run, record.manifest["plan"])
+    return record.config.to_json()
 
 
-def _config_of(run: Path) -> str:
-    """Return the content of the run's config.json.
-
-    Raises:
-        WrongUse: the folder is not one of a run of a task.
-    """
-    if (run / "study.journal").is_file():
-        raise WrongUse(
-            f"config {run}: this is a sweep: add --toml, or name one of its trials, such as "
-            f"{run}/trial-00000"
-        )
-    try:
-        text = read_text(run / "config.json")
-        if parse_object(text).get("kind") == "script":
-            raise _of_script(run, "its arguments are in config.json")
-    except OSError as error:
-        raise WrongUse(
-            f"config {run}: config.json cannot be read ({error.strerror}): give the folder of a "
-            "run, such as runs/digits-7d2c1a90"
-        ) from error
-    except ValueError as error:
-        raise WrongUse(f"config {run}: config.json is damaged ({error}): restore it") from error
-    return text
-
-
-def as_experiment(config: Config, run: Path, plan: Any) -> str:
+def as_experiment(config: Config, run: Path, plan: Mapping[str, Any]) -> str:
     """Return the file of an experiment that has the settings of `config`.
 
     `plan` is the launch plan in the manifest of `run`.
@@ -80,7 +59,7 @@ def as_experiment(config: Config, run: Path, plan: Any) -> str:
         WrongUse: a value cannot be in the file.
     """
     try:
-        return "\n".join(_lines(config, run, plan if isinstance(plan, dict) else {})) + "\n"
+        return "\n".join(_lines(config, run, plan)) + "\n"
     except ValueError as error:
         raise WrongUse(f"config {run} --toml: {error}") from error
 
@@ -125,7 +104,7 @@ def _of_sweep(sweep: Sweep, total: int) -> Iterator[str]:
             yield f"{table} = {{{', '.join(items)}}}"
 
 
-def _lines(config: Config, run: Path, plan: dict[str, Any]) -> Iterator[str]:
+def _lines(config: Config, run: Path, plan: Mapping[str, Any]) -> Iterator[str]:
     yield from _heading(run)
     if plan.get("reason"):
         yield f"# It was launched with: {json.dumps(plan['reason'])[1:-1]}"

@@ -1,5 +1,6 @@
 """Messages about the folder of a run."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,11 @@ from trainbox.contract.given import check_run
         ("gan", "the folder does not exist: did you mean {}/gan-26842444 or {}/gan-big?"),
         ("gan-26842445", "the folder does not exist: did you mean {}/gan-26842444?"),
         ("zzz", "the folder does not exist: give the folder of a run, such as "),
-        ("gan-big", "config.json is missing: give the folder of a run, such as "),
+        ("digits", "config.json cannot be read (not a regular file): give the folder of a run, "),
+        (
+            "gan-big",
+            "config.json cannot be read (No such file or directory): give the folder of a run, ",
+        ),
     ],
 )
 def test_a_folder_that_is_not_a_run_is_refused_with_the_near_one(
@@ -22,6 +27,7 @@ def test_a_folder_that_is_not_a_run_is_refused_with_the_near_one(
 ) -> None:
     for name in ("gan-26842444", "gan-big", "digits"):
         (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "digits/config.json")
     with pytest.raises(WrongUse) as refused:
         check_run("evaluate", tmp_path / given)
     start = f"evaluate {tmp_path / given}: {remedy.format(tmp_path, tmp_path)}"

@@ -231,7 +231,7 @@ def test_a_task_without_test_dataset_is_refused(here: Here) -> None:
     ("change", "code", "message"),
     [
         (shutil.rmtree, 2, "evaluate runs/r: the folder does not exist: "),
-        (lambda run: (run / "manifest.json").unlink(), 2, "manifest.json is missing: "),
+        (lambda run: (run / "manifest.json").unlink(), 2, "manifest.json cannot be read ("),
         (
             lambda run: shutil.rmtree(run / "checkpoints"),
             4,

@@ -309,6 +309,18 @@ def test_a_resume_reports_a_record_that_is_lost(
     assert f"{name} is missing or damaged: its entries up to step 1 are lost" in out
 
 
+@pytest.mark.parametrize("damage", [None, b"", b"half"])
+def test_a_finished_run_reports_metrics_that_are_lost(here: Here, damage: bytes | None) -> None:
+    here.train(epochs=2)
+    path = here.path() / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert "are lost" not in here.train(epochs=2)
+    path.unlink()
+    if damage is not None:
+        path.write_bytes(damage and b"".join(lines[:-1]))
+    assert "metrics.jsonl is missing or damaged: its entries up to step" in here.train(epochs=2)
+
+
 def test_a_resume_without_a_logged_step_reports_no_loss(here: Here) -> None:
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(1))
