@@ -25,10 +25,12 @@ from entrypoint.cli.planning import Launch
 from tests.support.commands import HIDDEN_GPUS
 from tests.support.tiny import TINY
 from trainbox.contract.config import Config
+from trainbox.contract.errors import Preempted
 from trainbox.contract.launch_facts import launch_facts
 from trainbox.task import Task
 from trainer.cli.commands import main
 from trainer.run.digest import value_digest
+from trainer.run.jsonl import read_entries
 from trainer.run.run_log import RunLog
 from trainer.session.train import train_task
 from trainer.system import sources
@@ -119,6 +121,28 @@ class Here:
                 (entrypoint.cli.commands.main if words[0] in verbs else main)()
         return int(ended.value.code or 0), out.getvalue(), err.getvalue()
 
+    def succeeds(self, *words: str) -> str:
+        """Run `trainbox`, which must succeed without a message, and return its stdout."""
+        code, out, err = self.command(*words)
+        assert (code, err) == (0, ""), err
+        return out
+
+    def refused(self, *words: str, code: int = 2, silent: bool = False) -> str:
+        """Run `trainbox`, which must exit with `code` and a message of one line; return the line.
+
+        If it is `silent`, it prints nothing else.
+        """
+        found, out, err = self.command(*words)
+        assert (found, err.count("\n")) == (code, 1), err
+        assert err.startswith("trainbox: ")
+        assert not silent or out == ""
+        return err
+
+    def stopped(self, steps: int, run: str = "r", **settings: Any) -> None:
+        """Train, and stop after `steps` steps with a checkpoint."""
+        with pytest.raises(Preempted):
+            self.train(run, stop=StopAfter(steps), **settings)
+
     @contextlib.contextmanager
     def _as_a_process_of_its_own(self) -> Iterator[tuple[io.StringIO, io.StringIO]]:
         """Yield the captured output; at the end, do what the end of a process does.
@@ -163,6 +187,18 @@ class Here:
     def entries(self, kind: str, run: str = "r") -> list[dict[str, Any]]:
         lines = (self.path(run) / "metrics.jsonl").read_text().splitlines()
         return [entry for line in lines if (entry := json.loads(line))["kind"] == kind]
+
+    def json(self, name: str, run: str = "r") -> dict[str, Any]:
+        """Return the object in a JSON file of the run."""
+        found: dict[str, Any] = json.loads((self.path(run) / name).read_text())
+        return found
+
+    def edit(self, name: str, run: str = "r", **changes: Any) -> None:
+        """Change entries of a JSON file of the run."""
+        (self.path(run) / name).write_text(json.dumps(self.json(name, run) | changes))
+
+    def digests(self, run: str = "r") -> list[dict[str, Any]]:
+        return read_entries(self.path(run) / "digests.jsonl")
 
     def steps(self, run: str = "r") -> list[int]:
         """Return the steps that have a checkpoint; each must have both tensors and a sidecar."""

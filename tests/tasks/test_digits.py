@@ -22,8 +22,7 @@ from trainer.tasks.digits import Digits
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """Return the run's folder after 5 epochs of the default command, and the output."""
     with training_here(tmp_path_factory.mktemp("digits")) as here:
-        code, out, err = here.command("train", "--device", "cpu", "--epochs", "5")
-        assert (code, err) == (0, "")
+        out = here.succeeds("train", "--device", "cpu", "--epochs", "5")
         (run,) = (here.folder / "runs").iterdir()
         yield run, out
 

@@ -47,8 +47,7 @@ def test_the_example_trains_as_the_page_states(here: Here, monkeypatch: pytest.M
         r"^trainbox (train my_tasks/gestures\.py:Gestures --set width=64)", page, re.MULTILINE
     )
     _write_task(here.folder, "gestures", code, monkeypatch)
-    ended, out, err = here.command(*command.split(), "--device", "cpu", "--run", "r")
-    assert (ended, err) == (0, "")
+    out = here.succeeds(*command.split(), "--device", "cpu", "--run", "r")
     best = max(entry["accuracy"] for entry in here.entries("validation"))
     assert 0.9 < best <= 1
     assert "Gestures, " in out
@@ -72,8 +71,7 @@ def test_the_example_with_a_loss_of_its_own_trains_as_the_page_states(
     code = _code(page, "class Waves")
     (command,) = re.findall(r"^trainbox (train my_tasks/waves\.py:Waves)$", page, re.MULTILINE)
     _write_task(here.folder, "waves", code, monkeypatch)
-    ended, out, err = here.command(*command.split(), "--device", "cpu", "--run", "r")
-    assert (ended, err) == (0, "")
+    out = here.succeeds(*command.split(), "--device", "cpu", "--run", "r")
     entries = here.entries("validation")
     assert entries[-1]["rmse"] < 0.1
     assert all(abs(entry["rmse"] ** 2 - entry["loss"]) < 1e-6 for entry in entries)
@@ -81,18 +79,14 @@ def test_the_example_with_a_loss_of_its_own_trains_as_the_page_states(
     # The page adds a metric of the training, which does not change the weights.
     code_of_metric = code + _code(page, "class NearWaves")
     _write_task(here.folder, "waves", code_of_metric, monkeypatch)
-    ended, out, err = here.command(
-        "train", "my_tasks/waves.py:NearWaves", "--device", "cpu", "--run", "near"
-    )
-    assert (ended, err) == (0, "")
+    out = here.succeeds("train", "my_tasks/waves.py:NearWaves", "--device", "cpu", "--run", "near")
     assert here.digest("near") == here.digest("r")
     assert 0.9 < here.entries("train", "near")[-1]["near"] <= 1
     assert " (best); training near 0.9" in out
     # The page draws a picture in a thread.
     _write_task(here.folder, "waves", code + _code(page, "class DrawnWaves"), monkeypatch)
     words = ("--max-steps", "1", "--device", "cpu", "--run", "drawn")
-    ended, out, err = here.command("train", "my_tasks/waves.py:DrawnWaves", *words)
-    assert (ended, err) == (0, "")
+    here.succeeds("train", "my_tasks/waves.py:DrawnWaves", *words)
     board = EventAccumulator(str(here.path("drawn") / "tensorboard"))
     board.Reload()
     (picture,) = board.Images("validation/heights")
@@ -101,8 +95,7 @@ def test_the_example_with_a_loss_of_its_own_trains_as_the_page_states(
     assert code.count("manual_seed(seed))") == 1
     code = code.replace("manual_seed(seed))", "manual_seed(seed), dtype=torch.float64)")
     _write_task(here.folder, "waves", code, monkeypatch)
-    ended, _, err = here.command(*command.split(), "--device", "cpu", "--run", "s")
-    assert ended == 2
+    err = here.refused(*command.split(), "--device", "cpu", "--run", "s")
     message, _, log = " ".join(err.split()).partition("; ")
     assert f"{message}; " in " ".join(page.split())
     assert log == "traceback in runs/s/logs/rank-0.log"
@@ -116,10 +109,7 @@ def test_the_weighted_examples_count_as_the_page_states(
     _write_task(here.folder, "waves", code, monkeypatch)
     # One step of the whole set, which does not change the weights of the model.
     words = ("--batch-size", "2048", "--max-steps", "1", "--lr", "1e-30", "--run", "r")
-    ended, _, err = here.command(
-        "train", "my_tasks/waves.py:WeightedWaves", "--device", "cpu", *words
-    )
-    assert (ended, err) == (0, "")
+    here.succeeds("train", "my_tasks/waves.py:WeightedWaves", "--device", "cpu", *words)
     task = sys.modules["waves"].WeightedWaves()
     model = task.build_model()
     model.load_state_dict(here.weights())
@@ -141,10 +131,9 @@ def test_the_two_optimizers_of_the_page_train_a_generator(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _write_task(here.folder, "around_three", _code(_page(), "class AroundThree"), monkeypatch)
-    ended, out, err = here.command(
+    out = here.succeeds(
         "train", "my_tasks/around_three.py:AroundThree", "--device", "cpu", "--run", "r"
     )
-    assert (ended, err) == (0, "")
     assert "optimizer  Adam + Adam, " in out
     distances = [entry["distance"] for entry in here.entries("validation")]
     assert distances[0] > 1
@@ -158,8 +147,7 @@ def test_sequences_of_different_length_are_classified(
     (command,) = re.findall(r"^trainbox (train my_tasks/rising\.py:Rising)$", page, re.MULTILINE)
     _write_task(here.folder, "rising", _code(page, "class Rising"), monkeypatch)
     words = ("--device", "cpu", "--workers", "0", "--run", "r")
-    ended, _, err = here.command(*command.split(), *words)
-    assert (ended, err) == (0, "")
+    here.succeeds(*command.split(), *words)
     assert here.entries("validation")[-1]["accuracy"] > 0.9
 
 
@@ -201,8 +189,7 @@ def test_the_task_of_the_moved_loop_trains(here: Here, monkeypatch: pytest.Monke
     page = (_GUIDES / "migrating.md").read_text()
     (command,) = re.findall(r"^trainbox (train my_tasks/curve\.py:Curve)$", page, re.MULTILINE)
     _write_task(here.folder, "curve", _code(page, "class Curve"), monkeypatch)
-    ended, _, err = here.command(*command.split(), "--device", "cpu", "--run", "r")
-    assert (ended, err) == (0, "")
+    here.succeeds(*command.split(), "--device", "cpu", "--run", "r")
     assert here.entries("validation")[-1]["loss"] < 0.05
 
 
@@ -235,8 +222,7 @@ def test_the_example_of_pictures_in_folders_trains_with_their_classes(
         "--workers",
         "0",
     )
-    ended, out, err = here.command(*command.split(), *options, "--device", "cpu", "--run", "r")
-    assert (ended, err) == (0, "")
+    out = here.succeeds(*command.split(), *options, "--device", "cpu", "--run", "r")
     assert "24 training and 9 validation examples" in out
     last = here.entries("validation")[-1]
     assert [sum(row) for row in last["confusion"]] == [3, 3, 3]
@@ -244,12 +230,10 @@ def test_the_example_of_pictures_in_folders_trains_with_their_classes(
     (here.folder / "data/flowers/validation/red").rename(
         here.folder / "data/flowers/validation/crimson"
     )
-    ended, _, err = here.command(*command.split(), *options, "--device", "cpu", "--run", "s")
-    assert ended == 2
+    err = here.refused(*command.split(), *options, "--device", "cpu", "--run", "s")
     assert "data/flowers/validation has other classes (['blue', 'crimson', 'lime'])" in err
-    ended, _, err = here.command(
+    err = here.refused(
         *command.split(), *options, "--set", "folder=roses", "--device", "cpu", "--run", "t"
     )
-    assert ended == 2
     assert err.startswith("trainbox: task Pictures: with_data() raised FileNotFoundError: ")
     assert ": put the data there, or set its folder with --data-dir; " in err

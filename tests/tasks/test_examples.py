@@ -19,8 +19,7 @@ def test_rings_reaches_the_accuracy_of_its_page(
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "rings", raising=False)
     task = f"{_ROOT}/examples/rings/rings.py:Rings"
-    code, _, err = here.command("train", task, "--device", "cpu", "--run", "r")
-    assert (code, err) == (0, "")
+    here.succeeds("train", task, "--device", "cpu", "--run", "r")
     assert max(entry["accuracy"] for entry in here.entries("validation")) > 0.98
 
 

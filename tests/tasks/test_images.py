@@ -1,7 +1,6 @@
 """The task `images`: the layout of the folder, decoding, damaged files, models and trainings."""
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -20,9 +19,9 @@ from tensorboard.backend.event_processing.event_accumulator import IMAGES, Event
 from torchvision import models
 
 from tests.support.forked_trainings import ForkedCommand
-from tests.support.here import Here, StopAfter
+from tests.support.here import Here
 from tests.support.pictures import FIELDS, make_pictures
-from trainbox.contract.errors import Preempted, WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.tasks.images import Images
 from trainer.tasks.imaging.damage import (
     _wrong_start,
@@ -110,8 +109,7 @@ _ALL_FIELDS |= {"class_weights": "true"}
 def test_a_resumed_training_with_all_fields_has_the_same_bits(here: Here, shapes: Path) -> None:
     settings = _SHORT | {"fields": _ALL_FIELDS, "max_steps": 4, "shards": 2}
     here.train("whole", **settings)
-    with pytest.raises(Preempted):
-        here.train("stopped", stop=StopAfter(2), **settings)
+    here.stopped(2, "stopped", **settings)
     here.train("stopped", **settings)
     assert here.digest("whole") == here.digest("stopped")
     last = [here.entries("validation", run)[-1] for run in ("whole", "stopped")]
@@ -239,11 +237,10 @@ def test_the_average_of_the_weights_is_validated_and_saved(here: Here, shapes: P
 @pytest.mark.parametrize("command", ["evaluate", "predict", "export"])
 def test_data_with_other_classes_are_refused(here: Here, shapes: Path, command: str) -> None:
     here.train(**_SHORT | {"max_steps": 1})
-    assert json.loads((here.path() / "manifest.json").read_text())["classes"] == list(_CLASSES)
+    assert here.json("manifest.json")["classes"] == list(_CLASSES)
     (shapes / "disc").rename(shapes / "a")
     words = {"predict": ["data/shapes/cross"], "export": []}.get(command, ["--device", "cpu"])
-    code, out, err = here.command(command, "runs/r", *words)
-    assert (code, out) == (2, "")
+    err = here.refused(command, "runs/r", *words, silent=True)
     assert err.endswith(
         "trainbox: class 0 of runs/r is cross, but class 0 of the data is a: give data with the "
         "classes of the training\n"
@@ -252,10 +249,7 @@ def test_data_with_other_classes_are_refused(here: Here, shapes: Path, command: 
 
 def test_an_evaluation_names_the_pictures(here: Here, shapes: Path) -> None:
     here.train(**_SHORT | {"fields": FIELDS | {"ema": 0.75}})
-    code, out, err = here.command(
-        "evaluate", "runs/r", "--device", "cpu", "--predictions", "out.csv"
-    )
-    assert (code, err) == (0, "")
+    out = here.succeeds("evaluate", "runs/r", "--device", "cpu", "--predictions", "out.csv")
     assert "equal to those of training at step 2\n" in out
     header, *rows = Path("out.csv").read_text().splitlines()
     assert header == ("id,truth,prediction,probability_cross,probability_disc,probability_stripes")

@@ -145,8 +145,7 @@ def test_the_defaults_are_those_of_pytorchs_example() -> None:
 
 
 def test_without_network_a_message_names_the_missing_files(here: Here) -> None:
-    code, _, err = here.command("train", "mnist", "--device", "cpu")
-    assert code == 2
+    err = here.refused("train", "mnist", "--device", "cpu")
     messages = [line for line in err.splitlines() if line.startswith("trainbox:")]
     assert len(messages) == 1, err
     reason = "MNIST is not in data/MNIST/raw and cannot be downloaded (<urlopen error "
@@ -211,11 +210,9 @@ def test_a_damaged_file_is_reported_with_its_folder(
     raw = here.folder / "data/MNIST/raw"
     shutil.copytree(files, raw)
     damage(raw)
-    code, _, err = here.command("train", "mnist", "--device", "cpu")
+    err = here.refused("train", "mnist", "--device", "cpu")
     assert err.startswith("trainbox: data/MNIST/raw has a damaged file (")
     assert "delete the folder, so that it is downloaded again" in err
-    assert "Traceback" not in err
-    assert code == 2
 
 
 class _Mirror(http.server.SimpleHTTPRequestHandler):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.support.forked_trainings import ForkedCommand
-from tests.support.here import Here, StopAfter
-from trainbox.contract.errors import Preempted, WrongUse
+from tests.support.here import Here
+from trainbox.contract.errors import WrongUse
 from trainer.tasks.teacher_student import GuessAndCheck, Student, TeacherStudent
 
 # With few measurements of a small matrix, a student that is drawn at random can fit them.
@@ -103,8 +103,7 @@ def test_guess_and_check_stops_after_max_draws(here: Here) -> None:
 def test_a_resume_and_shards_do_not_change_the_draws(here: Here) -> None:
     settings: dict[str, Any] = {"epochs": 6, **_GNC, "fields": _GNC["fields"] | {"epsilon": 0.0}}
     here.train("undisturbed", **settings)
-    with pytest.raises(Preempted):
-        here.train(stop=StopAfter(3), **settings)
+    here.stopped(3, **settings)
     here.train(**settings)
     assert here.digest() == here.digest("undisturbed")
     # Shards divide the gradients, but not the draws.

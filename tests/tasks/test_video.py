@@ -388,15 +388,12 @@ def test_a_folder_without_classes_is_reported_with_the_expected_layout(
 ) -> None:
     for name in made:
         (here.folder / "data" / name).mkdir(parents=True)
-    code, _, err = here.command("train", "video", "--device", "cpu")
-    assert code == 2
+    err = here.refused("train", "video", "--device", "cpu")
     assert re.match(rf"trainbox: data/video {found}", err)
-    assert "Traceback" not in err
 
 
 def test_a_missing_folder_is_reported_for_given_classes_as_well(here: Here) -> None:
-    code, _, err = here.command("train", "video", "--set", "classes=a/b", "--device", "cpu")
-    assert code == 2
+    err = here.refused("train", "video", "--set", "classes=a/b", "--device", "cpu")
     assert re.match(rf"trainbox: data/video {_MISSING}", err)
 
 
@@ -464,8 +461,7 @@ def test_the_predictions_of_files_are_those_of_their_clips_in_an_evaluation(here
     ]
     assert len(list(Path(".cache").rglob("*.npy"))) == 1
     numpy.save("short.npy", film("rest", 1, frames=FRAMES - 1))
-    code, out, err = here.command("predict", "runs/r", "--device", "cpu", "new.mp4", "short.npy")
-    assert (code, out) == (2, "")
+    err = here.refused("predict", "runs/r", "--device", "cpu", "new.mp4", "short.npy", silent=True)
     assert err == "trainbox: short.npy has 8 frames, fewer than the 9 of a clip: leave it out\n"
 
 

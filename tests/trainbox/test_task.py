@@ -81,10 +81,8 @@ _TASKS = [
 def test_a_training_with_wrong_losses_ends_with_that_message(
     here: Here, task: str, message: str
 ) -> None:
-    code, _, err = here.command("train", f"tests.support.tiny:{task}", "--device", "cpu")
+    err = here.refused("train", f"tests.support.tiny:{task}", "--device", "cpu")
     assert f"trainbox: {message}" in err
-    assert "Traceback" not in err
-    assert code == 2
     assert issubclass(ScalarLoss, Task)
 
 

@@ -274,10 +274,7 @@ def test_a_config_file_with_a_wrong_value_exits_with_code_2_without_a_traceback(
     Path("c.json").write_text(
         json.dumps({"max_steps": 1} | settings if "epochs" not in settings else settings)
     )
-    code, _, err = here.command("train", TINY, "--config", "c.json", "--device", "cpu")
-    assert "Traceback" not in err
-    assert err.startswith("trainbox: ")
-    assert code == 2
+    here.refused("train", TINY, "--config", "c.json", "--device", "cpu")
 
 
 def test_config_on_a_runs_config_json_repeats_the_run(here: Here) -> None:
@@ -323,7 +320,7 @@ def test_options_override_a_config_file(here: Here) -> None:
     options = ("--epochs", "2", "--set", "noise=0.25", "--lr", "0.5", "--run", "second")
     code, _, err = here.command("train", *config, *options)
     assert code == 0, err
-    settings = json.loads((here.path("second") / "config.json").read_text())
+    settings = here.json("config.json", "second")
     assert (settings["epochs"], settings["fields"], settings["learning_rate"]) == (
         2,
         {"noise": "0.25"},
@@ -347,7 +344,7 @@ def test_an_option_overrides_the_alternative_setting_of_a_config_file(
         "train", "--config", config, *arguments, "--device", "cpu", "--run", "second"
     )
     assert code == 0, err
-    settings = json.loads((here.path("second") / "config.json").read_text())
+    settings = here.json("config.json", "second")
     assert {name: settings[name] for name in expected} == expected
 
 
@@ -360,7 +357,7 @@ def test_settings_come_from_the_environment_too(
     monkeypatch.setenv("SET", "noise=0.5 nan_at=0")
     code, _, err = here.command("train", "--device", "cpu", "--run", "r", "--lr", "0.5")
     assert code == 0, err
-    settings = json.loads((here.path() / "config.json").read_text())
+    settings = here.json("config.json")
     assert (settings["epochs"], settings["learning_rate"], settings["task"]) == (1, 0.5, TINY)
     assert settings["fields"] == {"noise": "0.5", "nan_at": "0"}
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.here import Here, StopAfter
+from tests.support.here import Here
 from tests.support.tiny import ActNorm, StepCounter, Tiny
-from trainbox.contract.errors import Preempted, WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.checks.fingerprint import fingerprint
 from trainer.checks.hidden_state import HiddenState
 from trainer.system.sources import loaded_sources
@@ -126,8 +126,7 @@ def test_weights_that_the_first_forward_sets_from_the_data_resume(
 ) -> None:
     _with_act_norm(monkeypatch)
     here.train("whole", max_steps=9)
-    with pytest.raises(Preempted):
-        here.train("stopped", max_steps=9, stop=StopAfter(4))
+    here.stopped(4, "stopped", max_steps=9)
     here.train("stopped", max_steps=9)
     assert here.digest("stopped") == here.digest("whole")
 
@@ -216,8 +215,7 @@ def test_attributes_that_each_forward_sets_may_change(
     monkeypatch.setattr(Tiny, "build_model", lambda _task: _Busy())
     monkeypatch.setattr(Tiny, "losses", losses)
     here.train("undisturbed", max_steps=14, shards=2, threads=1, digest_steps=1)
-    with pytest.raises(Preempted):
-        here.train(max_steps=14, shards=2, threads=1, digest_steps=1, stop=StopAfter(8))
+    here.stopped(8, max_steps=14, shards=2, threads=1, digest_steps=1)
     here.train(max_steps=14, shards=2, threads=1, digest_steps=1)
     assert here.digest() == here.digest("undisturbed")
 

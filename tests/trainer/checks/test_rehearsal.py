@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from tests.support.here import Here, StopAfter
+from tests.support.here import Here
 from tests.support.tiny import StepCounter, Tiny
-from trainbox.contract.errors import Preempted, WrongUse
-from trainer.run.jsonl import read_entries
+from trainbox.contract.errors import WrongUse
 
 _OWN = numpy.random.default_rng(0)
-_REMEDY = "draw random numbers only from the global generators of torch, NumPy and Python"
 
 
 def _noisy(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
@@ -206,8 +204,7 @@ def test_a_mean_teacher_changes_once_per_step_and_survives_a_resume(
     monkeypatch.setattr(_Counting, "kind", "teacher")
     monkeypatch.setattr(Tiny, "build_model", lambda _task: _Counting())
     here.train("undisturbed", shards=2, threads=1, max_steps=12, learning_rate=0.5)
-    with pytest.raises(Preempted):
-        here.train(shards=2, threads=1, max_steps=12, learning_rate=0.5, stop=StopAfter(5))
+    here.stopped(5, shards=2, threads=1, max_steps=12, learning_rate=0.5)
     here.train(shards=2, threads=1, max_steps=12, learning_rate=0.5)
     assert here.digest() == here.digest("undisturbed")
     weights = {step: here.state(step, "undisturbed")["model"] for step in here.steps("undisturbed")}
@@ -262,12 +259,11 @@ def test_a_modules_extra_state_is_saved_digested_and_restored(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tiny, "build_model", lambda _task: _Extra())
-    with pytest.raises(Preempted):
-        here.train(max_steps=6, stop=StopAfter(4))
+    here.stopped(4, max_steps=6)
     assert here.state(4)["model"]["_extra_state"] == {"seen": 4}
     here.train(max_steps=6)
     assert here.state(6)["model"]["_extra_state"] == {"seen": 6}
-    assert "_extra_state" in read_entries(here.path() / "digests.jsonl")[-1]["tensors"]
+    assert "_extra_state" in here.digests()[-1]["tensors"]
 
 
 class _Sparse(StepCounter):

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.here import Here, StopAfter
+from tests.support.here import Here
 from tests.support.ranks import Ranks
 from tests.support.tiny import Split, StepCounter, Tiny
 from trainbox.contract.config import Config
-from trainbox.contract.errors import Preempted
 from trainbox.contract.seeding import derive_seed
 from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.run.run_folder import RunFolder
@@ -118,14 +117,12 @@ def test_the_best_and_the_last_checkpoint_are_evaluated_while_the_run_trains(her
 
 
 def test_a_step_that_the_training_did_not_validate_is_not_compared(here: Here) -> None:
-    with pytest.raises(Preempted):
-        here.train(stop=StopAfter(8))
+    here.stopped(8)
     code, out, _ = _evaluate(here, "--checkpoint", "last")
     assert code == 0
     assert "not compared: metrics.jsonl has no validation at step 8\n" in out
     assert _evaluation(here.folder, name="last-validation")["training"]["equal"] is None
-    with pytest.raises(Preempted):
-        here.train("s", stop=StopAfter(2))
+    here.stopped(2, "s")
     code, _, err = _evaluate(here, run="s")
     assert code == 2
     assert "runs/s was never validated, so no checkpoint is the best: " in err
@@ -145,7 +142,7 @@ def test_other_figures_than_those_of_the_training_exit_with_8(here: Here) -> Non
     found = _evaluation(here.folder)
     assert (found["training"]["equal"], found["figures"]["loss"]) == (False, last)
     # A change that may change bits explains the difference.
-    manifest = json.loads((here.path() / "manifest.json").read_text())
+    manifest = here.json("manifest.json")
     manifest["packages"]["torch"] = "1.0"
     (here.path() / "manifest.json").write_text(json.dumps(manifest))
     code, out, err = _evaluate(here)

@@ -206,8 +206,7 @@ def tracker(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 def _err(here: Here, reader: str, code: int) -> str:
     """Return the line of a reader that ends with `code`."""
-    found, _, err = here.command(*_READERS[reader])
-    assert found == code, err
+    err = here.refused(*_READERS[reader], code=code)
     (line,) = (line for line in err.splitlines() if not line.startswith("reading "))
     return line
 

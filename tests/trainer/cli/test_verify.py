@@ -19,9 +19,9 @@ from safetensors.torch import save
 from torch.utils.data import Subset, TensorDataset
 
 from tests.support import tiny
-from tests.support.here import Here, StopAfter, training_here
+from tests.support.here import Here, training_here
 from tests.support.tiny import TEXTS, Tiny
-from trainbox.contract.errors import Changed, Failure, Preempted, StorageFailure, WrongUse
+from trainbox.contract.errors import Changed, Failure, StorageFailure, WrongUse
 from trainbox.contract.launch_facts import LaunchFacts
 from trainer.loop.digests import DigestLog
 from trainer.run import manifest
@@ -34,12 +34,7 @@ from trainer.run.compare import (
 )
 from trainer.run.digest import value_digest
 from trainer.run.evidence import Evidence, verdict
-from trainer.run.jsonl import read_entries
 from trainer.run.run_log import RunLog
-
-
-def _digests(here: Here, run: str = "r") -> list[dict[str, Any]]:
-    return read_entries(here.path(run) / "digests.jsonl")
 
 
 def _change(path: Path, **changes: Any) -> None:
@@ -48,11 +43,10 @@ def _change(path: Path, **changes: Any) -> None:
 
 def test_a_resumed_run_has_the_digests_of_an_uninterrupted_run(here: Here) -> None:
     here.train("whole", max_steps=15, digest_steps=2)
-    with pytest.raises(Preempted):
-        here.train(max_steps=15, digest_steps=2, stop=StopAfter(5))
+    here.stopped(5, max_steps=15, digest_steps=2)
     here.train(max_steps=15, digest_steps=2)
-    assert ("resume", 5) in [(entry["kind"], entry["step"]) for entry in _digests(here)]
-    assert first_difference(_digests(here), _digests(here, "whole")) is None
+    assert ("resume", 5) in [(entry["kind"], entry["step"]) for entry in here.digests()]
+    assert first_difference(here.digests(), here.digests("whole")) is None
     assert (
         "SAME BITS: runs/r and runs/whole, 9 digests up to step 15"
         in here.command("verify", "runs/r", "runs/whole")[1]
@@ -184,7 +178,7 @@ def finished(here: Here, done: Path) -> Here:
 
 
 def test_each_checkpoint_and_the_last_step_have_a_digest(finished: Here) -> None:
-    entries = _digests(finished)
+    entries = finished.digests()
     assert [(entry["kind"], entry["step"]) for entry in entries] == [
         ("start", 0),
         ("checkpoint", 5),
@@ -233,19 +227,20 @@ def test_a_checkpoints_digests_are_named_before_the_next_forward(
     monkeypatch.setattr(DigestLog, "_record_saved", in_a_forward)
     monkeypatch.setattr(RunCheckpoints, "_start", lambda _self, work, _needed=0: work())
     here.train(max_steps=4, checkpoint_steps=3)
-    _, saved, _, last = _digests(here)
+    _, saved, _, last = here.digests()
     assert (saved["kind"], saved["step"]) == ("checkpoint", 3)
     assert saved["tensors"].keys() == last["tensors"].keys()
 
 
 def test_a_resume_that_did_not_restore_the_digests_differs(finished: Here) -> None:
     path = finished.path("r") / "digests.jsonl"
-    last = _digests(finished)[-1] | {"kind": "resume"}
-    for changes, code in (({}, 0), ({"optimizer": "0" * 64}, 8)):
+    last = finished.digests()[-1] | {"kind": "resume"}
+    for changes in ({}, {"optimizer": "0" * 64}):
         with path.open("a") as file:
             file.write(json.dumps(last | changes) + "\n")
-        ended, _, err = finished.command("verify", "runs/r", "runs/twin")
-        assert ended == code, err
+        if not changes:
+            finished.succeeds("verify", "runs/r", "runs/twin")
+    err = finished.refused("verify", "runs/r", "runs/twin", code=8)
     assert (
         "line 12 of runs/r/digests.jsonl: the second entry of step 18 has a different digest of "
         "optimizer than the first" in err
@@ -254,11 +249,11 @@ def test_a_resume_that_did_not_restore_the_digests_differs(finished: Here) -> No
 
 def test_an_early_stop_has_a_digest_of_its_last_step(here: Here) -> None:
     here.train(epochs=9, digest_steps=7, early_stopping="max:loss", patience=2)  # which falls
-    assert [(entry["kind"], entry["step"]) for entry in _digests(here)][-2:] == [
+    assert [(entry["kind"], entry["step"]) for entry in here.digests()][-2:] == [
         ("step", 14),
         ("checkpoint", 18),
     ]
-    assert _digests(here)[-1]["model"] == here.digest()
+    assert here.digests()[-1]["model"] == here.digest()
 
 
 def _swap_weights(run: Path) -> None:
@@ -373,8 +368,7 @@ def test_a_run_whose_files_contradict_each_other_differs(
         ("verify", "runs/r", "runs/twin"),
         ("verify", "runs/twin", "runs/r"),
     ):
-        code, out, err = finished.command(*arguments)
-        assert (code, out, err.count("\n")) == (8, "", 1), err
+        err = finished.refused(*arguments, code=8, silent=True)
         assert message in err
 
 
@@ -428,8 +422,7 @@ def test_a_damaged_record_is_wrong_use(
 ) -> None:
     change(finished.path())
     for arguments in (("verify", "runs/r", "--device", "cpu"), ("verify", "runs/twin", "runs/r")):
-        code, out, err = finished.command(*arguments)
-        assert (code, out, err.count("\n")) == (2, "", 1), err
+        err = finished.refused(*arguments, silent=True)
         assert message in err
 
 
@@ -437,29 +430,25 @@ def test_a_truncated_record_is_incomplete(finished: Here) -> None:
     lines = (finished.path() / "digests.jsonl").read_text().splitlines(keepends=True)
     (finished.path() / "digests.jsonl").write_text("".join(lines[:2]))
     for arguments in (("verify", "runs/r", "--device", "cpu"), ("verify", "runs/r", "runs/twin")):
-        code, out, err = finished.command(*arguments)
-        assert (code, out) == (8, "")
+        err = finished.refused(*arguments, code=8, silent=True)
         assert "(step 12 has no entry of a checkpoint in digests.jsonl)" in err
     shutil.rmtree("runs/r/checkpoints")
     for name in ("model.safetensors", "first_checkpoint.json"):
         (finished.path() / name).unlink()
     _without_validations(finished.path())
-    code, out, err = finished.command("verify", "runs/r", "--device", "cpu")
-    assert (code, out) == (2, "")
+    err = finished.refused("verify", "runs/r", "--device", "cpu", silent=True)
     assert (
         "record of runs/r is incomplete (digests.jsonl ends at step 5, metrics.jsonl at step 18)"
         in err
     )
-    code, out, err = finished.command("verify", "runs/r", "runs/twin")
-    assert (code, out) == (2, "")
+    err = finished.refused("verify", "runs/r", "runs/twin", silent=True)
     assert "digests.jsonl ends at step 5, metrics.jsonl at step 18" in err
     (finished.path() / "metrics.jsonl").write_text("")
     assert (
         "is not finished (it ends at step 5"
         in finished.command("verify", "runs/r", "--device", "cpu")[2]
     )
-    code, out, err = finished.command("verify", "runs/r", "runs/twin")
-    assert (code, out) == (8, "")
+    err = finished.refused("verify", "runs/r", "runs/twin", code=8, silent=True)
     assert (
         "DIFFERENT ENDS: runs/r ends at step 5 and runs/twin at step 18: the same bits up to step 5"
         in err
@@ -467,13 +456,10 @@ def test_a_truncated_record_is_incomplete(finished: Here) -> None:
 
 
 def test_the_first_part_of_a_stopped_run_can_be_verified(here: Here) -> None:
-    with pytest.raises(Preempted):
-        here.train(max_steps=15, stop=StopAfter(5))
-    code, _, err = here.command("verify", "runs/r", "--device", "cpu")
-    assert code == 2
+    here.stopped(5, max_steps=15)
+    err = here.refused("verify", "runs/r", "--device", "cpu")
     assert "runs/r is not finished (it ends at step 5 without a validation): resume it" in err
-    code, out, err = here.command("verify", "runs/r", "--device", "cpu", "--steps", "5")
-    assert (code, err) == (0, "")
+    out = here.succeeds("verify", "runs/r", "--device", "cpu", "--steps", "5")
     assert "2 digests up to step 5" in out
     assert here.command("verify", "runs/r", "--device", "cpu", "--steps", "6")[0] == 2
 
@@ -503,10 +489,10 @@ def test_the_manifest_has_no_secrets(here: Here, monkeypatch: pytest.MonkeyPatch
     assert b"hunter2" not in events
     # config.json has the secrets, and was not edited
     assert here.command("verify", "runs/r", "--device", "cpu")[0] == 0
-    config = json.loads((here.path() / "config.json").read_text())
-    _change(here.path() / "config.json", fields=config["fields"] | {"note": "other"})
-    code, _, err = here.command("verify", "runs/r", "--device", "cpu")
-    assert (code, "settings.fields.note: plain -> other" in err) == (8, True)
+    config = here.json("config.json")
+    here.edit("config.json", fields=config["fields"] | {"note": "other"})
+    err = here.refused("verify", "runs/r", "--device", "cpu", code=8)
+    assert "settings.fields.note: plain -> other" in err
 
 
 def test_a_resume_drops_damaged_lines_and_refuses_a_folder_instead_of_a_file(here: Here) -> None:
@@ -527,8 +513,7 @@ def test_a_resume_drops_damaged_lines_and_refuses_a_folder_instead_of_a_file(her
 def test_a_run_compared_with_itself_is_refused_and_a_copy_is_named(finished: Here) -> None:
     Path("link").symlink_to("runs/r")
     for other in ("runs/r", "link"):
-        code, out, err = finished.command("verify", "runs/r", other)
-        assert (code, out) == (2, "")
+        err = finished.refused("verify", "runs/r", other, silent=True)
         assert "both are the same folder" in err
     shutil.copytree("runs/r", "runs/copy")
     code, out, _ = finished.command("verify", "runs/r", "runs/copy")
@@ -543,8 +528,7 @@ def test_a_run_compared_with_itself_is_refused_and_a_copy_is_named(finished: Her
 
 def test_verify_repeats_the_training_and_compares(here: Here) -> None:
     here.train(task="digits", max_steps=3, digest_steps=2, threads=1)
-    code, out, err = here.command("verify", "runs/r", "--device", "cpu")
-    assert (code, err) == (0, "")
+    out = here.succeeds("verify", "runs/r", "--device", "cpu")
     assert "SAME BITS: runs/r and the repeated run, 3 digests up to step 3" in out
     code, out, _ = here.command("verify", "runs/r", "--device", "cpu", "--steps", "2")
     assert code == 0
@@ -564,8 +548,7 @@ def test_validations_are_compared(here: Here) -> None:
     last = json.loads(lines[-1])
     assert (last["kind"], last["step"]) == ("validation", 12)
     path.write_text("\n".join([*lines[:-1], json.dumps(last | {"loss": 9.0})]) + "\n")
-    code, _, err = here.command("verify", "runs/r", "runs/other")
-    assert code == 8
+    err = here.refused("verify", "runs/r", "runs/other", code=8)
     assert "the weights are the same, and the validation at step 12 differs in loss (" in err
     assert first_figure_difference(last, last | {"time_unix_s": 1.0}) is None
     assert first_figure_difference(last, last | {"more": None}) == "more (missing -> null)"
@@ -574,9 +557,8 @@ def test_validations_are_compared(here: Here) -> None:
 def test_verify_names_the_altered_entry_the_first_step_and_the_first_tensor(here: Here) -> None:
     """Another number of threads adds in another order."""
     here.train(task="digits", max_steps=2, digest_steps=1, threads=1)
-    _change(here.path() / "config.json", threads=2)
-    code, _, err = here.command("verify", "runs/r", "--device", "cpu")
-    assert code == 8
+    here.edit("config.json", threads=2)
+    err = here.refused("verify", "runs/r", "--device", "cpu", code=8)
     assert err.startswith(
         "trainbox: DIFFERENT BITS: runs/r against the repeated run: "
         "first difference at step 1 (step 0 is the same): first tensor "
@@ -588,8 +570,7 @@ def test_verify_names_the_altered_entry_the_first_step_and_the_first_tensor(here
     "arguments", [["verify", "runs/none"], ["verify", "runs/none", "runs/none"]]
 )
 def test_a_folder_that_is_not_a_run_is_refused(here: Here, arguments: list[str]) -> None:
-    code, _, err = here.command(*arguments)
-    assert code == 2
+    err = here.refused(*arguments)
     assert err.startswith("trainbox: verify runs/none: ")
     assert "the folder does not exist: " in err
 
@@ -597,8 +578,7 @@ def test_a_folder_that_is_not_a_run_is_refused(here: Here, arguments: list[str])
 def test_a_comparison_names_the_settings(here: Here) -> None:
     here.train("one", max_steps=6)
     here.train("other", max_steps=6, seed=1)
-    code, _, err = here.command("verify", "runs/one", "runs/other")
-    assert code == 8
+    err = here.refused("verify", "runs/one", "runs/other", code=8)
     assert (
         "first difference at step 0 (no earlier step was compared): first tensor "
         "linear.weight" in err
@@ -610,8 +590,7 @@ _STOPPED = {"max_steps": 15}
 
 
 def _stopped(here: Here) -> Path:
-    with pytest.raises(Preempted):
-        here.train(**_STOPPED, stop=StopAfter(5))
+    here.stopped(5, **_STOPPED)
     return here.path() / "manifest.json"
 
 
@@ -648,7 +627,7 @@ def test_a_resume_without_its_manifest_needs_resume_anyway(here: Here) -> None:
     with pytest.raises(WrongUse, match="runs/r/manifest.json is missing or damaged"):
         here.train(**_STOPPED)
     here.train(**_STOPPED, resume="anyway")
-    assert json.loads((here.path() / "manifest.json").read_text())["settings"]["max_steps"] == 15
+    assert here.json("manifest.json")["settings"]["max_steps"] == 15
 
 
 def test_changes_that_do_not_change_bits_are_listed_at_a_resume(
@@ -703,7 +682,7 @@ def test_other_data_and_another_task_source_have_other_digests(
     sampled = [manifest.dataset_digest(Subset(data, range(count)), []) for count in (16, 17)]
     assert sampled[0] != sampled[1]
     here.train(max_steps=1)
-    described = json.loads((here.path() / "manifest.json").read_text())
+    described = here.json("manifest.json")
     source = Path(tiny.__file__).read_bytes()
     assert described["sources"]["tests.support.tiny"] == hashlib.sha256(source).hexdigest()
     assert {"cpu_model", "cpu_capability"} < set(described["machine"])
@@ -713,8 +692,7 @@ def test_other_data_and_another_task_source_have_other_digests(
 
 def test_verify_without_a_digest_to_compare_does_not_train(here: Here) -> None:
     here.train(max_steps=6)
-    code, out, err = here.command("verify", "runs/r", "--steps", "3", "--device", "cpu")
-    assert (code, out) == (2, "")
+    err = here.refused("verify", "runs/r", "--steps", "3", "--device", "cpu", silent=True)
     assert (
         "runs/r has no digest of a trained step up to step 3 (the first is of step 6): train with "
         "--digest-steps N" in err
@@ -799,7 +777,7 @@ def test_the_manifest_lists_every_source_file_that_is_loaded(
     helpers()
     here.train(task="linked_task:Mine", max_steps=6, workers=workers)
     helpers()
-    sources = json.loads((here.path() / "manifest.json").read_text())["sources"]
+    sources = here.json("manifest.json")["sources"]
     found = {name: sources[name] for name in _HELPERS}
     assert found == {
         name: hashlib.sha256(Path(path).read_bytes()).hexdigest() for name, path in _HELPERS.items()
@@ -819,8 +797,7 @@ def test_a_resume_with_another_source_file_is_refused_before_it_saves(
         "max_steps": 12,
         "workers": int(name == "read_by_workers"),
     }
-    with pytest.raises(Preempted):
-        here.train(**settings, stop=StopAfter(8))
+    here.stopped(8, **settings)
     helpers()
     with Path(_HELPERS[name]).open("a") as file:
         file.write("# another text\n")
@@ -835,7 +812,7 @@ def test_a_resume_with_another_source_file_is_refused_before_it_saves(
         **settings, resume="anyway"
     )
     helpers()
-    (start,) = json.loads((here.path() / "manifest.json").read_text())["resumes"]
+    (start,) = here.json("manifest.json")["resumes"]
     assert list(start["changed"]) == [f"sources.{name}"]
 
 
@@ -876,9 +853,8 @@ def test_a_resume_restores_the_type_of_an_optimizer_state(
         Tiny, "build_optimizer", lambda _t, model, _n, rate, _w: Doubled(model.parameters(), rate)
     )
     here.train("undisturbed", max_steps=12)
-    with pytest.raises(Preempted):
-        here.train(max_steps=12, stop=StopAfter(5))
+    here.stopped(5, max_steps=12)
     here.train(max_steps=12)
-    entries = [read_entries(here.path(run) / "digests.jsonl")[-1] for run in ("r", "undisturbed")]
+    entries = [here.digests(run)[-1] for run in ("r", "undisturbed")]
     assert entries[0]["optimizer"] == entries[1]["optimizer"]
     assert entries[0]["model"] == entries[1]["model"]

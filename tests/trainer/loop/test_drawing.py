@@ -12,9 +12,9 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
-from tests.support.here import Here, StopAfter
+from tests.support.here import Here
 from tests.support.tiny import StepCounter, Tiny
-from trainbox.contract.errors import Failure, Preempted
+from trainbox.contract.errors import Failure
 
 _PICTURE = torch.zeros(3, 4, 4, dtype=torch.uint8)
 _REUSED = torch.zeros(3, 4, 4, dtype=torch.uint8)
@@ -102,8 +102,7 @@ def test_a_picture_is_not_what_the_task_makes_of_it_later(here: Here) -> None:
 
 def test_a_stop_waits_for_the_drawing(here: Here) -> None:
     _trained_on.clear()
-    with pytest.raises(Preempted):
-        here.train(task=f"{__name__}:Patient", stop=StopAfter(7))
+    here.stopped(7, task=f"{__name__}:Patient")
     assert _steps_of_pictures(here) == [6]
 
 
@@ -116,8 +115,7 @@ def test_an_error_of_a_drawing_ends_the_training(here: Here, epochs: int, steps:
 
 
 def test_an_error_of_a_drawing_does_not_hide_a_stop(here: Here) -> None:
-    with pytest.raises(Preempted):
-        here.train(task=f"{__name__}:Failing", stop=StopAfter(7))
+    here.stopped(7, task=f"{__name__}:Failing")
     assert (
         "the pictures of step 6 are missing, because figures() raised ValueError: no room\n"
         in (here.path() / "logs/rank-0.log").read_text()

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.support.convolutions import Pictures
-from tests.support.here import Here, StopAfter
+from tests.support.here import Here
 from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
 from trainbox.contract.config import Config, check_strategy
-from trainbox.contract.errors import Preempted, WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.loop.memory_format import memory_format, put_channels_last
 from trainer.parallel.strategy import Replicated
@@ -39,13 +39,11 @@ def test_convolutions_in_bf16_have_the_channels_last_and_a_stop_keeps_the_bits(h
     out = here.train("undisturbed", **BF16)
     assert "precision  bf16, deterministic, channels last, 1 CPU thread(s) a process" in out
     assert _format(here, "undisturbed") == "channels_last"
-    with pytest.raises(Preempted):
-        here.train(**BF16, stop=StopAfter(5))
+    here.stopped(5, **BF16)
     here.train(**BF16)
     assert _strides(here) == (72, 1, 24, 8)
     assert here.digest() == here.digest("undisturbed")
-    code, out, err = here.command("verify", "runs/r")
-    assert (code, err) == (0, ""), out
+    here.succeeds("verify", "runs/r")
     here.train("contiguous", **BF16, memory_format="contiguous")
     assert here.digest("contiguous") != here.digest()
 

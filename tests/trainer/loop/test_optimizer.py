@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from tests.support.here import Here, StopAfter
+from tests.support.here import Here
 from tests.support.tiny import StepCounter, Tiny
-from trainbox.contract.errors import Preempted, WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.loop.optimizer import joined
 
 
@@ -45,8 +45,7 @@ def test_two_optimizers_compute_the_same_as_two_groups(here: Here) -> None:
 def test_the_state_of_each_optimizer_is_resumed(here: Here) -> None:
     out = here.train("whole", task=_PARTS)
     assert "optimizer  AdamW + SGD, which the task builds for --optimizer adamw" in out
-    with pytest.raises(Preempted):
-        here.train("stopped", task=_PARTS, stop=StopAfter(8))
+    here.stopped(8, "stopped", task=_PARTS)
     here.train("stopped", task=_PARTS)
     assert here.digest("stopped") == here.digest("whole")
     states = here.state(18, "whole")["optimizer"]["state"]
@@ -69,8 +68,7 @@ def test_a_state_that_exists_before_the_first_step_is_kept() -> None:
 def test_another_kind_of_optimizer_refuses_the_checkpoint(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(Preempted):
-        here.train(task=_PARTS, stop=StopAfter(8))
+    here.stopped(8, task=_PARTS)
     monkeypatch.setattr(Parts, "build_optimizer", Tiny.build_optimizer)
     with pytest.raises(WrongUse, match=r"\(optimizer: AdamW \+ SGD -> AdamW\)"):
         here.train(task=_PARTS)

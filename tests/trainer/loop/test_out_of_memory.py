@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.here import Here, StopAfter
+from tests.support.here import Here
 from tests.support.tiny import TINY, Large, Tiny
-from trainbox.contract.errors import OutOfMemory, Preempted, WrongUse
+from trainbox.contract.errors import OutOfMemory, WrongUse
 from trainer.loop.out_of_memory import memory_used_up
 from trainer.run.compare import first_difference
 
@@ -29,24 +29,6 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda examples: monkeypatch.setenv("ROOM", str(examples))
 
 
-def _config(here: Here, run: str = "r") -> dict[str, Any]:
-    config = json.loads((here.path(run) / "config.json").read_text())
-    assert isinstance(config, dict)
-    return config
-
-
-def _manifest(here: Here, run: str = "r") -> dict[str, Any]:
-    manifest = json.loads((here.path(run) / "manifest.json").read_text())
-    assert isinstance(manifest, dict)
-    return manifest
-
-
-def _digests(here: Here, run: str) -> list[dict[str, Any]]:
-    return [
-        json.loads(line) for line in (here.path(run) / "digests.jsonl").read_text().splitlines()
-    ]
-
-
 @pytest.mark.parametrize(("room_for", "count"), [(8, 1), (3, 4)])
 def test_the_batch_is_split_until_it_fits_with_the_bits_of_that_accumulation(
     here: Here, room: Any, room_for: int, count: int
@@ -57,15 +39,16 @@ def test_the_batch_is_split_until_it_fits_with_the_bits_of_that_accumulation(
     out = here.train(task=LARGE, log_steps=1)
 
     assert here.digest() == here.digest("requested")
-    assert _config(here) == _config(here, "requested")
-    assert (_config(here)["batch_size"], _config(here)["accumulation"]) == (8, count)
+    assert here.json("config.json") == here.json("config.json", "requested")
+    assert (here.json("config.json")["batch_size"], here.json("config.json")["accumulation"]) == (
+        8,
+        count,
+    )
     # The batch, the steps and the examples of each step stay the same.
     assert [(e["step"], e["epoch"]) for e in here.entries("train")] == [
         (e["step"], e["epoch"]) for e in here.entries("train", "whole")
     ]
-    assert [e["order"] for e in _digests(here, "r")] == [
-        e["order"] for e in _digests(here, "whole")
-    ]
+    assert [e["order"] for e in here.digests("r")] == [e["order"] for e in here.digests("whole")]
     for name, weight in here.weights("whole").items():
         if name != "forwards":
             torch.testing.assert_close(here.weights()[name], weight)
@@ -80,7 +63,7 @@ def test_the_batch_is_split_until_it_fits_with_the_bits_of_that_accumulation(
         )
     assert out.count("restarting with smaller micro-batches") == len(messages)
     assert out.count("run        runs/r\n") == 1
-    manifest = _manifest(here)
+    manifest = here.json("manifest.json")
     assert manifest.get("did_not_fit", []) == messages
     assert manifest["settings"]["accumulation"] == count
 
@@ -96,9 +79,7 @@ def test_a_batch_that_does_not_fit_in_the_second_step_restarts_the_run(
     assert f"{_FOUND} with 8 examples at once: restarting with smaller micro-batches" in out
     assert here.digest() == here.digest("requested")
     assert [e["step"] for e in here.entries("train")] == list(range(1, 19))
-    trained = [
-        [e for e in _digests(here, run) if e["kind"] == "step"] for run in ("r", "requested")
-    ]
+    trained = [[e for e in here.digests(run) if e["kind"] == "step"] for run in ("r", "requested")]
     assert trained[0] == trained[1]
 
 
@@ -134,7 +115,7 @@ def test_after_the_first_steps_the_run_fails_and_keeps_its_checkpoints(
         here.train(task=LARGE, **settings)
     assert str(ended.value).startswith(_FOUND)
     assert ended.value.exit_code == 5
-    assert _config(here)["accumulation"] == 1
+    assert here.json("config.json")["accumulation"] == 1
     assert here.path().joinpath("checkpoints", f"step-{step:08d}.pt").exists() == (
         "checkpoint_steps" in settings
     )
@@ -189,8 +170,7 @@ def test_no_micro_batch_is_empty(
 def test_a_resumed_run_keeps_its_micro_batches(here: Here, room: Any) -> None:
     here.train("requested", task=LARGE, accumulation=4)
     room(2)
-    with pytest.raises(Preempted):
-        here.train(task=LARGE, stop=StopAfter(4))
+    here.stopped(4, task=LARGE)
     room(8)
     out = here.train(task=LARGE)
     assert "batch      8 = 1 process x 2 x 4 accumulation\n" in out
@@ -202,8 +182,7 @@ def test_a_resumed_run_keeps_its_micro_batches(here: Here, room: Any) -> None:
 
 def test_a_resume_with_less_memory_is_refused_without_resume_anyway(here: Here, room: Any) -> None:
     room(4)
-    with pytest.raises(Preempted):
-        here.train(task=LARGE, stop=StopAfter(4))
+    here.stopped(4, task=LARGE)
     room(2)
     with pytest.raises(OutOfMemory) as ended:
         here.train(task=LARGE)
@@ -211,15 +190,15 @@ def test_a_resume_with_less_memory_is_refused_without_resume_anyway(here: Here, 
         f"{_FOUND} with 4 example(s) at once; runs/r has a checkpoint of step 4, and smaller "
         "micro-batches change the bits: resume with more memory, or use --resume anyway"
     )
-    assert _config(here)["accumulation"] == 2
+    assert here.json("config.json")["accumulation"] == 2
     out = here.train(task=LARGE, resume="anyway")
     assert "changed since the run's start: settings.accumulation: 2 -> 4\n" in out
     assert "batch      8 = 1 process x 2 x 4 accumulation\n" in out
-    resumed = _manifest(here)["resumes"][-1]
+    resumed = here.json("manifest.json")["resumes"][-1]
     assert resumed["step"] == 4
     assert resumed["changed"] == {"settings.accumulation": [2, 4]}
     assert resumed["did_not_fit"] == [f"{_FOUND} with 4 examples at once"]
-    assert _config(here)["accumulation"] == 4
+    assert here.json("config.json")["accumulation"] == 4
     assert here.steps()[-1] == 18
 
 
@@ -229,8 +208,7 @@ def test_a_run_whose_batch_was_split_is_verified_and_repeated_by_its_config(
     room(2)
     here.train(task=LARGE)
     room(8)
-    code, out, err = here.command("verify", "runs/r", "--device", "cpu")
-    assert (code, err) == (0, "")
+    out = here.succeeds("verify", "runs/r", "--device", "cpu")
     assert "SAME BITS" in out
     config = ("--config", "runs/r/config.json", "--device", "cpu")
     assert here.command("train", *config, "--run", "again")[0] == 0
@@ -244,7 +222,10 @@ def test_the_accumulation_of_a_config_file_is_kept(here: Here) -> None:
         *("--config", "c.json", "--batch-size", "4"),
     )
     assert code == 0, err
-    assert (_config(here)["batch_size"], _config(here)["accumulation"]) == (4, 2)
+    assert (here.json("config.json")["batch_size"], here.json("config.json")["accumulation"]) == (
+        4,
+        2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -322,7 +303,7 @@ def test_a_batch_that_changes_the_algorithms_of_cudnn_does_not_fit(
     assert here.digest() == here.digest("requested")
     out = here.train("fast", task=LARGE, deterministic=False)
     assert "restarting" not in out
-    assert _config(here, "fast")["accumulation"] == 1
+    assert here.json("config.json", "fast")["accumulation"] == 1
 
 
 def test_allocations_that_fail_later_are_logged_and_recorded_with_the_digests(
@@ -333,7 +314,7 @@ def test_allocations_that_fail_later_are_logged_and_recorded_with_the_digests(
     out = here.train(task=LARGE, digest_steps=1)
     assert "step 17: 1 allocation(s) of GPU memory have failed so far, so cuDNN may have" in out
     assert "step 18: 2 allocation(s) of GPU memory have failed so far" in out
-    recorded = {e["step"]: e.get("failed_allocations") for e in _digests(here, "r")}
+    recorded = {e["step"]: e.get("failed_allocations") for e in here.digests("r")}
     assert recorded == dict.fromkeys(range(17)) | {17: 1, 18: 2}
     assert here.digest() == here.digest("whole")
 

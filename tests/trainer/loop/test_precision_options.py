@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tests.support.here import Here, StopAfter
+from tests.support.here import Here
 from tests.support.tiny import StepCounter, Tiny
 from trainbox.contract.config import warmup_then_cosine
-from trainbox.contract.errors import Failure, Preempted, WrongUse
+from trainbox.contract.errors import Failure, WrongUse
 from trainer.loop.pace import Pace
 from trainer.run.checkpoint import RunCheckpoints
 
@@ -139,8 +139,7 @@ def test_the_logged_loss_is_the_mean_since_the_previous_entry(here: Here) -> Non
 
 def test_the_logged_mean_survives_a_stop_between_entries(here: Here) -> None:
     here.train("undisturbed", log_steps=4)
-    with pytest.raises(Preempted):
-        here.train(log_steps=4, stop=StopAfter(3))
+    here.stopped(3, log_steps=4)
     here.train(log_steps=4)
     losses = [
         [entry["loss"] for entry in here.entries("train", run)] for run in ("r", "undisturbed")
@@ -208,8 +207,7 @@ def test_early_stopping_waits_while_the_metric_improves(here: Here) -> None:
 
 def test_patience_continues_after_a_stop(here: Here) -> None:
     settings: dict[str, Any] = {"epochs": 9, "early_stopping": "max:loss", "patience": 3}
-    with pytest.raises(Preempted):
-        here.train(stop=StopAfter(14), **settings)
+    here.stopped(14, **settings)
     assert here.state(14)["progress"]["patience_used"] == 1
     here.train(**settings)
     assert [entry["step"] for entry in here.entries("validation")] == [6, 12, 18, 24]
@@ -286,8 +284,7 @@ def test_a_resume_from_any_step_has_the_same_weights_and_the_same_log(
     undisturbed = _digest_and_losses(here, "undisturbed")
     for start in starts:
         run = f"from-{start}"
-        with pytest.raises(Preempted):
-            here.train(run, stop=StopAfter(start), **settings)
+        here.stopped(start, run, **settings)
         assert here.steps(run)[-1] == start
         here.train(run, **settings)
         assert _digest_and_losses(here, run) == undisturbed, f"resumed from step {start}"

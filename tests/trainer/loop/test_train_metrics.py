@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.here import Here, StopAfter
+from tests.support.here import Here
 from tests.support.tiny import Tiny
 from trainbox.classification import Classification
-from trainbox.contract.errors import Preempted
 
 _NEAR = "tests.trainer.loop.test_train_metrics:Near"
 _TRAIN = ("train", "--device", "cpu", "--run", "r")
@@ -67,8 +66,7 @@ def _near(here: Here, task: Tiny, run: str, part: str) -> float:
 def test_a_metric_is_the_mean_over_the_examples(here: Here) -> None:
     task = Rounded(limit=1.5)
     words = ("--lr", "1e-30", "--batch-size", "50", "--epochs", "1", "--set", "limit=1.5")
-    code, out, err = here.command(*_TRAIN, f"{__name__}:Rounded", *words)
-    assert (code, err) == (0, "")
+    out = here.succeeds(*_TRAIN, f"{__name__}:Rounded", *words)
     ((train,), (validation,)) = here.entries("train"), here.entries("validation")
     assert train["near"] == _near(here, task, "r", "train")
     assert validation["near"] == _near(here, task, "r", "validation")
@@ -77,16 +75,14 @@ def test_a_metric_is_the_mean_over_the_examples(here: Here) -> None:
     line = f", near {validation['near']:.4f} (best); training near {train['near']:.4f}\n"
     assert line in out
     # An evaluation has intervals for the metric, too.
-    code, out, err = here.command("evaluate", "runs/r")
-    assert (code, err) == (0, "")
+    out = here.succeeds("evaluate", "runs/r")
     assert re.search(rf"near +{validation['near']:.3g}  \[0\.", out), out
 
 
 def test_a_stop_between_two_entries_keeps_the_mean(here: Here) -> None:
     settings: dict[str, Any] = {"task": f"{__name__}:Rounded", "log_steps": 6}
     here.train("whole", **settings)
-    with pytest.raises(Preempted):
-        here.train("stopped", stop=StopAfter(4), **settings)
+    here.stopped(4, "stopped", **settings)
     assert here.entries("train", "stopped") == []
     here.train("stopped", **settings)
     whole, stopped = (

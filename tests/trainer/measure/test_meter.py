@@ -1,7 +1,6 @@
 """The measurements of a training for `trainbox bench`."""
 
 import itertools
-import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +30,7 @@ def measure(here: Here, seconds: float, *arguments: str) -> dict[str, Any]:
         "train", TINY, *FOREVER, "--measure-seconds", f"{seconds}", *arguments
     )
     assert code == 0, err
-    found = json.loads((here.path() / "measured.json").read_text())
+    found = here.json("measured.json")
     assert isinstance(found, dict)
     return found
 

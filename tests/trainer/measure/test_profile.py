@@ -21,8 +21,7 @@ WORDS = ("train", TINY, "--device", "cpu", "--max-steps", "18", "--threads", "1"
 
 
 def test_a_profile_has_a_trace_and_the_longest_operators_and_the_same_bits(here: Here) -> None:
-    code, out, err = here.command(*WORDS, "--run", "r", "--profile", "3")
-    assert (code, err) == (0, "")
+    out = here.succeeds(*WORDS, "--run", "r", "--profile", "3")
     lines = out.splitlines()
     (first,) = (i for i, line in enumerate(lines) if line.startswith("profile of 3 steps, "))
     assert lines[first].endswith("runs/r/profile.json; to view it, open https://ui.perfetto.dev")
@@ -30,7 +29,7 @@ def test_a_profile_has_a_trace_and_the_longest_operators_and_the_same_bits(here:
     shares = [float(line.split()[0].rstrip("%")) for line in lines[first + 2 : first + 12]]
     assert shares == sorted(shares, reverse=True)
     assert any("aten::" in line for line in lines[first + 2 : first + 12])
-    trace = json.loads((here.path() / "profile.json").read_text())
+    trace = here.json("profile.json")
     name = "autograd::engine::evaluate_function: MseLossBackward0"
     backwards = [event for event in trace["traceEvents"] if event.get("name") == name]
     assert len(backwards) == 3

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.here import Here, StopAfter
-from trainbox.contract.errors import Preempted
+from tests.support.here import Here
 from trainer.data.schedule import Schedule
 from trainer.run.console import Console
 
@@ -125,9 +124,7 @@ def test_a_validation_shows_its_own_batches(here: Here, monkeypatch: pytest.Monk
         return given
 
     monkeypatch.setattr(Console, "validation_bar", note)
-    with pytest.raises(Preempted):
-        here.train(stop=StopAfter(7))
+    here.stopped(7)
     assert shown == [(3, 3)]  # 20 examples in batches of 8
-    code, _, err = here.command("evaluate", "runs/r", "--checkpoint", "last")
-    assert (code, err) == (0, "")
+    here.succeeds("evaluate", "runs/r", "--checkpoint", "last")
     assert shown == [(3, 3)] * 2

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.plugin_event_accumulator import TENSORS, EventAccumulator
 
-from tests.support.here import Here, StopAfter
+from tests.support.here import Here
 from tests.support.tiny import Tiny
-from trainbox.contract.errors import Preempted
 from trainbox.contract.internal import Internal
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.run import gpu_events as hardware
@@ -170,8 +169,7 @@ def test_events_are_read_every_few_seconds_and_at_the_end_or_a_stop(
 ) -> None:
     monkeypatch.setattr(run_log, "_EVENTS_EVERY_S", 1000.0)
     _write_in_steps(monkeypatch, events, {3: _line(3.0)})
-    with pytest.raises(Preempted):
-        here.train(stop=StopAfter(10))
+    here.stopped(10)
     assert _recorded(here) == [(10, 2, 3.0)]
     _append(events, _line(4.0))
     here.train()
@@ -184,8 +182,7 @@ def test_a_resume_keeps_each_event_exactly_once(
     """After a crash in step 8, the run resumes at step 5. The events in between are kept."""
     events.write_text(_line(1.0))
     _write_in_steps(monkeypatch, events, {8: _line(8.0)})
-    with pytest.raises(Preempted):
-        here.train(stop=StopAfter(8), checkpoint_steps=1, keep=9, log_steps=1)
+    here.stopped(8, checkpoint_steps=1, keep=9, log_steps=1)
     for step in (6, 7, 8):
         for path in (here.path() / "checkpoints").glob(f"step-{step:08d}*"):
             path.unlink()

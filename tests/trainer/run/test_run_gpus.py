@@ -18,11 +18,11 @@ import torch
 
 import trainer.loop.fit
 import trainer.session.train
-from tests.support.here import Here, StopAfter
+from tests.support.here import Here
 from tests.support.nvml_stub.build import write_config
 from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
-from trainbox.contract.errors import Preempted, WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.parallel.strategy import STRATEGIES, Strategy
 from trainer.parallel.world import World
 from trainer.run import gpu_reader
@@ -178,8 +178,7 @@ def test_energy_is_summed_over_gpus_and_across_a_resume(
         fit(*arguments)
 
     monkeypatch.setattr(trainer.session.train, "fit", using_energy)
-    with pytest.raises(Preempted):
-        here.train(max_steps=4, stop=StopAfter(2))
+    here.stopped(2, max_steps=4)
     assert energy(here)["kwh"] == 0.75
     rise(100, 100)  # between the two starts, other programs use the GPUs
     printed = here.train(max_steps=4)
@@ -210,8 +209,7 @@ def test_a_manifest_with_an_energy_that_is_not_valid_is_damaged(
 ) -> None:
     put("h100")
     on(UUIDS[0])
-    with pytest.raises(Preempted):
-        here.train(max_steps=4, stop=StopAfter(2))
+    here.stopped(2, max_steps=4)
     path = here.path() / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"energy": edited}))
     with pytest.raises(WrongUse, match="^runs/r/manifest.json is missing or damaged, so "):

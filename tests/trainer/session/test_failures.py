@@ -140,8 +140,7 @@ def test_a_task_s_own_error_is_the_task_s(here: Here, monkeypatch: pytest.Monkey
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(Tiny, "losses", losses)
-    code, _, err = here.command("train", TINY, "--device", "cpu")
-    assert code == WrongUse.exit_code
+    err = here.refused("train", TINY, "--device", "cpu", code=WrongUse.exit_code)
     assert "losses() raised RuntimeError: CUDA error: out of memory (" in err
 
 
@@ -150,8 +149,7 @@ def test_a_long_error_of_a_task_is_cut(here: Here, monkeypatch: pytest.MonkeyPat
         raise ValueError("x" * 100_000)
 
     monkeypatch.setattr(Tiny, "losses", losses)
-    code, _, err = here.command("train", TINY, "--device", "cpu")
-    assert code == WrongUse.exit_code
+    err = here.refused("train", TINY, "--device", "cpu", code=WrongUse.exit_code)
     (line,) = (line for line in err.splitlines() if line.startswith("trainbox: task "))
     assert f"raised ValueError: {'x' * 488}... (" in line and "; traceback in " in line
 
@@ -192,8 +190,7 @@ def test_a_keyboard_interrupt_of_a_task_is_an_error(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Tiny, "losses", losses)
-    code, _, err = here.command("train", TINY, "--device", "cpu")
-    assert code == 1
+    err = here.refused("train", TINY, "--device", "cpu", code=1)
     assert err.startswith("trainbox: the task raised KeyboardInterrupt in losses (")
 
 

@@ -1,6 +1,5 @@
 """Start from the weights of another run or of a file (--init), and train some (--freeze)."""
 
-import json
 import os
 import pickle
 import shutil
@@ -13,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.support.here import Here, StopAfter
+from tests.support.here import Here
 from tests.support.transfer import TRANSFER, Transfer
 from tests.support.unsafe_pickle import MakesFolder
-from trainbox.contract.errors import Preempted, WrongUse
+from trainbox.contract.errors import WrongUse
 from trainbox.initial_weights import read_tensors, unwrapped
 
 _SHORT: dict[str, Any] = {"task": TRANSFER, "max_steps": 3}
@@ -34,11 +33,6 @@ def _differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
     return {name for name in one if not torch.equal(one[name], other[name])}
 
 
-def _manifest(here: Here, run: str = "b") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((here.path(run) / "manifest.json").read_text())
-    return found
-
-
 def test_a_run_starts_from_the_best_weights_of_another(
     here: Here, trained: dict[str, Tensor]
 ) -> None:
@@ -53,7 +47,7 @@ def test_a_run_starts_from_the_best_weights_of_another(
     # Also the running statistics are those of the file.
     body = {name: value for name, value in trained.items() if name.startswith("body")}
     assert len(body) == 7 and _differing(body, after) == set()
-    initial = _manifest(here)["init"]
+    initial = here.json("manifest.json", "b")["init"]
     assert initial["file"] == "runs/a/model.safetensors"
     assert initial["loaded"] == "7 of 9 tensors; head is new (5 classes)"
     assert len(initial["sha256"]) == 64
@@ -119,20 +113,18 @@ def test_frozen_weights_do_not_decay(here: Here, trained: dict[str, Tensor]) -> 
 def test_a_resume_does_not_load_again(here: Here) -> None:
     settings = _SHORT | {"max_steps": 6, "init": "runs/a", "freeze": ["body"]}
     here.train("whole", **settings)
-    with pytest.raises(Preempted):
-        here.train("b", stop=StopAfter(2), **settings)
-    initial = _manifest(here)["init"]
+    here.stopped(2, "b", **settings)
+    initial = here.json("manifest.json", "b")["init"]
     shutil.rmtree("runs/a")
     out = here.train("b", **settings)
     assert "\ninit " not in out and "\nfrozen " in out and "changed since" not in out
     assert here.digest("b") == here.digest("whole")
-    assert _manifest(here)["init"] == initial
+    assert here.json("manifest.json", "b")["init"] == initial
 
 
 @pytest.mark.usefixtures("trained")
 def test_a_resume_with_other_weights_is_refused(here: Here) -> None:
-    with pytest.raises(Preempted):
-        here.train("b", stop=StopAfter(1), **_SHORT, init="runs/a", freeze=["head"])
+    here.stopped(1, "b", **_SHORT, init="runs/a", freeze=["head"])
     for init, freeze, message in (
         (None, ["head"], r"other settings \(init: runs/a -> None\)"),
         ("runs/a", ["body"], r"other settings \(freeze: \['head'\] -> \['body'\]\)"),
@@ -150,8 +142,7 @@ def test_verify_repeats_a_run_from_the_same_weights(here: Here) -> None:
     here.train("other", **_SHORT, seed=1)
     file = here.path("a") / "model.safetensors"
     shutil.copy(here.path("other") / "model.safetensors", file)
-    code, _, err = here.command("verify", "runs/b", "--device", "cpu")
-    assert code == 2
+    err = here.refused("verify", "runs/b", "--device", "cpu")
     assert err.startswith(
         "trainbox: runs/b was started from runs/a/model.safetensors, which has changed since (its "
         "SHA-256 was "
@@ -235,17 +226,15 @@ def test_weights_that_cannot_be_used_are_one_line_and_exit_2(
 ) -> None:
     if prepare is not None:
         prepare(here)
-    code, _, err = here.command(*_RUN, *arguments)
-    assert code == 2
-    assert err.startswith(f"trainbox: {message}") and err.count("\n") == 1, err
+    err = here.refused(*_RUN, *arguments)
+    assert err.startswith(f"trainbox: {message}")
     assert not Path("ran").exists()
 
 
 @pytest.mark.usefixtures("trained")
 def test_the_settings_of_a_run_can_be_given_again(here: Here) -> None:
     here.train("b", **_SHORT, init="runs/a", freeze=["body", "*.bias"])
-    code, _, err = here.command(*_RUN[:-2], "--config", "runs/b/config.json", "--run", "c")
-    assert (code, err) == (0, "")
+    here.succeeds(*_RUN[:-2], "--config", "runs/b/config.json", "--run", "c")
     assert here.digest("c") == here.digest("b")
 
 
@@ -260,6 +249,5 @@ def test_a_file_that_is_replaced_while_it_is_read_is_refused(
         return tensors
 
     monkeypatch.setattr("trainer.session.initial.read_tensors", read_and_replace)
-    code, _, err = here.command(*_RUN, "--init", "w.safetensors")
-    assert code == 2
+    err = here.refused(*_RUN, "--init", "w.safetensors")
     assert "--init w.safetensors changed while it was read, as the best weights of " in err

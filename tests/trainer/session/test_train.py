@@ -28,7 +28,6 @@ from trainer.parallel.device import choose_device
 from trainer.parallel.strategy import STRATEGIES, Replicated
 from trainer.parallel.world import World
 from trainer.run.compare import manifest_differences
-from trainer.run.jsonl import read_entries
 from trainer.run.run_log import RunLog
 from trainer.session.agreement import refuse_difference
 from trainer.session.settle import settle
@@ -137,17 +136,13 @@ def test_the_batch_equation_of_data_parallel(
 
 
 def test_a_missing_data_file_is_not_reported_as_a_full_disk(here: Here) -> None:
-    code, _, err = here.command(
-        "train", "tests.support.tiny:NoSuchFile", "--device", "cpu", "--run", "r"
-    )
-    assert code == 2
+    err = here.refused("train", "tests.support.tiny:NoSuchFile", "--device", "cpu", "--run", "r")
     assert err.startswith("trainbox: task NoSuchFile: train_dataset() raised FileNotFoundError: ")
     assert "data/readings.npy" in err
     assert (
         ": put the data there, or set its folder with --data-dir; traceback in "
         "runs/r/logs/rank-0.log" in err
     )
-    assert err.count("\n") == 1
 
 
 def test_a_missing_device_is_never_replaced() -> None:
@@ -220,7 +215,7 @@ def test_the_reason_of_the_plan_is_repeated(here: Here, monkeypatch: pytest.Monk
     reason = "3 of 4 visible GPUs requested -> torchrun DDP, 3 processes"
     monkeypatch.setenv(*LaunchFacts(reason=reason).variable().popitem())
     assert f"plan       {reason}\n" in here.train(max_steps=1)
-    manifest = json.loads((here.path() / "manifest.json").read_text())
+    manifest = here.json("manifest.json")
     assert manifest["plan"] == {
         "reason": reason,
         "strategy": "single",
@@ -230,7 +225,7 @@ def test_the_reason_of_the_plan_is_repeated(here: Here, monkeypatch: pytest.Monk
 
 def test_the_manifest_has_the_command_the_software_and_the_device(here: Here) -> None:
     assert here.command("train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "r")[0] == 0
-    manifest = json.loads((here.path() / "manifest.json").read_text())
+    manifest = here.json("manifest.json")
     assert manifest["argv"] == ["train", TINY, "--max-steps", "1", "--run", "r"]
     assert torch.__version__.startswith(manifest["packages"]["torch"])
     assert manifest["device"] == {"type": "cpu"}
@@ -238,7 +233,7 @@ def test_the_manifest_has_the_command_the_software_and_the_device(here: Here) ->
     assert (
         here.command("train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "other")[0] == 0
     )
-    other = json.loads((here.path("other") / "manifest.json").read_text())
+    other = here.json("manifest.json", "other")
     assert manifest_differences(manifest, other) == {}
 
 
@@ -281,8 +276,7 @@ def test_a_resume_drops_incomplete_lines_and_entries_of_lost_steps(
     here: Here, junk: list[str]
 ) -> None:
     here.train("undisturbed", log_steps=1)
-    with pytest.raises(Preempted):
-        here.train(log_steps=1, stop=StopAfter(1))
+    here.stopped(1, log_steps=1)
     with (here.path() / "metrics.jsonl").open("a") as file:
         file.writelines(junk)
     here.train(log_steps=1)
@@ -301,8 +295,7 @@ def test_a_resume_drops_incomplete_lines_and_entries_of_lost_steps(
 def test_a_resume_reports_a_record_that_is_lost(
     here: Here, name: str, damage: bytes | None
 ) -> None:
-    with pytest.raises(Preempted):
-        here.train(log_steps=1, stop=StopAfter(1))
+    here.stopped(1, log_steps=1)
     path = here.path() / name
     path.unlink() if damage is None else path.write_bytes(damage)
     out = here.train(log_steps=1, resume="anyway")  # without it, digests.jsonl is needed
@@ -322,8 +315,7 @@ def test_a_finished_run_reports_metrics_that_are_lost(here: Here, damage: bytes 
 
 
 def test_a_resume_without_a_logged_step_reports_no_loss(here: Here) -> None:
-    with pytest.raises(Preempted):
-        here.train(stop=StopAfter(1))
+    here.stopped(1)
     assert (here.path() / "metrics.jsonl").read_bytes() == b""
     assert "lost" not in here.train()
 
@@ -345,8 +337,7 @@ def test_a_validation_that_is_repeated_after_a_crash_is_logged_once(here: Here) 
 
 def test_metrics_with_numpy_numbers_can_be_resumed(here: Here) -> None:
     task = "tests.support.tiny:NumpyMetrics"
-    with pytest.raises(Preempted):
-        here.train(task=task, stop=StopAfter(8))
+    here.stopped(8, task=task)
     assert here.entries("validation")[0]["step"] == 6  # so the state holds a metric
     here.train(task=task)
     assert len(here.entries("validation")) == 3
@@ -392,11 +383,9 @@ def test_an_unwritable_run_folder_is_refused_with_code_4_before_the_data_are_rea
 
 
 def test_a_null_setting_in_config_json_is_reported_as_damage(here: Here) -> None:
-    with pytest.raises(Preempted):
-        here.train(stop=StopAfter(2))
-    _edit(here.path() / "config.json", threads=None)
-    code, _, err = here.command(*_AGAIN)
-    assert code == 2
+    here.stopped(2)
+    here.edit("config.json", threads=None)
+    err = here.refused(*_AGAIN)
     assert err == "trainbox: runs/r/config.json is damaged (threads is null): restore it\n"
 
 
@@ -404,8 +393,7 @@ def test_a_null_setting_in_config_json_is_reported_as_damage(here: Here) -> None
 def test_a_damaged_config_json_is_reported(here: Here, text: str) -> None:
     here.path().mkdir(parents=True)
     (here.path() / "config.json").write_text(text)
-    code, _, err = here.command("train", TINY, "--device", "cpu", "--run", "r")
-    assert code == 2
+    err = here.refused("train", TINY, "--device", "cpu", "--run", "r")
     assert err.startswith("trainbox: runs/r/config.json is not a configuration (")
     assert "restore it or use another --run" in err
 
@@ -530,17 +518,15 @@ def test_a_complete_run_of_another_task_or_other_data_is_refused(
     here: Here, entry: str, value: Any, named: str
 ) -> None:
     here.train()
-    _edit(here.path() / "manifest.json", **{entry: value})
+    here.edit("manifest.json", **{entry: value})
     before = _snapshot(here)
-    code, _, err = here.command(*_AGAIN)
-    assert code == 2
+    err = here.refused(*_AGAIN)
     assert err.startswith(
         f"trainbox: runs/r is complete, but its task, data, software or hardware has changed "
         f"since ({named}"
     )
     assert "show the result with --resume anyway, or start a new run with another --run name" in err
-    code, out, err = here.command(*_AGAIN, "--resume", "anyway")
-    assert (code, err) == (0, "")
+    out = here.succeeds(*_AGAIN, "--resume", "anyway")
     assert f"changed since the run's start: {named}" in out
     assert "this run is complete: nothing is left to do" in out
     assert f"digest     {here.digest()}" in out
@@ -555,8 +541,7 @@ def test_lost_best_weights_are_rewritten_from_their_checkpoint(
     if finished:
         here.train(best_by="max:loss")
     else:
-        with pytest.raises(Preempted):
-            here.train(best_by="max:loss", stop=StopAfter(8))
+        here.stopped(8, best_by="max:loss")
     weights = here.path() / "model.safetensors"
     weights.unlink()
     if content is not None:
@@ -577,8 +562,7 @@ def test_a_complete_run_without_its_best_weights_fails(here: Here) -> None:
     (here.path() / "model.safetensors").unlink()
     for path in (here.path() / "checkpoints").glob("step-00000006.*"):
         path.unlink()
-    code, _, err = here.command(*_AGAIN)
-    assert code == 4
+    err = here.refused(*_AGAIN, code=4)
     assert (
         "so is the checkpoint of the best step 6 (its sidecar cannot be read: No such file "
         "or directory)" in err
@@ -587,7 +571,7 @@ def test_a_complete_run_without_its_best_weights_fails(here: Here) -> None:
 
 def test_a_complete_run_logs_changes_that_do_not_change_bits(here: Here) -> None:
     here.train()
-    _edit(here.path() / "manifest.json", python="3.0")
+    here.edit("manifest.json", python="3.0")
     out = here.train()
     assert "changed since the run's start: python: 3.0 -> " in out
     assert "this run is complete" in out
@@ -596,8 +580,7 @@ def test_a_complete_run_logs_changes_that_do_not_change_bits(here: Here) -> None
 def test_a_complete_run_without_its_manifest_needs_resume_anyway(here: Here) -> None:
     here.train()
     (here.path() / "manifest.json").unlink()
-    code, _, err = here.command(*_AGAIN)
-    assert code == 2
+    err = here.refused(*_AGAIN)
     assert "runs/r/manifest.json is missing or damaged" in err
     code, out, _ = here.command(*_AGAIN, "--resume", "anyway")
     assert code == 0
@@ -606,11 +589,9 @@ def test_a_complete_run_without_its_manifest_needs_resume_anyway(here: Here) -> 
 
 
 def test_a_manifest_with_an_entry_of_another_type_is_damaged(here: Here) -> None:
-    with pytest.raises(Preempted):
-        here.train(stop=StopAfter(2))
-    _edit(here.path() / "manifest.json", run_id=5)
-    code, _, err = here.command(*_AGAIN)
-    assert code == 2
+    here.stopped(2)
+    here.edit("manifest.json", run_id=5)
+    err = here.refused(*_AGAIN)
     assert err.startswith("trainbox: runs/r/manifest.json is missing or damaged")
 
 
@@ -620,8 +601,7 @@ def test_a_complete_run_cannot_be_extended(here: Here) -> None:
         (("--epochs", "6"), "epochs: 3 -> 6"),
         (("--max-steps", "60"), "epochs: 3 -> None; max_steps: None -> 60"),
     ):
-        code, _, err = here.command(*_AGAIN, *arguments)
-        assert code == 2
+        err = here.refused(*_AGAIN, *arguments)
         assert err == (
             f"trainbox: runs/r was started with other settings ({changed}): use the "
             "old values, or start a new run with --run NAME; the length of a run cannot "
@@ -636,8 +616,7 @@ def test_a_setting_edited_by_hand_is_refused_with_the_difference(
     if steps == 99:
         here.train()
     else:
-        with pytest.raises(Preempted):
-            here.train(stop=StopAfter(steps))
+        here.stopped(steps)
     path = here.path() / file
     if file == "config.json":
         _edit(path, learning_rate=0.5)
@@ -645,8 +624,7 @@ def test_a_setting_edited_by_hand_is_refused_with_the_difference(
         _edit(path, settings=json.loads(path.read_text())["settings"] | {"learning_rate": 0.5})
     before = _snapshot(here)
     for arguments in ((), ("--resume", "anyway")):
-        code, _, err = here.command(*_AGAIN, *arguments)
-        assert code == 2
+        err = here.refused(*_AGAIN, *arguments)
         assert err.startswith(
             "trainbox: the settings of runs/r were changed after its start "
             "(settings.learning_rate: 0."
@@ -657,9 +635,8 @@ def test_a_setting_edited_by_hand_is_refused_with_the_difference(
 
 
 def test_an_edited_setting_of_another_type_is_found(here: Here) -> None:
-    with pytest.raises(Preempted):
-        here.train(stop=StopAfter(5))
-    _edit(here.path() / "config.json", batch_size="8")
+    here.stopped(5)
+    here.edit("config.json", batch_size="8")
     with pytest.raises(WrongUse, match="batch_size"):
         here.train()
 
@@ -695,15 +672,13 @@ def test_a_training_that_is_killed_before_any_replacement_of_a_file_resumes(
 
 
 def test_settings_that_are_free_at_a_resume_can_be_edited(here: Here) -> None:
-    with pytest.raises(Preempted):
-        here.train(stop=StopAfter(5))
-    _edit(here.path() / "config.json", keep=7, log_steps=3, checkpoint_minutes=1.0)
+    here.stopped(5)
+    here.edit("config.json", keep=7, log_steps=3, checkpoint_minutes=1.0)
     assert "resume     from step 5" in here.train()
 
 
 def test_a_run_without_its_config_json_resumes(here: Here) -> None:
-    with pytest.raises(Preempted):
-        here.train(stop=StopAfter(5))
+    here.stopped(5)
     path = here.path() / "config.json"
     before = path.read_text()
     path.unlink()
@@ -712,8 +687,7 @@ def test_a_run_without_its_config_json_resumes(here: Here) -> None:
 
 
 def _stop_at_5(here: Here) -> Path:
-    with pytest.raises(Preempted):
-        here.train(stop=StopAfter(5), checkpoint_steps=1, log_steps=1)
+    here.stopped(5, checkpoint_steps=1, log_steps=1)
     assert here.steps() == [3, 4, 5]
     return here.path() / "checkpoints"
 
@@ -721,8 +695,7 @@ def _stop_at_5(here: Here) -> Path:
 def test_a_run_without_its_checkpoint_folder_does_not_restart(here: Here) -> None:
     shutil.rmtree(_stop_at_5(here))
     for arguments in ((), ("--resume", "anyway"), ("--resume", "never")):
-        code, _, err = here.command(*_AGAIN, *arguments)
-        assert code == 4
+        err = here.refused(*_AGAIN, *arguments, code=4)
         assert err.startswith(
             "trainbox: no checkpoint in runs/r/checkpoints, but this run has saved some "
             "(first_checkpoint.json exists): restore"
@@ -770,7 +743,7 @@ def test_a_run_without_a_checkpoint_restarts_and_logs_it(
     )
     assert [entry["step"] for entry in here.entries("train")] == list(range(1, 19))
     # The digests and the manifest are those of the new start, whose id the checkpoints have.
-    steps = {entry["step"] for entry in read_entries(here.path() / "digests.jsonl")}
+    steps = {entry["step"] for entry in here.digests()}
     assert steps == {0, 6, 12, 18}
     described, sidecar = (
         json.loads((here.path() / name).read_text())
@@ -786,8 +759,7 @@ def test_a_run_without_a_checkpoint_restarts_and_logs_it(
 )
 @pytest.mark.timeout(60)  # a FIFO would block
 def test_a_fifo_in_a_runs_folder_is_an_error_at_once(here: Here, name: str) -> None:
-    with pytest.raises(Preempted):
-        here.train(stop=StopAfter(2))
+    here.stopped(2)
     path = here.path() / name
     path.unlink()
     os.mkfifo(path)
@@ -821,10 +793,9 @@ def test_a_traceback_is_written_to_the_runs_log(
 
 
 def test_a_task_that_calls_sys_exit_has_not_trained(here: Here) -> None:
-    ended, _, err = here.command(
-        "train", "tests.trainer.sweep.tasks:Exits", "--device", "cpu", "--set", "how=0"
+    err = here.refused(
+        "train", "tests.trainer.sweep.tasks:Exits", "--device", "cpu", "--set", "how=0", code=1
     )
-    assert ended == 1
     assert re.fullmatch(
         r"trainbox: the task called sys.exit\(0\) in build_model \(.*tasks.py, line "
         r"\d+\): raise an error instead\n",
@@ -837,8 +808,7 @@ def test_a_task_that_calls_sys_exit_at_import_is_reported(
 ) -> None:
     monkeypatch.syspath_prepend(here.folder)
     (here.folder / "leaves.py").write_text("import sys\nsys.exit()\n", encoding="utf-8")
-    ended, out, err = here.command("tasks", "leaves:Leaves")
-    assert (ended, out) == (1, "")
+    err = here.refused("tasks", "leaves:Leaves", code=1, silent=True)
     assert "the task called sys.exit() in <module> (" in err
 
 
@@ -848,8 +818,7 @@ def test_a_folder_that_is_not_a_run_keeps_its_files(here: Here, name: str) -> No
     folder.mkdir(parents=True)
     (folder / name).write_text("mine")
     (folder / "notes.txt").write_text("mine")
-    code, _, err = here.command("train", TINY, "--device", "cpu", "--run", "r", "--max-steps", "1")
-    assert code == 2
+    err = here.refused("train", TINY, "--device", "cpu", "--run", "r", "--max-steps", "1")
     assert err == (
         f"trainbox: runs/r is not a run, and its {name} would be replaced: choose another --run "
         "name, or move the files away\n"

@@ -496,10 +496,8 @@ def test_both_commands_exit_with_code_4_for_a_damaged_study(here: Here) -> None:
         ("sweep-show", "s"),
         ("sweep", "digits", "--name", "s", "--grid", "width=4,8,16", "--seeds", "4"),
     ):
-        code, out, err = here.command(*arguments)
-        assert (code, out) == (4, "")
+        err = here.refused(*arguments, code=4, silent=True)
         assert f"trainbox: {folder}/study.journal is damaged in line 4 (" in err
-        assert "Traceback" not in err
 
 
 def test_a_study_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
