@@ -9,6 +9,7 @@ from entrypoint.drill.training import Start, Training
 # A training is clearly shorter than another one with this share of its seconds, and this many less.
 _SHORTER, _SHORTER_S = 0.75, 0.2
 _INSTANT_S = 0.05
+_LEFT_OUT = 2  # reported steps that a start must leave out
 _MEASURABLE_S = 0.5  # in a shorter training, the seconds show nothing
 # The notes on a kill that is unusual, and what they mean.
 IGNORED, FINISHED = "ignored", "finished"
@@ -25,13 +26,13 @@ MEANINGS = {
 
 
 def judge(
-    continued: bool | None, rest_s: float, whole_s: float, read: frozenset[str] | None
+    continued: bool | None, rest: float, whole_s: float, read: frozenset[str] | None
 ) -> tuple[bool, str]:
     """Return whether the start has resumed, and what shows it, or what does not and the cure.
 
-    `continued` is whether the reported steps continued after the kill, or None if the script
-    reported too few of them. `rest_s` and `whole_s` are the seconds that the start and the
-    undisturbed one trained. `read` is that of the start.
+    `continued` is whether the reported steps continued after the kill, or None if they do not show
+    it. `rest` is the share of the undisturbed training that the start repeated, which took
+    `whole_s` seconds. `read` is that of the start.
     """
     if continued:
         return True, "the reported steps continued after a kill"
@@ -47,11 +48,11 @@ def judge(
     else:
         reads = "it read no file written before the kill"
     figures = (
-        f"after the last kill, the script trained for {rest_s:.1f} s, and undisturbed for "
-        f"{whole_s:.1f} s; {reads}"
+        f"after a kill, the script repeated {100 * rest:.0f} % of the undisturbed training, "
+        f"which took {whole_s:.1f} s; {reads}"
     )
     # A script can read its checkpoint, or a log, and train from the first step all the same.
-    shorter = rest_s <= min(_SHORTER * whole_s, whole_s - _SHORTER_S)
+    shorter = rest <= min(_SHORTER, 1 - _SHORTER_S / max(whole_s, _SHORTER_S))
     has_resumed = whole_s >= _MEASURABLE_S and shorter and read != frozenset()
     cure = "" if has_resumed else f": {_LOAD if read == frozenset() else _LONGER}"
     return has_resumed, figures + cure
@@ -66,23 +67,23 @@ def resumption(
     the file at the end.
     """
     starts = training.starts
+    finished = [start.output is not None and is_final(start.output) for start in starts]
     found, notes = list[tuple[bool, str]](), list[str | None]()
     for number, (killed, after) in enumerate(itertools.pairwise(starts), 1):
         before, later = _steps(starts[:number]), _steps(starts[number:])
-        continued = _continued(before, after.steps, later, max(undisturbed.steps, default=0))
-        late = killed.output is not None and is_final(killed.output)
+        continued = _continued(before, after.steps, later, undisturbed.steps)
         if killed.ignored:
             notes.append(IGNORED)
-        elif late:
+        elif finished[number - 1]:
             notes.append(FINISHED)
         elif continued is False:
             notes.append(STARTED_OVER)
         else:
             notes.append(NOTHING_READ if continued is None and after.read == frozenset() else None)
-        # A start that was killed itself can show something by its steps only.
-        if not late and (continued is not None or after is starts[-1]):
-            seconds = _seconds(after, undisturbed)
-            found.append(judge(continued, *seconds, after.read))
+        # A start that was killed during its training can show something by its steps only.
+        is_whole = finished[number] or after is starts[-1]
+        if not finished[number - 1] and (continued is not None or is_whole):
+            found.append(judge(continued, *_repeated(after, undisturbed), after.read))
     if not found:
         return False, _not_killed(training, undisturbed), notes
     shown = [reason for resumed, reason in found if resumed]
@@ -94,43 +95,54 @@ def _steps(starts: Sequence[Start]) -> list[int]:
 
 
 def _continued(
-    before: Sequence[int], new: Sequence[int], later: Sequence[int], steps: int
+    before: Sequence[int], new: Sequence[int], later: Sequence[int], undisturbed: Sequence[int]
 ) -> bool | None:
     """Return whether the steps of a start, `new`, continued after those `before` its kill.
 
     `later` begins with `new`, and has the steps of all later starts. A script that counts on from
     its log, and trains everything again, reports more steps than the undisturbed training. A script
     that has trained everything before the kill reports no more steps.
+
+    It is None if the steps do not show it. A script that reports by the clock begins with another
+    step at each start. So a start must leave out several steps, and most of those before its kill.
     """
-    if not before or not new:
-        return True if before and not later else None
-    if new[0] > before[0]:
-        return max(later) <= steps
-    return False if len(before) > 1 else None
+    last = max(undisturbed, default=0)
+    if not new:
+        return True if not later and max(before, default=-1) >= last else None
+    if new[:2] == undisturbed[:2] or max(later) > last:
+        return False if len(before) > 1 else None
+    # Each start may report the first step, such as with the size of the model.
+    begin = min((step for step in new if step not in undisturbed[:1]), default=new[0])
+    left_out = [step < begin for step in {*before}]
+    return True if sum(left_out) >= max(_LEFT_OUT, len(left_out) / 2) else None
 
 
-def _seconds(start: Start, undisturbed: Start) -> tuple[float, float]:
-    """Return the seconds that the start and the undisturbed one trained.
+def _repeated(start: Start, undisturbed: Start) -> tuple[float, float]:
+    """Return the share of the undisturbed training that the start repeated, and its seconds.
 
-    They begin with the first write of the same file, such as a checkpoint. So neither the time of
-    the imports counts, nor data that only the first start has prepared. If this file is the last
-    one, all seconds count.
+    The seconds begin with the first write of the same file, such as a checkpoint. So neither the
+    time of the imports counts, nor data that only the first start has prepared. If this file is the
+    last one, all seconds count. A script may also prepare data after its first write. So the share
+    is also that of the writes to the same files, without files that are written only once.
     """
-    both = start.written_s.keys() & undisturbed.written_s.keys()
-    first = min(both, key=lambda name: start.written_s[name], default=None)
-    if first is None or undisturbed.last_s - undisturbed.written_s[first] < _INSTANT_S:
-        return start.last_s, undisturbed.last_s
-    return (
-        start.last_s - start.written_s[first],
-        undisturbed.last_s - undisturbed.written_s[first],
-    )
+    both = start.writes_s.keys() & undisturbed.writes_s.keys()
+    first = min(both, key=lambda name: start.writes_s[name][0], default=None)
+    begin_s = 0.0, 0.0
+    if first and undisturbed.last_s - undisturbed.writes_s[first][0] >= _INSTANT_S:
+        begin_s = start.writes_s[first][0], undisturbed.writes_s[first][0]
+    whole_s = undisturbed.last_s - begin_s[1]
+    shares = [(start.last_s - begin_s[0]) / whole_s]
+    if often := [name for name in both if len(undisturbed.writes_s[name]) > 1]:
+        rest, whole = (sum(len(of.writes_s[name]) for name in often) for of in (start, undisturbed))
+        shares.append(rest / whole)
+    return max(shares), whole_s
 
 
 def _not_killed(training: Training, undisturbed: Start) -> str:
     if len(training.starts) > 1:
         return (
-            f"{training.file} was the same at the kill and at the end: compare a file that the "
-            "training changes until its end"
+            f"{training.file} was the same at the kill and at the end: train longer, or compare a "
+            "file that the training changes until its end"
         )
     return (
         "no start was killed before its training was finished (undisturbed, it wrote files from "

@@ -12,7 +12,7 @@ from pathlib import Path
 from entrypoint.launch.supervise import STOP_BUDGET_S
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import ExitCode, Failure, shell_code
-from trainbox.contract.processes import die_with_parent, parent, with_variable
+from trainbox.contract.processes import die_with_parent, kill_tree
 from trainbox.contract.variables import HEALTH_NAMES, without_launch
 
 Process = subprocess.Popen[bytes]
@@ -23,24 +23,26 @@ _SLACK_S = 30.0  # for the records of a start whose script was killed after the 
 # Exit codes of a start that got SIGTERM: the script has saved, or has no handler.
 STOPPED = (ExitCode.PREEMPTED, 128 + signal.SIGTERM, -signal.SIGTERM)
 _CLOSING_TABLE = f"{'run':<10} "  # the begin of that table
-_RUN = "TRAINBOX_RUN"  # marks all processes of a start
 # Settings of a training that the drill's own arguments replace.
 _REPLACED = {"TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
 
 
-def start(arguments: Sequence[str], log: Path, run: Path, work: Path) -> Process:
-    """Start `trainbox` with `arguments` in the run folder `run`, and write its output to `log`.
+def start(arguments: Sequence[str], log: Path, work: Path) -> Process:
+    """Start `trainbox` with `arguments`, and write its output to `log`.
 
-    Its current folder is `work`, if this folder exists.
+    Its current folder is `work`, if this folder exists. Its input is empty, as only one start could
+    read that of the drill.
     """
     here = {"PWD": str(work)} if work.is_dir() else {}
     with log.open("w", encoding="utf-8") as output:
         return subprocess.Popen(
             command_of("entrypoint", *arguments),
-            env=environment(os.environ) | {_RUN: str(run)} | here,
+            env=environment(os.environ) | here,
             cwd=here.get("PWD"),
+            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            start_new_session=True,  # for `kill`
             # This process has no threads, so `preexec_fn` is safe.
             preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
         )
@@ -90,28 +92,10 @@ def stop(process: Process) -> bool:
     return not ended and time.monotonic() - begin_s >= STOP_BUDGET_S
 
 
-def kill(process: Process, run: Path) -> None:
-    """Kill a start in the run folder and all processes that it started, as the end of a job does.
+def kill(process: Process) -> None:
+    """Kill a start and all processes that it started, as the end of a job does.
 
-    Raises:
-        Failure: a process does not end.
+    `trainbox run` adopts orphans, so a process belongs to its tree also without its environment.
     """
-    # A process that ends has no variables while its memory is freed, and closes its files, such as
-    # the lock of the run, only then. So note the processes before, and wait for their end.
-    found = {*with_variable(_RUN, str(run))}
-    process.send_signal(signal.SIGKILL)
+    kill_tree(process.pid, _END_S)
     process.wait()
-    deadline = time.monotonic() + _END_S
-    # The others are orphans now, so `kill_tree` does not find those with sessions of their own.
-    while True:
-        marked = with_variable(_RUN, str(run))
-        for pid in marked:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        found |= {*marked}
-        living = [pid for pid in found if parent(pid) is not None]
-        if not living:
-            return
-        if time.monotonic() > deadline:
-            raise Failure(f"process {living[0]} still runs {_END_S:.0f} s after it was killed")
-        time.sleep(_POLL_S)

@@ -50,9 +50,9 @@ class Start:
     """What was seen of a start.
 
     `first_s` and `last_s` are the seconds until it wrote its first and its last file, or those
-    until its end. `written_s` has the seconds until it first wrote each file that is left at its
-    end, by the path with all numbers replaced. `steps` are those that it has reported. `read` has
-    the files of earlier starts that this one has read, or is None if the file system does not
+    until its end. `writes_s` has the seconds of all observed writes of each file that is left at
+    its end, by the path with all numbers replaced. `steps` are those that it has reported. `read`
+    has the files of earlier starts that this one has read, or is None if the file system does not
     record reads.
 
     `killed_by` is None if the start has ended by itself. The kill came after `end_s` seconds. A
@@ -63,7 +63,7 @@ class Start:
     first_s: float
     last_s: float
     end_s: float
-    written_s: Mapping[str, float]
+    writes_s: Mapping[str, Sequence[float]]
     steps: tuple[int, ...]
     read: frozenset[str] | None
     killed_by: Signals | None = None
@@ -143,18 +143,17 @@ class Training:
     def _started(self, number: int, count: int, due: Due | None, by: Signals | None) -> Start:
         reads = Reads(self.folder, dict(self._now.items() - self._initial.items()))
         earlier, new = reported_steps(self.run), list[int]()
-        changes, first_s = list[float](), dict[str, float]()
+        changes, writes_s = list[float](), dict[str, list[float]]()
         begin_s = time.monotonic()
         log = self.folder / f"start-{number}.log"
-        process = start(self.arguments(count), log, self.run, self.folder / WORK)
+        process = start(self.arguments(count), log, self.folder / WORK)
 
         def look() -> bool:
             elapsed_s = time.monotonic() - begin_s
             reads.look()
             if (now := versions(self.folder)) != self._now:
-                for name in now:
-                    if now[name] != self._now.get(name):
-                        first_s.setdefault(numberless(name), elapsed_s)
+                for name in {numberless(name) for name in now if now[name] != self._now.get(name)}:
+                    writes_s.setdefault(name, []).append(elapsed_s)
                 self._now = now
                 changes.append(elapsed_s)
             reported = reported_steps(self.run)
@@ -163,18 +162,20 @@ class Training:
             begun_s = changes[0] if changes else None
             return due is not None and due(StartProgress(elapsed_s, begun_s, max(new, default=0)))
 
-        wait(look, process)
-        end_s = time.monotonic() - begin_s
         which = f"start {number + 1}, after a kill," if number else "the training"
         ignored = False
-        if process.poll() is not None:
-            by = None
-        elif by == SIGTERM:
-            which, ignored = f"start {number + 1}, stopped by SIGTERM,", stop(process)
-            by = by if ignored or process.returncode in STOPPED else None
-        if by:
-            kill(process, self.run)
-        elif process.returncode:
+        try:
+            wait(look, process)
+            end_s = time.monotonic() - begin_s
+            if process.poll() is not None:
+                by = None
+            elif by == SIGTERM:
+                which, ignored = f"start {number + 1}, stopped by SIGTERM,", stop(process)
+                by = by if ignored or process.returncode in STOPPED else None
+        finally:  # also after Ctrl-C, before the folder is removed
+            if process.poll() is None:
+                kill(process)
+        if by is None and process.returncode:
             failure = failure_of(process.returncode, log)
             code = failure.exit_code
             raise Failure(f"{which} failed with exit code {code}: {failure}", exit_code=code)
@@ -185,7 +186,7 @@ class Training:
         return Start(
             *ends,
             end_s,
-            {name: seconds for name, seconds in first_s.items() if name in left},
+            {name: seconds for name, seconds in writes_s.items() if name in left},
             tuple(new),
             frozenset(reads.found) if self._records_reads else None,
             by,

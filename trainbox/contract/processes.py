@@ -118,20 +118,6 @@ def start_ticks(pid: int) -> str | None:
     return stat[_START_TICKS] if (stat := _stat(pid)) else None
 
 
-def with_variable(name: str, value: str) -> list[int]:
-    """Return the ids of the processes that were started with the variable `name` set to `value`."""
-    variable = f"{name}={value}".encode()
-    found = []
-    for pid in _pids():
-        try:
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:  # it has ended, or belongs to another user
-            continue
-        if variable in variables:
-            found.append(pid)
-    return found
-
-
 def _pids() -> Iterator[int]:
     return (int(path.name) for path in Path("/proc").glob("[0-9]*"))
 

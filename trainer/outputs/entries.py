@@ -40,6 +40,11 @@ class Entry:
         """Whether the values are numbers."""
         return self.values.dtype.kind in "biufc"
 
+    @property
+    def is_comparable(self) -> bool:
+        """Whether it has a finite number. After NaN, trainings are the same in any case."""
+        return self.is_numeric and bool(np.isfinite(self.values).any())
+
 
 def entry_of_array(array: NDArray[Any]) -> Entry:
     """Return the entry of a NumPy array of any type without Python objects."""
@@ -80,7 +85,7 @@ def without(entries: Mapping[Key, Entry], ignored: Sequence[str]) -> dict[Key, E
     """Return the entries that no pattern of `ignored` matches, by a part of the key or all of it.
 
     Raises:
-        WrongUse: a pattern matches no entry, or no entry with numbers is left.
+        WrongUse: a pattern matches no entry, or no entry with finite numbers is left.
     """
     names = {key: {*map(str, key), ".".join(map(str, key))} for key in entries}
     kept = dict(entries)
@@ -91,9 +96,9 @@ def without(entries: Mapping[Key, Entry], ignored: Sequence[str]) -> dict[Key, E
             raise WrongUse(f"--ignore {pattern} matches no entry: use a name such as {known}")
         for key in found:
             kept.pop(key, None)
-    if not any(entry.is_numeric and entry.values.size for entry in kept.values()):
+    if not any(entry.is_comparable for entry in kept.values()):
         raise WrongUse(
-            f"no numbers are left without --ignore {', '.join(ignored)}: ignore fewer entries"
+            f"no finite numbers are left without --ignore {', '.join(ignored)}: ignore fewer entries"
         )
     return kept
 

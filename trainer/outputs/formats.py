@@ -19,7 +19,7 @@ def read_entries(path: Path) -> dict[Key, Entry]:
     No Python object is loaded from the file, so reading it runs no code of it.
 
     Raises:
-        WrongUse: the file is missing, empty or damaged, or has no numbers.
+        WrongUse: the file is missing, empty or damaged, or has no finite numbers.
     """
     read, _ = FORMATS[path.suffix]
     if not path.is_file():
@@ -31,9 +31,14 @@ def read_entries(path: Path) -> dict[Key, Entry]:
     except WrongUse:
         raise
     except Exception as error:  # the libraries raise many types for a damaged file
-        raise WrongUse(f"{path.name} cannot be read: {_first_line(error)}") from error
-    if not any(entry.is_numeric and entry.values.size for entry in entries.values()):
-        raise WrongUse(f"{path.name} has no numbers: compare a file with results of the training")
+        raise WrongUse(
+            f"{path.name} cannot be read ({_first_line(error)}): compare another file, such as the "
+            "weights"
+        ) from error
+    if not any(entry.is_comparable for entry in entries.values()):
+        raise WrongUse(
+            f"{path.name} has no finite numbers: compare a file with results of the training"
+        )
     return entries
 
 
@@ -107,9 +112,8 @@ def _of_csv(path: Path) -> dict[Key, Entry]:
     header = rows.pop(0) if has_header else [str(number + 1) for number in range(len(rows[0]))]
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
-            raise WrongUse(
-                f"{path.name} cannot be read: row {number} has {len(row)} cells, and the first "
-                f"line has {len(header)}"
+            raise ValueError(
+                f"row {number} has {len(row)} cells, and the first line has {len(header)}"
             )
     columns = zip(*rows, strict=True) if rows else [()] * len(header)
     return {

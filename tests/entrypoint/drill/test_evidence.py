@@ -2,62 +2,95 @@
 
 import pytest
 
-from entrypoint.drill.evidence import _continued, judge
+from entrypoint.drill.evidence import _continued, _repeated, judge
+from entrypoint.drill.training import Start
 
 _CHECKPOINT, _LOG = "run/last.pt", "run/log.csv"
 
 
 @pytest.mark.parametrize(
-    ("continued", "rest_s", "whole_s", "read", "shown"),
+    ("continued", "rest", "whole_s", "read", "shown"),
     [
         # The steps decide if they are known.
-        (True, 9.0, 9.0, [], True),
-        (False, 1.0, 9.0, [_CHECKPOINT], False),
+        (True, 1.0, 9.0, [], True),
+        (False, 0.1, 9.0, [_CHECKPOINT], False),
         # A clearly shorter training has read a file, if reads can be seen.
-        (None, 3.0, 9.0, [_CHECKPOINT], True),
-        (None, 3.0, 9.0, [_LOG], True),
-        (None, 3.0, 9.0, None, True),
-        (None, 3.0, 9.0, [], False),
+        (None, 0.3, 9.0, [_CHECKPOINT], True),
+        (None, 0.3, 9.0, [_LOG], True),
+        (None, 0.3, 9.0, None, True),
+        (None, 0.3, 9.0, [], False),
         # A training that takes the whole time has read a file for something else.
-        (None, 9.0, 9.0, [_CHECKPOINT], False),
-        (None, 7.0, 9.0, [_CHECKPOINT], False),
-        (None, 9.0, 9.0, None, False),
+        (None, 1.0, 9.0, [_CHECKPOINT], False),
+        (None, 0.8, 9.0, [_CHECKPOINT], False),
+        (None, 0.7, 0.6, [_CHECKPOINT], False),
+        (None, 1.0, 9.0, None, False),
         # The time of a very short training shows nothing.
-        (None, 0.1, 0.4, [_CHECKPOINT, _LOG], False),
-        (None, 0.1, 0.4, None, False),
+        (None, 0.2, 0.4, [_CHECKPOINT, _LOG], False),
+        (None, 0.2, 0.4, None, False),
         (None, 0.0, 0.0, None, False),
     ],
 )
 def test_what_shows_a_resume(
-    continued: bool | None, rest_s: float, whole_s: float, read: list[str] | None, shown: bool
+    continued: bool | None, rest: float, whole_s: float, read: list[str] | None, shown: bool
 ) -> None:
     found = None if read is None else frozenset(read)
-    assert judge(continued, rest_s, whole_s, found)[0] is shown
+    assert judge(continued, rest, whole_s, found)[0] is shown
 
 
 def test_a_verdict_names_its_figures() -> None:
     read = frozenset([_CHECKPOINT, _LOG])
-    assert judge(None, 8.96, 9.0, read) == (
+    assert judge(None, 0.996, 9.0, read) == (
         False,
-        "after the last kill, the script trained for 9.0 s, and undisturbed for 9.0 s; it read "
-        "run/last.pt and 1 more, written before the kill: let the script continue from its step; "
-        "if it does, train longer, or report the steps",
+        "after a kill, the script repeated 100 % of the undisturbed training, which took "
+        "9.0 s; it read run/last.pt and 1 more, written before the kill: let the script continue "
+        "from its step; if it does, train longer, or report the steps",
     )
 
 
 @pytest.mark.parametrize(
     ("before", "new", "continued"),
     [
-        ([1, 2, 3], [3, 4, 5, 6], True),
-        ([1], [2, 3, 4, 5, 6], True),
+        ([1, 2, 3], [4, 5, 6], True),
+        ([1, 2, 3, 4], [4, 5, 6], True),
+        ([1, 2, 3, 4], [1, 4, 5, 6], True),  # each start reports the size of its model as step 1
         ([1, 2, 3], [1, 2, 3, 4, 5, 6], False),
         ([1, 2, 3], [4, 5, 6, 7, 8, 9], False),  # counts on from a log, and trains everything again
         ([1], [1, 2, 3, 4, 5, 6], None),  # it may have saved before its first report
         ([1, 2, 3, 4, 5, 6], [], True),
+        ([1, 2, 3], [], None),  # a start that reports nothing may have begun again
         ([], [1, 2, 3, 4, 5, 6], None),
+        ([1, 3, 4], [2, 4, 6], None),  # reports by the clock
+        ([1, 2, 3, 4, 5], [2, 3, 4, 5, 6], None),  # only the first start has prepared data
     ],
 )
 def test_whether_the_steps_continued(
     before: list[int], new: list[int], continued: bool | None
 ) -> None:
-    assert _continued(before, new, new, 6) is continued
+    assert _continued(before, new, new, [1, 2, 3, 4, 5, 6]) is continued
+
+
+@pytest.mark.parametrize(
+    ("undisturbed", "start", "share"),
+    [
+        ({"a": [1, 2, 3, 4, 5]}, {"a": [1, 2]}, 0.4),
+        # Data that only the first start has prepared before it wrote a checkpoint.
+        ({"cache": [3], "a": [3.5, 4, 5]}, {"a": [0.5, 1, 2]}, 1.0),
+        # The same after it has written its arguments.
+        (
+            {"arguments": [0], "cache": [3], "a": [3.5, 4, 5]},
+            {"arguments": [0], "a": [0.5, 1, 2]},
+            1.0,
+        ),
+        ({"arguments": [0], "a": [3.5, 4, 4.5, 5]}, {"arguments": [0], "a": [1]}, 0.25),
+        ({"a": [4]}, {"a": [1]}, 0.25),  # it writes at its end only
+        ({"a": [4]}, {}, 0.25),
+    ],
+)
+def test_the_share_that_a_start_repeated(
+    undisturbed: dict[str, list[float]], start: dict[str, list[float]], share: float
+) -> None:
+    def of(writes_s: dict[str, list[float]]) -> Start:
+        all_s = sorted(second for seconds in writes_s.values() for second in seconds) or [1.0]
+        return Start(all_s[0], all_s[-1], all_s[-1], writes_s, (), None)
+
+    assert _repeated(of(start), of(undisturbed))[0] == pytest.approx(share)

@@ -1,11 +1,9 @@
-"""How the trainings of a drill start, and how they are killed."""
+"""How the trainings of a drill start."""
 
 import subprocess
+import sys
 from pathlib import Path
 
-import pytest
-
-from entrypoint.drill import starts
 from entrypoint.drill.starts import environment
 from trainbox.contract.variables import HEALTH_NAMES, LAUNCH_NAMES
 
@@ -20,26 +18,15 @@ def test_a_training_has_no_settings_of_another_launch() -> None:
     assert environment(kept | dropped) == kept
 
 
-def test_a_kill_waits_for_a_process_that_ends_and_has_no_variables_any_more(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A process frees its memory, with its variables, before it closes its files."""
-    with (
-        subprocess.Popen(["sleep", "600"]) as launcher,
-        subprocess.Popen(["sleep", "600"]) as rank,
-    ):
-        looks = 0
-
-        def with_variable(_name: str, _value: str) -> list[int]:
-            nonlocal looks
-            looks += 1
-            if looks == 5:
-                rank.kill()
-                rank.wait()
-            return [launcher.pid, rank.pid] if looks == 1 else []
-
-        monkeypatch.setattr(starts, "with_variable", with_variable)
-        starts.kill(launcher, tmp_path)
-        ended = rank.returncode
-        rank.kill()
-    assert ended is not None
+def test_a_training_does_not_read_the_input_of_the_drill(tmp_path: Path) -> None:
+    """Only one of the starts could read it."""
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nsys.exit(len(sys.stdin.read()) + 5)")
+    arguments = ["run", "--device", "cpu", "--runs-dir", str(tmp_path), str(script)]
+    program = "import pathlib, sys\nfrom entrypoint.drill.starts import start\n"
+    program += "folder, *arguments = sys.argv[1:]\nlog = pathlib.Path(folder, 'log')\n"
+    program += "sys.exit(start(arguments, log, pathlib.Path(folder)).wait())"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), *arguments], input=b"data", check=False
+    )
+    assert ended.returncode == 5

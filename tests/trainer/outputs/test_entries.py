@@ -45,7 +45,7 @@ def test_entries_are_left_out_by_a_part_of_the_key_or_all_of_it(
 def test_a_pattern_that_leaves_out_nothing_or_everything_is_refused() -> None:
     with pytest.raises(WrongUse, match="--ignore tme matches no entry: use a name such as time_s"):
         without(_entries("/a"), ["time_s", "tme"])
-    with pytest.raises(WrongUse, match="no numbers are left without --ignore time_s, w"):
+    with pytest.raises(WrongUse, match="no finite numbers are left without --ignore time_s, w"):
         without(_entries("/a"), ["time_s", "w"])
 
 
