@@ -109,19 +109,22 @@ class Stream:
         if not self._whole_lines:
             self._pass_on(data)
         *lines, self._line = (self._line + data).split(b"\n")
+        self._take_lines(lines)
+        if len(self._line) > _LONGEST_LINE:  # binary output, or a bar without line ends
+            self._pass_on_lines([self._line])
+            self._line, self._is_rest = b"", True
+
+    def close(self) -> None:
+        """Take the last line if it has no end."""
+        self._take_lines([self._line] if self._line else [])
+
+    def _take_lines(self, lines: list[bytes]) -> None:
         if self._report is not None:
             for line in lines[self._is_rest :]:  # the end of a long line is not a report
                 if (entry := reported(line)) is not None:
                     self._report(entry)
         self._is_rest = self._is_rest and not lines
-        if len(self._line) > _LONGEST_LINE:  # binary output, or a bar without line ends
-            lines.append(self._line)
-            self._line, self._is_rest = b"", True
         self._pass_on_lines(lines)
-
-    def close(self) -> None:
-        """Pass on the last line if it has no end."""
-        self._pass_on_lines([self._line] if self._line else [])
 
     def _pass_on_lines(self, lines: list[bytes]) -> None:
         if self._whole_lines and lines:

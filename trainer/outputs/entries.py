@@ -98,7 +98,8 @@ def without(entries: Mapping[Key, Entry], ignored: Sequence[str]) -> dict[Key, E
             kept.pop(key, None)
     if not any(entry.is_comparable for entry in kept.values()):
         raise WrongUse(
-            f"no finite numbers are left without --ignore {', '.join(ignored)}: ignore fewer entries"
+            f"no finite numbers are left without --ignore {', '.join(ignored)}: ignore fewer "
+            "entries"
         )
     return kept
 

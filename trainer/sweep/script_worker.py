@@ -80,9 +80,10 @@ class Attempt:
         if ended_early is not None:
             _end(process)
             return ended_early
-        if self._starts() == starts:
+        ended = self._starts()
+        if len(ended) == len(starts):
             return _not_run(process.returncode, printed)
-        return self._succeeded() if process.returncode == 0 else self._failed(process.returncode)
+        return self._succeeded() if process.returncode == 0 else self._failed(ended[-1])
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> dict[str, Any] | None:
         """Wait for the end of the process. Return the answer if it must be ended early."""
@@ -129,19 +130,20 @@ class Attempt:
             metrics |= reports.newest
         return {"code": 0, "metrics": metrics}
 
-    def _failed(self, code: int) -> dict[str, Any]:
+    def _failed(self, start: Mapping[str, Any]) -> dict[str, Any]:
+        code = start["exit_code"]  # that of `trainbox run` is 1 if the script exits with 75
         number = signal_of(code)
         cause = exit_cause(code if number is None else -number, "the script")
         output = last_output(read_end(self._log, self._log_from))
         answered = code if code in _SAME_CODES else ExitCode.UNEXPECTED
         return {"code": answered, "message": cause + output}
 
-    def _starts(self) -> int:
-        """Return the number of starts of the script that have ended, as the manifest has them."""
+    def _starts(self) -> list[dict[str, Any]]:
+        """Return the starts of the script that have ended, as the manifest has them."""
         try:
-            return len(json.loads((self._run / "manifest.json").read_bytes())["starts"])
+            return list(json.loads((self._run / "manifest.json").read_bytes())["starts"])
         except (OSError, ValueError, KeyError, TypeError):
-            return 0
+            return []
 
 
 def _not_run(code: int, printed: str) -> dict[str, Any]:

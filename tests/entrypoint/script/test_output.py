@@ -49,6 +49,14 @@ def test_a_progress_bar_moves_at_once(log: Log) -> None:
     assert shown.getvalue() == b"\r10%"
 
 
+def test_a_last_line_without_its_end_is_a_report(log: Log) -> None:
+    one, _, entries = stream(log)
+    one.take(b'{"step": 1}\n{"step": 2}')
+    assert entries == [{"step": 1}]
+    one.close()
+    assert entries == [{"step": 1}, {"step": 2}]
+
+
 def test_output_without_line_ends_is_passed_on(log: Log) -> None:
     one, shown, entries = stream(log)
     for _ in range(40):

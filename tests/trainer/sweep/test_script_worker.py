@@ -114,13 +114,16 @@ def test_a_script_that_fails_is_described_by_its_code_and_its_last_line(
     trial: Trial, code: int, answered: int, message: str
 ) -> None:
     trial.log.write_text("the output of an earlier attempt\n")
-    fails = f"echo no such file >> logs/rank-0.log; {_STARTED} exit {code}"
+    started = _STARTED.replace("{}", json.dumps({"exit_code": code}))
+    # `trainbox run` exits with 1 if the script exits with 75 by itself.
+    fails = f"echo no such file >> logs/rank-0.log; {started} exit {1 if code == 75 else code}"
     assert trial(fails) == {"code": answered, "message": message}
 
 
 def test_binary_output_is_not_passed_on(trial: Trial) -> None:
     binary = r"printf '\000\033[2J\377x\n' >> logs/rank-0.log; "
-    message = trial(f"{binary}{_STARTED} exit 1")["message"]
+    started = _STARTED.replace("{}", '{"exit_code": 1}')
+    message = trial(f"{binary}{started} exit 1")["message"]
     assert message.endswith("; its last lines: ??[2J\N{REPLACEMENT CHARACTER}x")
     assert message.isprintable()
 
