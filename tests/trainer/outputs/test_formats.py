@@ -108,7 +108,7 @@ def test_a_file_without_numbers(tmp_path: Path) -> None:
             WrongUse, match=f"{name} has no finite numbers: compare a file with results"
         ):
             read_entries(tmp_path / name)
-    # After the first NaN, each training has the same result, also one that does not resume.
+    # After the first NaN, each training has the same result, also if it does not resume.
     for values in (torch.empty(0), torch.tensor([torch.nan, torch.inf])):
         torch.save({"model": {"a": values}}, tmp_path / "f.pt")
         with pytest.raises(WrongUse, match="f.pt has no finite numbers"):
