@@ -47,6 +47,11 @@ class ForkedTraining:
             plan["nproc_per_node"], "train", *rank_words, env=own | plan["env"]
         )
 
+    @property
+    def pid(self) -> "ForkedTraining":
+        """What `kill_tree` gets, which here is replaced by `_kill`."""
+        return self
+
     def send_signal(self, number: signal.Signals) -> None:
         self._training.send_signal(number)
 
@@ -64,6 +69,10 @@ class ForkedTraining:
                 raise subprocess.TimeoutExpired("train", timeout)
             time.sleep(0.02)
         return code
+
+
+def _kill(training: ForkedTraining, _within_s: float = 0.0) -> None:
+    training.send_signal(signal.SIGKILL)
 
 
 class _ForkedPrograms:
@@ -108,6 +117,7 @@ def forked_trainings(
         with monkeypatch.context() as patch, contextlib.chdir(forked.folder):
             patch.setattr(tempfile, "tempdir", str(temporary))
             patch.setattr(modules[words[0]], "subprocess", _ForkedPrograms(forked, ranks))
+            patch.setattr(modules[words[0]], "kill_tree", _kill)
             patch.setattr("os.environ", clean_environment(**(env or {})))
             patch.setattr(sys, "argv", ["trainbox", *words])
             with pytest.raises(SystemExit) as ended:
