@@ -12,18 +12,26 @@ _LIBRARY = os.path.dirname(os.__file__)  # noqa: PTH120
 
 
 def main() -> None:
-    """Put sys.path in order, let our own processes inherit it, and run the command."""
+    """Put sys.path in order, let our own processes inherit it, and run the command.
+
+    At its end, Python removes its handlers. A signal that comes twice would then end this process
+    before it exits with its code, so such a signal is ignored.
+    """
     if not sys.flags.safe_path:
         del sys.path[0]  # the folder of the program, or with -m the current one
     given = os.environ.get("PYTHONPATH")
     theirs = {_absolute(folder) for folder in given.split(os.pathsep)} if given else set()
     sys.path.sort(key=lambda folder: _turn(folder, theirs))  # stable
+    from trainbox.contract.processes import ignore_stop_signals
     from trainbox.contract.python_path import own_environment
 
     os.environ |= own_environment(os.environ)
     from entrypoint.cli.commands import main as command
 
-    command()
+    try:
+        command()
+    finally:
+        ignore_stop_signals()
 
 
 def _turn(folder: str, theirs: set[str]) -> int:

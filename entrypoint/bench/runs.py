@@ -20,13 +20,12 @@ from entrypoint.bench.tables import BenchCase, BenchResult, Measured, measuremen
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import Failure, StorageFailure, shell_code
 from trainbox.contract.files import read_object
-from trainbox.contract.processes import die_with_parent, kill_tree
+from trainbox.contract.processes import STOP_SIGNALS, die_with_parent, kill_tree
 from trainbox.contract.streams import say
 from trainbox.contract.temporary import temporary_folder
 
 _POLL_S = 0.1
 _END_S = 10.0  # the wait for a stopped training, whose checkpoint is not needed
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 # Settings that the bench chooses for its trainings.
 _OWN_NAMES = {"STRATEGY", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
 
@@ -130,7 +129,7 @@ class Bench:
         def note(number: int, _frame: FrameType | None) -> None:
             self.stopped_by = self.stopped_by or signal.Signals(number).name
 
-        before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+        before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, note)

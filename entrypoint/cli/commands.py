@@ -142,9 +142,3 @@ def main() -> NoReturn:
         sys.exit(failure.exit_code)
     except click.Abort:
         sys.exit(128 + signal.SIGINT)
-    finally:
-        # At its end, Python removes its handlers. A signal that comes twice would then end this
-        # process before it exits with its code.
-        from entrypoint.launch.supervise import ignore_stop_signals
-
-        ignore_stop_signals()

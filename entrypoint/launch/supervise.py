@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from entrypoint.system.memory import CgroupMemory, memory_of_cgroups, used_up_since
 from trainbox.contract.errors import ExitCode, shell_code, stopped_before_first_step
-from trainbox.contract.processes import die_with_parent, forward_signal, kill_tree
+from trainbox.contract.processes import STOP_SIGNALS, die_with_parent, forward_signal, kill_tree
 from trainbox.contract.streams import message
 
 # Compose and Kubernetes send SIGKILL after a grace period of 60 s. This is shorter, so that the
@@ -23,7 +23,6 @@ _DEATH_S = 1.0
 # `docker compose run` delivers each signal twice, about 10 ms apart, and more than 300 ms on a busy
 # machine. The second one is ignored.
 _ECHO_S = 1.0
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 # Exit codes that a broken GPU can also cause: a lost process, or one killed by a signal.
 _AMBIGUOUS_CODES = (ExitCode.NETWORK, *range(129, 160))
 # Exit codes of a job of which the kernel has killed a process because memory was used up.
@@ -73,7 +72,7 @@ SCRIPT_RUN = Child(
     "the script",
     f"the script gets {{signal}} and has {STOP_BUDGET_S} s to save and exit",
     "the same command starts it again in the same run folder",
-    dict.fromkeys(_STOP_SIGNALS, (signal.SIGTERM,))
+    dict.fromkeys(STOP_SIGNALS, (signal.SIGTERM,))
     | {signal.SIGINT: (signal.SIGINT, signal.SIGTERM)},
     frozenset([ExitCode.SUCCESS, ExitCode.PREEMPTED, 128 + signal.SIGTERM]),
     "the script's batch size or number of workers",
@@ -146,7 +145,7 @@ def supervise(
             received.append(number)
             received_at = now
 
-    for number in _STOP_SIGNALS:
+    for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, note)
     if received:
@@ -209,12 +208,6 @@ def _fault(watch: HardwareWatch | None, hung: Callable[[], str | None] | None) -
     return _Fault(found, ExitCode.NETWORK) if hung and (found := hung()) else None
 
 
-def ignore_stop_signals() -> None:
-    """Ignore the signals that stop a job. A terminal or a scheduler sends them to all processes."""
-    for number in _STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
 def _exit_code(
     code: int,
     sent: Collection[signal.Signals],
@@ -234,7 +227,7 @@ def _exit_code(
             f"{kind.memory}"
         )
         return ExitCode.MEMORY
-    by_signal = -code in {*_STOP_SIGNALS, *sent}
+    by_signal = -code in {*STOP_SIGNALS, *sent}
     has_finished = code == ExitCode.SUCCESS and signal.SIGINT in sent
     if sent and not has_finished and (by_signal or code in kind.stop_codes):
         # A child that the signal ended had no handler yet, so nothing is lost. A script may have

@@ -3,8 +3,8 @@
 import subprocess
 from pathlib import Path
 
-from entrypoint.launch.supervise import ignore_stop_signals
 from entrypoint.system.commands import command_of
+from trainbox.contract.processes import ignore_stop_signals
 from trainbox.contract.record_folder import METRICS
 from trainbox.contract.streams import message
 

@@ -9,10 +9,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+# A terminal or a scheduler sends these to stop a job, and to all of its processes.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Fields of /proc/PID/stat after the program's name.
 _STATE, _PARENT, _SESSION, _THREADS, _START_TICKS = 0, 1, 3, 17, 19
 _TIMES = slice(11, 15)  # of the process and its ended children, in ticks
+
+
+def ignore_stop_signals() -> None:
+    """Ignore the signals that stop a job."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def die_with_parent(started_by: int | None = None) -> None:

@@ -436,7 +436,7 @@ def test_a_script_that_saves_and_never_loads_is_not_certified(
 ) -> None:
     """It starts over after each kill, and ends with the same bits."""
     _of_replacements(runs, *_NO_STEPS, (old, new))
-    with pytest.raises(Failure, match=rf"resume not shown, .* repeated 1?[890]. % .*{reads}"):
+    with pytest.raises(Failure, match=rf"resume not shown, .* repeated \d+ % .*{reads}"):
         _drill(runs, kills=1)
 
 

@@ -258,7 +258,7 @@ def test_a_signal_at_the_end_does_not_replace_the_exit_code() -> None:
     ends = (
         "import atexit, signal\n"
         "atexit.register(lambda: print(signal.getsignal(signal.SIGTERM).name))\n"
-        "from entrypoint.cli.commands import main\n"
+        "from trainbox_start import main\n"
         "main()"
     )
     ended = subprocess.run(
