@@ -1,9 +1,12 @@
 """Which observations after a kill show a resume."""
 
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+
 import pytest
 
-from entrypoint.drill.evidence import _continued, _repeated, judge
-from entrypoint.drill.training import Start
+from entrypoint.drill.evidence import _continued, _repeated, judge, resumption
+from entrypoint.drill.training import Start, Training
 
 _CHECKPOINT, _LOG = "run/last.pt", "run/log.csv"
 
@@ -94,3 +97,22 @@ def test_the_share_that_a_start_repeated(
         return Start(all_s[0], all_s[-1], all_s[-1], writes_s, (), None)
 
     assert _repeated(of(start), of(undisturbed))[0] == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("repeats", "shown"), [(0.5, True), (1.0, False)])
+def test_a_start_that_finishes_at_sigterm_is_a_whole_training(
+    tmp_path: Path, repeats: float, shown: bool
+) -> None:
+    """It shows whether it has resumed, and the start after it has nothing left to train."""
+    final, read = tmp_path / "final", frozenset([_CHECKPOINT])
+    writes_s = {_CHECKPOINT: (1.0,)}
+    undisturbed = Start(1.0, 11.0, 11.0, writes_s, (), frozenset())
+    finished_s = 1.0 + 10.0 * repeats
+    training = Training(tmp_path, lambda _count: [])
+    training.starts += [
+        Start(1.0, 6.0, 6.0, writes_s, (), frozenset(), SIGKILL),
+        Start(1.0, finished_s, finished_s, writes_s, (), read, SIGTERM, output=final),
+        Start(1.0, 1.0, 1.0, {}, (), read),
+    ]
+    resumed, _, notes = resumption(training, undisturbed, lambda path: path == final)
+    assert (resumed, notes) == (shown, [None, "finished"])

@@ -131,13 +131,12 @@ def _drill(
     kills: int = 2,
     tolerance: float = 0.0,
     ignored: tuple[str, ...] = (),
-    seed: int = 1,
 ) -> list[str]:
     runs.wait_from, runs.kills = max(runs.wait_from, len(counts)), kills
     request = DrillRequest(
         ("train.py", "--"), _CPU, "result.json", counts, kills, tolerance, ignored
     )
-    draw = random.Random(seed)  # noqa: S311
+    draw = random.Random(1)  # noqa: S311
     return [line for text in drill_script(request, draw) for line in text.splitlines()]
 
 
@@ -229,18 +228,16 @@ def test_a_script_that_ignores_sigterm_is_reported(
     assert last.startswith("  the same bits in all 2 trainings:")
 
 
-@pytest.mark.parametrize("reports_steps", [True, False])
-def test_a_script_that_finishes_at_sigterm_is_reported(runs: _Runs, reports_steps: bool) -> None:
+def test_a_script_that_finishes_at_sigterm_is_reported(runs: _Runs) -> None:
     finishes = "import signal\nstopped = []\nsignal.signal(15, lambda *_: stopped.append(75))\n"
     runs.replace("while step", f"{finishes}while step")
     runs.replace('while "WAIT" in os.environ:', 'while "WAIT" in os.environ and not stopped:')
     runs.script.write_text(f"{runs.script.read_text()}sys.exit(*stopped)\n")
-    if not reports_steps:
-        _of_replacements(runs, *_NO_STEPS)
-    *_, killed, resumed, note, _ = _drill(runs, seed=2)
-    at = r"step \d+, SIGTERM at \d+" if reports_steps else r"\d\.\d s, SIGTERM at \d\.\d s"
-    assert re.match(rf"  1 -> 1 -> 1  +SIGKILL at {at} \(finished\)  +\w+  same$", killed)
-    assert ("reported steps" if reports_steps else "it read run/checkpoint.json") in resumed
+    *_, killed, resumed, note, _ = _drill(runs)
+    assert re.match(
+        r"  1 -> 1 -> 1  +SIGKILL at step \d+, SIGTERM at \d+ \(finished\)  +\w+  same$", killed
+    )
+    assert "reported steps" in resumed
     assert note == "  finished: the training was finished at the kill, or did not stop at SIGTERM"
 
 
