@@ -51,11 +51,11 @@ class Bench:
 
         A case that fails is not measured again.
         """
-        todo = measurement_order(list(self.outcomes), rounds)
         with self._signals_recorded(), temporary_folder("bench-") as folder:
-            self._run(todo, rounds, folder)
+            self._run(rounds, folder)
 
-    def _run(self, todo: Sequence[tuple[int, BenchCase]], rounds: int, folder: Path) -> None:
+    def _run(self, rounds: int, folder: Path) -> None:
+        todo = measurement_order(list(self.outcomes), rounds)
         took: list[float] = []
         for position, (number, case) in enumerate(todo):
             outcome = self.outcomes[case]

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from entrypoint.drill.training import Start, Training
 
@@ -10,6 +11,9 @@ from entrypoint.drill.training import Start, Training
 _SHORTER, _SHORTER_S = 0.75, 0.2
 _INSTANT_S = 0.05
 _LEFT_OUT = 2  # reported steps that a start must leave out
+# A start trains everything again if it has this share of the seconds, and of the writes of a file
+# that the undisturbed training has written at least so often.
+_ALL, _OFTEN = 0.9, 3
 _MEASURABLE_S = 0.5  # in a shorter training, the seconds show nothing
 # The notes on a kill that is unusual, and what they mean.
 IGNORED, FINISHED = "ignored", "finished"
@@ -25,14 +29,26 @@ MEANINGS = {
 }
 
 
+class Repeated(NamedTuple):
+    """How much of the undisturbed training, which took `whole_s` seconds, a start has repeated.
+
+    Attributes:
+        share: the larger of its shares of the seconds and of the writes.
+        is_all: whether it has trained everything again, also if it reports other steps.
+    """
+
+    share: float
+    whole_s: float
+    is_all: bool = False
+
+
 def judge(
-    continued: bool | None, rest: float, whole_s: float, read: frozenset[str] | None
+    continued: bool | None, repeated: Repeated, read: frozenset[str] | None
 ) -> tuple[bool, str]:
     """Return whether the start has resumed, and what shows it, or what does not and the cure.
 
     `continued` is whether the reported steps continued after the kill, or None if they do not show
-    it. `rest` is the share of the undisturbed training that the start repeated, which took
-    `whole_s` seconds. `read` is that of the start.
+    it. `read` is that of the start.
     """
     if continued:
         return True, "the reported steps continued after a kill"
@@ -48,11 +64,12 @@ def judge(
     else:
         reads = "it read no file written before the kill"
     figures = (
-        f"after a kill, the script repeated {100 * rest:.0f} % of the undisturbed training, "
-        f"which took {whole_s:.1f} s; {reads}"
+        f"after a kill, the script repeated {100 * repeated.share:.0f} % of the undisturbed "
+        f"training, which took {repeated.whole_s:.1f} s; {reads}"
     )
     # A script can read its checkpoint, or a log, and train from the first step all the same.
-    shorter = rest <= min(_SHORTER, 1 - _SHORTER_S / max(whole_s, _SHORTER_S))
+    whole_s = repeated.whole_s
+    shorter = repeated.share <= min(_SHORTER, 1 - _SHORTER_S / max(whole_s, _SHORTER_S))
     has_resumed = whole_s >= _MEASURABLE_S and shorter and read != frozenset()
     cure = "" if has_resumed else f": {_LOAD if read == frozenset() else _LONGER}"
     return has_resumed, figures + cure
@@ -68,7 +85,8 @@ def resumption(
     """
     starts = training.starts
     finished = [start.output is not None and is_final(start.output) for start in starts]
-    found, notes = list[tuple[bool, str]](), list[str | None]()
+    judged = list[tuple[Start, bool, bool | None, Repeated]]()
+    notes = list[str | None]()
     for number, (killed, after) in enumerate(itertools.pairwise(starts), 1):
         before, later = _steps(starts[:number]), _steps(starts[number:])
         continued = _continued(before, after.steps, later, undisturbed.steps)
@@ -83,9 +101,13 @@ def resumption(
         # A start that was killed during its training can show something by its steps only.
         is_whole = finished[number] or after is starts[-1]
         if not finished[number - 1] and (continued is not None or is_whole):
-            found.append(judge(continued, *_repeated(after, undisturbed), after.read))
-    if not found:
+            judged.append((after, is_whole, continued, _repeated(after, undisturbed)))
+    if not judged:
         return False, _not_killed(training, undisturbed), notes
+    # A script may train everything again, and report only the steps that its log does not have.
+    if any(is_whole and continued and again.is_all for _, is_whole, continued, again in judged):
+        judged = [(start, True, None, again) for start, is_whole, _, again in judged if is_whole]
+    found = [judge(continued, again, start.read) for start, _, continued, again in judged]
     shown = [reason for resumed, reason in found if resumed]
     return bool(shown), (shown or [found[-1][1]])[-1], notes
 
@@ -117,8 +139,8 @@ def _continued(
     return True if sum(left_out) >= max(_LEFT_OUT, len(left_out) / 2) else None
 
 
-def _repeated(start: Start, undisturbed: Start) -> tuple[float, float]:
-    """Return the share of the undisturbed training that the start repeated, and its seconds.
+def _repeated(start: Start, undisturbed: Start) -> Repeated:
+    """Return how much of the undisturbed training the start has repeated.
 
     The seconds begin with the first write of the same file, such as a checkpoint. So neither the
     time of the imports counts, nor data that only the first start has prepared. If this file is the
@@ -131,11 +153,19 @@ def _repeated(start: Start, undisturbed: Start) -> tuple[float, float]:
     if first and undisturbed.last_s - undisturbed.writes_s[first][0] >= _INSTANT_S:
         begin_s = start.writes_s[first][0], undisturbed.writes_s[first][0]
     whole_s = undisturbed.last_s - begin_s[1]
-    shares = [(start.last_s - begin_s[0]) / whole_s]
-    if often := [name for name in both if len(undisturbed.writes_s[name]) > 1]:
-        rest, whole = (sum(len(of.writes_s[name]) for name in often) for of in (start, undisturbed))
-        shares.append(rest / whole)
-    return max(shares), whole_s
+    of_seconds = (start.last_s - begin_s[0]) / whole_s
+    writes = [
+        (len(start.writes_s[name]), whole)
+        for name in both
+        if (whole := len(undisturbed.writes_s[name])) > 1
+    ]
+    of_writes = sum(n for n, _ in writes) / sum(whole for _, whole in writes) if writes else 0.0
+    is_all = (
+        whole_s >= _MEASURABLE_S
+        and of_seconds >= _ALL
+        and any(whole >= _OFTEN and n >= _ALL * whole for n, whole in writes)
+    )
+    return Repeated(max(of_seconds, of_writes), whole_s, is_all)
 
 
 def _not_killed(training: Training, undisturbed: Start) -> str:

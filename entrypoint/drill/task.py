@@ -69,7 +69,7 @@ def train(
         for left in reversed(range(len(case.processes) - 1)):
             begin = training.starts[-1].steps[-1] if training.starts else 0
             after = draw.randint(begin + 1, begin + max(1, (steps - begin) // 2))
-            yield _at(after, None if left else training.run), SIGKILL
+            yield kill_after(after, None if left else training.run), SIGKILL
 
     training.train(case.processes, kills())
     if len(case.processes) > 1 and len(training.starts) == 1:
@@ -82,7 +82,7 @@ def train(
     return shown, digest
 
 
-def _at(step: int, run: Path | None) -> Due:
+def kill_after(step: int, run: Path | None = None) -> Due:
     """Return the moment after `step`, and after the first checkpoint of `run`."""
 
     def is_due(now: StartProgress) -> bool:

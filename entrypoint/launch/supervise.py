@@ -1,5 +1,6 @@
 """The supervisor of a launched process: it forwards signals and passes on the exit code."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,8 +11,14 @@ from types import FrameType
 from typing import NamedTuple, Protocol
 
 from entrypoint.system.memory import CgroupMemory, memory_of_cgroups, used_up_since
-from trainbox.contract.errors import ExitCode, shell_code, stopped_before_first_step
-from trainbox.contract.processes import STOP_SIGNALS, die_with_parent, forward_signal, kill_tree
+from trainbox.contract.errors import ExitCode, shell_code, stopped_without_loss
+from trainbox.contract.processes import (
+    STOP_SIGNALS,
+    adopt_orphans,
+    die_with_parent,
+    forward_signal,
+    kill_tree,
+)
 from trainbox.contract.streams import message
 
 # Compose and Kubernetes send SIGKILL after a grace period of 60 s. This is shorter, so that the
@@ -87,10 +94,18 @@ SCRIPT_SWEEP = Child(
 
 
 class Ending(NamedTuple):
-    """The exit code after the child's end, and whether this process got a signal to stop it."""
+    """The end of the child.
+
+    Attributes:
+        code: the exit code of this process.
+        signalled: whether this process got a signal to stop the child.
+        left: the number of processes that the child left behind. They would be orphans and hold the
+            GPUs, so they were killed.
+    """
 
     code: int
     signalled: bool
+    left: int = 0
 
 
 class _Fault(NamedTuple):
@@ -151,6 +166,7 @@ def supervise(
     if received:
         return Ending(ExitCode.PREEMPTED, signalled=True)
     memory = memory_of_cgroups()
+    adopt_orphans()
     child = subprocess.Popen(
         argv,
         env=dict(env),
@@ -166,7 +182,8 @@ def supervise(
     while True:
         try:
             code = child.wait(timeout=_POLL_S)
-            return Ending(_exit_code(code, sent, watch, fault, kind, memory), bool(received))
+            code = _exit_code(code, sent, watch, fault, kind, memory)
+            return Ending(code, bool(received), kill_tree(os.getpid()))
         except subprocess.TimeoutExpired:
             pass
         fault = fault or _fault(watch, None if received else hung)
@@ -199,7 +216,8 @@ def supervise(
             _kill(child)
             message(f"{why}: killed; {kind.again}")
             code = 128 + (received[-1] if again else signal.SIGKILL)
-            return Ending(fault.code if fault else code, bool(received))
+            code = fault.code if fault else code
+            return Ending(code, bool(received), kill_tree(os.getpid()))
 
 
 def _fault(watch: HardwareWatch | None, hung: Callable[[], str | None] | None) -> _Fault | None:
@@ -233,7 +251,7 @@ def _exit_code(
         # A child that the signal ended had no handler yet, so nothing is lost. A script may have
         # none at any time.
         if by_signal and not kind.stop_codes:
-            message(stopped_before_first_step(-code))
+            message(stopped_without_loss(-code))
         code = ExitCode.PREEMPTED
     finished = code in (ExitCode.SUCCESS, ExitCode.WRONG_USE)
     # HARDWARE: CUDA has reported a broken GPU, and the watch logs which one.

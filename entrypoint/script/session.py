@@ -29,7 +29,7 @@ from trainbox.contract.errors import STOPPED_ITSELF, ExitCode, Failure, signal_o
 from trainbox.contract.files import open_regular
 from trainbox.contract.hints import from_here
 from trainbox.contract.internal import Internal
-from trainbox.contract.processes import adopt_orphans, kill_tree, launched_cpu_s
+from trainbox.contract.processes import launched_cpu_s
 from trainbox.contract.python_path import user_folders
 from trainbox.contract.record_folder import LOGS, MANIFEST
 from trainbox.contract.streams import message, say
@@ -88,8 +88,6 @@ def run(asked: ScriptRun) -> int:
     message(f"{target.name} in {from_here(folder.path)}: {plan.reason}{chosen}")
     if plan.settings:
         message(plan.settings)
-    if sys.platform == "linux":
-        adopt_orphans()
     roots = roots_of(target.folder, user_folders(os.environ))  # the script may remove them
     starts, received = 0, list[int]()
     board = Board(folder.path) if folder.writes and not asked.trial else None
@@ -245,9 +243,8 @@ def _run_once(
         )
         if watch is not None:
             watch.final_check()  # reads the energy since the last reading, and logs a late Xid
-        # Processes in the background would hold the GPUs, and would be orphans.
-        if left := kill_tree(os.getpid()):
-            message(f"the script left {left} process(es) behind: killed")
+        if ending.left:
+            message(f"the script left {ending.left} process(es) behind: killed")
     sources.record()
     entry |= {"duration_s": round(time.monotonic() - begin_s, 3), "exit_code": ending.code}
     manifest["starts"] = [*manifest["starts"], entry]

@@ -24,7 +24,7 @@ def test_row_05_a_signal_before_the_first_step(trainbox: Trainbox, processes: in
     ended = finish(process)
     assert ended.code == 75
     assert "Traceback" not in ended.err
-    stopped = "stopped by SIGTERM before the first step: start the same command again"
+    stopped = "stopped by SIGTERM, and nothing is lost: start the same command again"
     assert any(text.endswith(stopped) for text in messages(ended))
     assert checkpoints(trainbox.folder) == []
 

@@ -36,11 +36,11 @@ STOPPED_ITSELF = (
 )
 
 
-def stopped_before_first_step(number: int) -> str:
-    """Return the message for a program that the signal `number` has ended: nothing is lost."""
+def stopped_without_loss(number: int) -> str:
+    """Return the message for a program that the signal `number` has ended before it has saved."""
     # SIGUSR2 is sent instead of SIGINT.
     name = signal.Signals(signal.SIGINT if number == signal.SIGUSR2 else number).name
-    return f"stopped by {name} before the first step: start the same command again"
+    return f"stopped by {name}, and nothing is lost: start the same command again"
 
 
 def shell_code(returncode: int) -> int:

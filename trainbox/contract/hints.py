@@ -90,4 +90,6 @@ def from_here(path: Path) -> str:
     except FileNotFoundError:  # it has been removed
         return str(path)
     path = here / path
+    if ".." in path.parts:
+        path = path.resolve()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

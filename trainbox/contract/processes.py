@@ -37,7 +37,8 @@ def die_with_parent(started_by: int | None = None) -> None:
 
 def adopt_orphans() -> None:
     """Ask Linux to make this process the parent of descendants whose own parents end."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def kill_tree(root: int, within_s: float = 5.0) -> int:

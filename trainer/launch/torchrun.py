@@ -33,7 +33,7 @@ from trainbox.contract.errors import (
     Failure,
     NetworkFailure,
     shell_code,
-    stopped_before_first_step,
+    stopped_without_loss,
 )
 from trainbox.contract.internal import Internal
 from trainbox.contract.processes import children, forward_signal
@@ -239,7 +239,7 @@ def _run_torchrun(
         if arguments.runs_program and not forwarded:
             codes = _without_saved(codes)
         elif forwarded and all(-code in STOP_SIGNALS for code in codes.values()):
-            _log(stopped_before_first_step(forwarded[0]))
+            _log(stopped_without_loss(forwarded[0]))
         files = {messages / str(rank): code for rank, code in codes.items()}
         return _report(files, bool(forwarded), again)
     except (DistError, ConnectionError) as error:

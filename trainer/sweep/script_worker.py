@@ -4,7 +4,6 @@ It reads orders and writes answers as `trainer.sweep.worker` does, and never imp
 """
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import ExitCode, signal_of
+from trainbox.contract.files import read_object
 from trainbox.contract.processes import die_with_parent
+from trainbox.contract.record_folder import MANIFEST
 from trainbox.contract.streams import open_streams, outlive_readers
 from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.reports import JsonLines, Output, Report, Reports, TensorBoard
@@ -141,7 +142,7 @@ class Attempt:
     def _starts(self) -> list[dict[str, Any]]:
         """Return the starts of the script that have ended, as the manifest has them."""
         try:
-            return list(json.loads((self._run / "manifest.json").read_bytes())["starts"])
+            return list(read_object(self._run / MANIFEST)["starts"])
         except (OSError, ValueError, KeyError, TypeError):
             return []
 

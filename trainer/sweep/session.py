@@ -1,7 +1,6 @@
 """One call of `sweep` or `sweep show`."""
 
 import contextlib
-import json
 import os
 import time
 from collections import Counter
@@ -9,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainbox.contract.errors import Failure, NetworkFailure, WrongUse
+from trainbox.contract.files import read_object
 from trainbox.contract.hints import tensorboard
 from trainbox.contract.launch_facts import launch_facts
+from trainbox.contract.record_folder import MANIFEST
 from trainer.sweep import page, results
 from trainer.sweep.grid import Sweep
 from trainer.sweep.progress import print_above_bar
@@ -162,7 +163,7 @@ def _draw(
 def _gpus_of_trial(folder: Path, number: int) -> int | None:
     """Return the number of GPUs of a script's trial, or None if its manifest is missing."""
     try:
-        manifest = json.loads((folder / f"trial-{number:05d}" / "manifest.json").read_bytes())
+        manifest = read_object(folder / f"trial-{number:05d}" / MANIFEST)
         return len(manifest["starts"][-1]["gpus"])
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return None

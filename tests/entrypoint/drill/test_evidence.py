@@ -1,11 +1,11 @@
 """Which observations after a kill show a resume."""
 
 from pathlib import Path
-from signal import SIGKILL, SIGTERM
+from signal import SIGKILL, SIGTERM, Signals
 
 import pytest
 
-from entrypoint.drill.evidence import _continued, _repeated, judge, resumption
+from entrypoint.drill.evidence import Repeated, _continued, _repeated, judge, resumption
 from entrypoint.drill.training import Start, Training
 
 _CHECKPOINT, _LOG = "run/last.pt", "run/log.csv"
@@ -37,12 +37,12 @@ def test_what_shows_a_resume(
     continued: bool | None, rest: float, whole_s: float, read: list[str] | None, shown: bool
 ) -> None:
     found = None if read is None else frozenset(read)
-    assert judge(continued, rest, whole_s, found)[0] is shown
+    assert judge(continued, Repeated(rest, whole_s), found)[0] is shown
 
 
 def test_a_verdict_names_its_figures() -> None:
     read = frozenset([_CHECKPOINT, _LOG])
-    assert judge(None, 0.996, 9.0, read) == (
+    assert judge(None, Repeated(0.996, 9.0), read) == (
         False,
         "after a kill, the script repeated 100 % of the undisturbed training, which took "
         "9.0 s; it read run/last.pt and 1 more, written before the kill: let the script continue "
@@ -96,7 +96,7 @@ def test_the_share_that_a_start_repeated(
         all_s = sorted(second for seconds in writes_s.values() for second in seconds) or [1.0]
         return Start(all_s[0], all_s[-1], all_s[-1], writes_s, (), None)
 
-    assert _repeated(of(start), of(undisturbed))[0] == pytest.approx(share)
+    assert _repeated(of(start), of(undisturbed)).share == pytest.approx(share)
 
 
 @pytest.mark.parametrize(("repeats", "shown"), [(0.5, True), (1.0, False)])
@@ -116,3 +116,22 @@ def test_a_start_that_finishes_at_sigterm_is_a_whole_training(
     ]
     resumed, _, notes = resumption(training, undisturbed, lambda path: path == final)
     assert (resumed, notes) == (shown, [None, "finished"])
+
+
+@pytest.mark.parametrize(("saves", "shown"), [(10, False), (3, True)])
+def test_steps_do_not_show_a_resume_if_everything_is_trained_again(
+    tmp_path: Path, saves: int, shown: bool
+) -> None:
+    """A script that starts over may report only the steps that its log does not have."""
+
+    def start(saves: int, steps: range, killed_by: Signals | None = None) -> Start:
+        times_s = [1.0 + number for number in range(saves)]
+        log_s = [1.0 + number / 2 for number in range(len(steps))]
+        writes_s, last_s = {_CHECKPOINT: times_s, _LOG: log_s}, times_s[-1]
+        read = frozenset([_LOG])
+        return Start(1.0, last_s, last_s, writes_s, tuple(steps), read, killed_by)
+
+    training = Training(tmp_path, lambda _count: [])
+    training.starts += [start(7, range(1, 14), SIGKILL), start(saves, range(14, 21))]
+    resumed, _, _ = resumption(training, start(10, range(1, 21)), lambda _path: False)
+    assert resumed is shown

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.drill.task import check_resumed, final_digest, training_arguments
+from entrypoint.drill.task import check_resumed, final_digest, kill_after, training_arguments
+from entrypoint.drill.training import StartProgress
 from trainbox.contract.errors import ExitCode, Failure
 
 
@@ -80,3 +81,12 @@ def test_a_training_must_have_resumed(tmp_path: Path, kinds: str, resumed: bool)
     with pytest.raises(Failure, match="resume not shown in ") as failed:
         check_resumed(tmp_path)
     assert failed.value.exit_code == ExitCode.DIFFERENT
+
+
+def test_the_last_kill_comes_after_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    before, after = (StartProgress(1.0, 0.5, step) for step in (6, 7))
+    due, last_due = kill_after(7), kill_after(7, tmp_path)
+    assert (due(before), due(after), last_due(after)) == (False, True, False)
+    (tmp_path / "checkpoints/step-00000005.json").touch()
+    assert (last_due(before), last_due(after)) == (False, True)

@@ -246,11 +246,24 @@ def test_a_signal_before_the_handlers_exist_counts_as_preempted(
     assert line(process) == "1"
     process.send_signal(number)
     ended = finish(process)
-    stopped = f"stopped by {number.name} before the first step: start the same command again"
+    stopped = f"stopped by {number.name}, and nothing is lost: start the same command again"
     assert (ended.code, ended.err) == (
         75,
         f"trainbox: {number.name} {RECEIVED}\ntrainbox: {stopped}\n",
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the processes of a session")
+def test_a_process_that_a_task_leaves_behind_is_killed(start: Start) -> None:
+    leaves = (
+        "import subprocess, sys\n"
+        "left = subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=2)\n"
+        "print(left.pid)"
+    )
+    ended = finish(start(leaves))
+    assert ended.code == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(ended.out), 0)
 
 
 def test_a_signal_at_the_end_does_not_replace_the_exit_code() -> None:

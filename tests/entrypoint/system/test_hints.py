@@ -9,7 +9,7 @@ import pytest
 from entrypoint.bench.tables import check_arguments
 from trainbox.contract.environment import check_names
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.hints import command, runs_dir
+from trainbox.contract.hints import command, from_here, runs_dir
 
 COMPOSE = "docker compose run --rm --no-deps train"
 _ROOT = Path(__file__).parents[3]
@@ -115,3 +115,10 @@ def _recommended(path: Path) -> list[str]:
         if ast.unparse(node.func) in ("command", "hints.command")
     ]
     return [ast.literal_eval(verb) for verb in calls if ast.unparse(verb) != "str(self.name)"]
+
+
+def test_a_path_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    shown = [from_here(Path(name)) for name in ("a/b.py", "../b.py", "../here/b.py", "/b.py")]
+    assert shown == ["a/b.py", str(tmp_path.resolve() / "b.py"), "b.py", "/b.py"]
