@@ -3,7 +3,6 @@
 # docker-cpu or venv overrides this, and GPUS=0 means the CPU. `make -n train GPUS=3` prints the
 # commands without running them, and `make train V=1` prints the last one before it runs.
 
-.DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,7 +12,6 @@ export MAKE VENV IMAGE
 # make passes the settings of its command line on as environment variables.
 host = $(PYTHON) -I deploy/host.py $@
 report = @echo "trainbox: $(1)" >&2
-quote = '$(subst ','\'',$(1))'
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,8 +32,6 @@ health: ## Check the GPUs, the driver and the node (ARGS="--deep")
 doctor: ## Print a report to paste into a request for help
 tensorboard: ## Show the curves of runs/ on http://localhost:6006 (TENSORBOARD_PORT=)
 shell: ## Open a shell where train would run
-benchmark: $(VENV)/.train ## Run the benchmarks on this machine (ARGS=)
-	$(VENV)/bin/python -P -m benchmarks $(ARGS)
 
 train run plan sweep drill bench verify evaluate predict export health doctor tensorboard shell:
 	+@$(host)
@@ -57,24 +53,24 @@ build: ## Build the image; COMPILE=1 adds what --compile needs, REQUIREMENTS=my.
 	@docker build $(build-flags) $(addprefix --build-arg SOURCE_DATE_EPOCH=,$(firstword $(date))) $(identity) \
 		$(if $(REQUIREMENTS),$(extra) --build-context requirements=$(extra-files)) --tag $(IMAGE) .
 
-sif: $(if $(REQUIREMENTS),$(VENV)/bin/uv) ## Build trainbox.sif for Apptainer without Docker, or of an image with FROM=docker-daemon:trainbox:latest (SIF=, COMPILE=1, REQUIREMENTS=, BASE_IMAGE=)
-	$(if $(REQUIREMENTS),$(if $(FROM),$(error an image cannot get packages when it is converted: set FROM or REQUIREMENTS, not both))@$(lock-in-venv))
+sif: $(if $(REQUIREMENTS),$(VENV)/bin/uv) ## Build trainbox.sif for Apptainer, without Docker (SIF=, COMPILE=1, REQUIREMENTS=, BASE_IMAGE=)
+	$(if $(REQUIREMENTS),@$(lock-in-venv))
 	$(call report,building $(SIF) (minutes) ...)
-	@apptainer build $(APPTAINER_BUILD_FLAGS) $(if $(FROM),$(SIF) $(FROM),$(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
-		$(identity) $(if $(REQUIREMENTS),$(extra) --build-arg REQUIREMENTS_DIR=$(extra-files)) $(SIF) deploy/apptainer/trainbox.def)
+	@apptainer build $(APPTAINER_BUILD_FLAGS) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) $(identity) \
+		$(if $(REQUIREMENTS),$(extra) --build-arg REQUIREMENTS_DIR=$(extra-files)) $(SIF) deploy/apptainer/trainbox.def
 	@sha256sum $(SIF) > $(SIF).sha256
 
 # REQUIREMENTS=my.txt adds packages. my.lock, next to my.txt, has their versions and hashes. The image
 # is built from copies of both files.
 extra-files = build/requirements
 extra = $(if $(REQUIREMENTS),--build-arg REQUIREMENTS=requirements.txt)
-lock-in-venv = $(VENV)/bin/python -P deploy/extra/requirements.py lock --copy-to $(extra-files) $(filter --upgrade,$(ARGS)) -- $(call quote,$(REQUIREMENTS))
+lock-in-venv = $(VENV)/bin/python -P deploy/extra/requirements.py lock --copy-to $(extra-files) $(filter --upgrade,$(ARGS)) -- "$(REQUIREMENTS)"
 lock-in-docker = sh deploy/extra/lock-in-docker.sh "$$(docker build --quiet $(build-flags) --target uv .)" \
-	$(extra-files) $(filter --upgrade,$(ARGS)) -- $(call quote,$(REQUIREMENTS))
+	$(extra-files) $(filter --upgrade,$(ARGS)) -- "$(REQUIREMENTS)"
 
 extra-venv: $(VENV)/.train
 	@$(lock-in-venv)
-	@$(VENV)/bin/python -P deploy/extra/requirements.py install -- $(call quote,$(REQUIREMENTS))
+	@$(VENV)/bin/python -P deploy/extra/requirements.py install -- "$(REQUIREMENTS)"
 
 # Check that an image that make does not build exists, and that it has the code of this checkout.
 image:
@@ -111,4 +107,4 @@ $(VENV)/.train: requirements.lock pyproject.toml | $(VENV)/bin/uv
 	@$(install) --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 
-.PHONY: extra-venv image lock-venv lock-docker train run plan sweep drill bench verify evaluate predict export health doctor tensorboard shell benchmark build sif help
+.PHONY: extra-venv image lock-venv lock-docker train run plan sweep drill bench verify evaluate predict export health doctor tensorboard shell build sif help

@@ -35,6 +35,9 @@ checks-on-gpu = $(or $(TEST_PYTHON),$(VENV)/bin/python) -P -m pytest -c tests/gp
 test-image: $(VENV)/.dev ## Build the image and run it in Docker: minutes, and 12 GB of disk (BASE_IMAGE=, PYTEST_ARGS=)
 	$(VENV)/bin/python -P -m pytest -m image -n 2 --dist loadfile -rs $(PYTEST_ARGS) tests/image
 
+benchmark: $(VENV)/.train ## Measure the tables of docs/reference/benchmarks.md on this machine (ARGS=)
+	$(VENV)/bin/python -P -m benchmarks $(ARGS)
+
 wheel: $(VENV)/.dev ## Build one wheel with the command and the library, for machines without a checkout: build/wheel/
 	$(VENV)/bin/uv build --quiet --wheel --no-build-isolation --out-dir build/wheel .
 	@ls build/wheel/*.whl
@@ -76,4 +79,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	@$(install) $(progress) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: test test-all test-faults test-slow test-load test-gpu gpu-checks test-image wheel lint docs lock clean
+.PHONY: test test-all test-faults test-slow test-load test-gpu gpu-checks test-image benchmark wheel lint docs lock clean
