@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +35,12 @@ def services(*files: str, **settings: str) -> dict[str, Any]:
     return resolved
 
 
+@cache
 def config(*files: str, **settings: str) -> subprocess.CompletedProcess[str]:
     chosen = [word for file in files or ("docker-compose.yml",) for word in ("-f", file)]
+    compose = ["docker", "compose", "--env-file", "/dev/null", *chosen, "--profile", "*"]
     return subprocess.run(
-        [
-            "docker",
-            "compose",
-            "--env-file",
-            "/dev/null",
-            *chosen,
-            "--profile",
-            "*",
-            "config",
-            "--format",
-            "json",
-        ],
+        [*compose, "config", "--format", "json"],
         cwd=ROOT,
         env={
             **{k: os.environ[k] for k in ("PATH", "HOME", "DOCKER_CONFIG") if k in os.environ},

@@ -604,31 +604,6 @@ def test_a_training_without_gpus(run: Run, tmp_path: Path) -> None:
     assert run(pod, "train", pod.train["livenessProbe"]["exec"]["command"][1:]).code == 0
 
 
-@needs_kustomize
-def test_the_file_of_a_task_is_mounted_at_the_path_in_its_name(tmp_path: Path) -> None:
-    new = "  - {name: tasks, files: [gestures.py]}\ngeneratorOptions"
-    for name in ("one-node", "jobset"):
-        folder = changed(
-            tmp_path / name,
-            name,
-            ("generatorOptions", new),
-            ("TASK=digits", "TASK=my_tasks/gestures.py:Gestures"),
-        )
-        (folder / "gestures.py").write_text("class Gestures: ...\n")
-        pod = pods(folder)[0]
-        file, _, _ = pod.env["train"]["TASK"].partition(":")
-        (mount,) = (
-            m
-            for m in pod.train["volumeMounts"]
-            if m["mountPath"] == f"/workspace/{Path(file).parent}"
-        )
-        (volume,) = (v for v in pod.spec["volumes"] if v["name"] == mount["name"])
-        (tasks,) = (
-            o for o in objects(folder) if o["kind"] == "ConfigMap" and "gestures.py" in o["data"]
-        )
-        assert volume["configMap"]["name"] == tasks["metadata"]["name"] == "digits-tasks"
-
-
 SCRIPT = ["run", "my_tasks/train.py", "--", "--epochs", "3"]
 
 
@@ -704,17 +679,6 @@ def test_health_0_opens_the_gate_and_the_liveness_probe(
 
 
 @needs_kustomize
-def test_a_broken_gpu_closes_the_gate_and_fails_the_liveness_probe(run: Run) -> None:
-    (pod,) = pods(DEPLOY / "one-node")
-    (health,) = pod.spec["initContainers"]
-    program, *live = pod.train["livenessProbe"]["exec"]["command"]
-    assert program == "trainbox"
-    assert run(pod, "health", health["args"], **{"gpu0.ret": 15}).code == 1
-    assert run(pod, "train", live).code == 0
-    assert run(pod, "train", live, **{"gpu0.ret": 15}).code == 1
-
-
-@needs_kustomize
 def test_the_settings_of_a_run_are_immutable() -> None:
     for name in ("base", "one-node", "several-nodes", "sweep", "jobset"):
         assert one(DEPLOY / name, "ConfigMap")["immutable"] is True
@@ -773,55 +737,46 @@ def test_the_service_gives_the_pods_their_dns_names() -> None:
 # Sweeps.
 
 
-@needs_kustomize
-def test_pod_0_starts_the_sweep_and_the_others_join(tmp_path: Path) -> None:
-    """Run the container's command with stand-ins for tini and trainbox, which print arguments."""
+@pytest.fixture
+def arguments_of(tmp_path: Path) -> Callable[..., list[list[str]]]:
+    """Run the command of each pod of the sweep with stand-ins for tini and trainbox.
+
+    Return the arguments of trainbox in each pod.
+    """
     for name, text in {"tini": 'shift; exec "$@"', "trainbox": 'printf "%s\\n" "$@"'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
+
+    def call(words: str) -> list[list[str]]:
+        found = []
+        for pod in pods(DEPLOY / "sweep"):
+            env = clean_environment(**pod.env["train"])
+            command = pod.train["command"] + pod.train["args"]
+            variables = env | {"PATH": f"{tmp_path}:{env['PATH']}", "ARGS": words}
+            out = subprocess.check_output(command, env=variables, cwd=tmp_path, text=True)
+            found.append(out.splitlines())
+        return found
+
+    return call
+
+
+@needs_kustomize
+def test_pod_0_starts_the_sweep_and_the_others_join(
+    arguments_of: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
     (tmp_path / "name=wide").touch()  # ARGS must not be expanded to file names
-    for index, pod in enumerate(pods(DEPLOY / "sweep")):
-        env = clean_environment(**pod.env["train"])
-        done = subprocess.run(
-            pod.train["command"] + pod.train["args"],
-            env=env | {"PATH": f"{tmp_path}:{env['PATH']}", "ARGS": env["ARGS"] + " --set name=w*"},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        words = [
-            "sweep",
-            "--seeds",
-            "20",
-            "--grid",
-            "width=8,16,32",
-            "--set",
-            "name=w*",
-            *["--worker"] * (index > 0),
-        ]
-        assert done.stdout.splitlines() == words
-        assert requested_sweep([*env["ARGS"].split(), *words[8:]], env).total > 0
+    env = pods(DEPLOY / "sweep")[0].env["train"]
+    words = ["sweep", "--seeds", "20", "--grid", "width=8,16,32", "--set", "name=w*"]
+    assert arguments_of(f"{env['ARGS']} --set name=w*") == [words, [*words, "--worker"]]
+    assert requested_sweep([*env["ARGS"].split(), "--worker"], env).total > 0
 
 
 @needs_kustomize
-def test_the_pods_of_a_sweep_of_a_script(tmp_path: Path) -> None:
-    for name, text in {"tini": 'shift; exec "$@"', "trainbox": 'printf "%s\\n" "$@"'}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    arguments = "run my_tasks/a.py --seeds 2 -- --seed {seed}"
-    for index, pod in enumerate(pods(DEPLOY / "sweep")):
-        env = clean_environment(**pod.env["train"])
-        done = subprocess.run(
-            pod.train["command"] + pod.train["args"],
-            env=env | {"PATH": f"{tmp_path}:{env['PATH']}", "ARGS": arguments},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        joins = ["--worker"] * (index > 0)
-        assert done.stdout.split() == ["sweep", "run", *joins, *arguments.split()[1:]]
+def test_the_pods_of_a_sweep_of_a_script(arguments_of: Callable[..., list[list[str]]]) -> None:
+    rest = "my_tasks/a.py --seeds 2 -- --seed {seed}"
+    first, second = arguments_of(f"run {rest}")
+    assert first == ["sweep", "run", *rest.split()]
+    assert second == ["sweep", "run", "--worker", *rest.split()]
 
 
 # The guide.
