@@ -40,12 +40,9 @@ ORDER = {
 }
 
 # What only these import.
+# fmt: off
 SOLE_IMPORTERS: dict[str, set[str]] = {
-    "pynvml": {
-        "entrypoint.driver.nvml",
-        "entrypoint.driver.readers",
-        "trainer.run.gpu_reader",
-    },
+    "pynvml": {"entrypoint.driver.nvml", "entrypoint.driver.readers", "trainer.run.gpu_reader"},
     "optuna": {f"trainer.sweep.{name}" for name in ("page", "samplers", "storage", "study")},
     "torch.distributed": {
         "trainbox.ranks",
@@ -78,6 +75,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         *("trainer.cli.commands", "trainer.cli.verbs", "trainer.sweep.requested"),
     },
 }
+# fmt: on
 
 
 # What tasks import.

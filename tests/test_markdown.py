@@ -33,30 +33,24 @@ def test_a_sound_page_has_no_defect(page: Path, tmp_path: Path) -> None:
     assert defects(page, tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "defect"),
-    [
-        ("a\n\n```sh\nmake\n\n## b\n", 3, "code fence is never closed: add a line ```"),
-        ("````\n```\n", 1, "code fence is never closed: add a line ````"),
-        ("a\n[b](missing.md)", 2, "no such file (missing.md): correct the link"),
-        ("![b](missing.png)", 1, "no such file (missing.png): correct the link"),
-        ("[![b](missing.png)](other.md)", 1, "no such file (missing.png): correct the link"),
-        ("[a link\nover two lines](missing.md)", 2, "no such file (missing.md): correct the link"),
-        ("<img alt='b' src='missing.png'>", 1, "no such file (missing.png): correct the link"),
-        ("[b]: missing.md", 1, "no such file (missing.md): correct the link"),
-        ("[b](#missing)", 1, "no such heading (#missing): correct the anchor"),
-        (
-            "[b](other.md#no-heading)",
-            1,
-            "no such heading (other.md#no-heading): correct the anchor",
-        ),
-        (
-            "[b](../../x.md)",
-            1,
-            "link leaves the repository (../../x.md): link to the page's address",
-        ),
-    ],
-)
+# fmt: off
+_DEFECTS = [
+    ("a\n\n```sh\nmake\n\n## b\n", 3, "code fence is never closed: add a line ```"),
+    ("````\n```\n", 1, "code fence is never closed: add a line ````"),
+    ("a\n[b](missing.md)", 2, "no such file (missing.md): correct the link"),
+    ("![b](missing.png)", 1, "no such file (missing.png): correct the link"),
+    ("[![b](missing.png)](other.md)", 1, "no such file (missing.png): correct the link"),
+    ("[a link\nover two lines](missing.md)", 2, "no such file (missing.md): correct the link"),
+    ("<img alt='b' src='missing.png'>", 1, "no such file (missing.png): correct the link"),
+    ("[b]: missing.md", 1, "no such file (missing.md): correct the link"),
+    ("[b](#missing)", 1, "no such heading (#missing): correct the anchor"),
+    ("[b](other.md#no-heading)", 1, "no such heading (other.md#no-heading): correct the anchor"),
+    ("[b](../../x.md)", 1, "link leaves the repository (../../x.md): link to the page's address"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("text", "line", "defect"), _DEFECTS)
 def test_a_defect_is_found_with_its_line(
     page: Path, tmp_path: Path, text: str, line: int, defect: str
 ) -> None:

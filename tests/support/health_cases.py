@@ -57,28 +57,14 @@ def _recovery() -> Iterable[Case]:
 
 def _unreadable() -> Iterable[Case]:
     """What sandboxes (gVisor) and virtual GPUs do on healthy hardware: 2 or 999 from a call."""
-    closing = {
-        "recovery-action": "field",
-        "ecc-uncorrected": "ecc",
-        "sram-threshold": "sram",
-        "row-remap": "remapped_rows",
-    }
-    others = {
-        "slowdown": "clocks_event_reasons",
-        "temperature": "temperature",
-        "temperature-margin": "margin",
-        "pcie-width": "pcie.width",
-        "pcie-generation": "pcie.generation",
-        "nvlink": "nvlink.state",
-        "nvlink-errors": "nvlink.errors",
-        "fabric": "fabric",
-        "inforom": "inforom",
-        "persistence": "persistence_mode",
-        "compute-mode": "compute_mode",
-        "processes": "processes",
-        "ecc-mode": "ecc_mode",
-        "memory-in-use": "memory_v2",
-    }
+    closing = {"recovery-action": "field", "ecc-uncorrected": "ecc", "sram-threshold": "sram"}
+    closing["row-remap"] = "remapped_rows"
+    others = {"slowdown": "clocks_event_reasons", "temperature": "temperature"}
+    others |= {"temperature-margin": "margin", "pcie-width": "pcie.width"}
+    others |= {"pcie-generation": "pcie.generation", "nvlink": "nvlink.state"}
+    others |= {"nvlink-errors": "nvlink.errors", "fabric": "fabric", "inforom": "inforom"}
+    others |= {"persistence": "persistence_mode", "compute-mode": "compute_mode"}
+    others |= {"processes": "processes", "ecc-mode": "ecc_mode", "memory-in-use": "memory_v2"}
     for check, call in (closing | others).items():
         for error in (2, 999):
             if (error, "nvlink") != (2, call.partition(".")[0]):  # the end of the links
@@ -86,6 +72,7 @@ def _unreadable() -> Iterable[Case]:
     yield on_gpu_1("retired-pages", UNKNOWN, "ret.retired_pages", 999, 1, "t4")
 
 
+# fmt: off
 CASES = (
     Case("driver", "no fault", PASS),
     *(
@@ -93,9 +80,8 @@ CASES = (
         for error in (18, 999)
     ),
     Case("driver", "no driver, no GPU requested", NA, keys={"ret.init": 9}),
-    Case(
-        "driver", "no driver, `--gpus 1`", CRITICAL, 1, keys={"ret.init": 9}, words=("--gpus", "1")
-    ),
+    Case("driver", "no driver, `--gpus 1`", CRITICAL, 1, keys={"ret.init": 9},
+     words=("--gpus", "1")),
     Case("driver", "no driver, `--gpus 0`", NA, keys={"ret.init": 9}, words=("--gpus", "0")),
     Case("count", "2 GPUs, `--gpus 2`", PASS, words=("--gpus", "2")),
     Case("count", "2 GPUs, `--gpus 3`", CRITICAL, 1, words=("--gpus", "3")),
@@ -108,74 +94,41 @@ CASES = (
     on_gpu_1("handle", CRITICAL, "ret.temperature", 15, 1),
     on_gpu_1("handle", UNKNOWN, "ret.handle", 999, 1),
     on_gpu_1("handle", UNKNOWN, "ret.handle", 4),
-    Case(
-        "handle",
-        "`gpu1.ret=15`, `--gpu-ids 0`",
-        PASS,
-        keys={"gpu1.ret": 15},
-        words=("--gpu-ids", "0"),
-    ),
+    Case("handle", "`gpu1.ret=15`, `--gpu-ids 0`", PASS, keys={"gpu1.ret": 15},
+     words=("--gpu-ids", "0")),
     *_recovery(),
     *_unreadable(),
     on_gpu_1("ecc-uncorrected", PASS, "ecc.volatile.uncorrected", 0),
     on_gpu_1("ecc-uncorrected", CRITICAL, "ecc.volatile.uncorrected", 1, 1),
     on_gpu_1("ecc-uncorrected", PASS, "ecc.volatile.uncorrected", 1, limits="ecc_uncorrected = 1"),
     Case("ecc-uncorrected", "a GPU without ECC", NA, profile="geforce"),
-    Case(
-        "ecc-uncorrected",
-        "a GPU without ECC, `--require`",
-        NA,
-        1,
-        "geforce",
-        words=("--require", "ecc-uncorrected"),
-    ),
-    Case(
-        "ecc-uncorrected",
-        "no driver, `--require ecc-uncorrected`",
-        UNKNOWN,
-        1,
-        keys={"ret.init": 9},
-        words=("--require", "ecc-uncorrected"),
-    ),
+    Case("ecc-uncorrected", "a GPU without ECC, `--require`", NA, 1, "geforce",
+     words=("--require", "ecc-uncorrected")),
+    Case("ecc-uncorrected", "no driver, `--require ecc-uncorrected`", UNKNOWN, 1,
+     keys={"ret.init": 9}, words=("--require", "ecc-uncorrected")),
     on_gpu_1("ecc-uncorrected", UNKNOWN, "ret.ecc", 11, 1),
     on_gpu_1("ecc-uncorrected", UNKNOWN, "ret.ecc", 4),
     on_gpu_1("ecc-uncorrected", UNKNOWN, "ret.ecc", 4, 1, words=("--require", "ecc-uncorrected")),
-    Case(
-        "ecc-uncorrected",
-        "another text that is not UTF-8",
-        PASS,
-        keys={"gpu1.inforom": "G520\udcff"},
-    ),
+    Case("ecc-uncorrected", "another text that is not UTF-8", PASS,
+     keys={"gpu1.inforom": "G520\udcff"}),
     on_gpu_1("ecc-uncorrected", UNKNOWN, "crash.ecc", 1, 1),
-    Case(
-        "ecc-uncorrected",
-        "`gpu1.ecc.volatile.uncorrected=1`, `gpu1.crash.temperature=1`",
-        CRITICAL,
-        1,
-        keys={"gpu1.ecc.volatile.uncorrected": 1, "gpu1.crash.temperature": 1},
-    ),
+    Case("ecc-uncorrected", "`gpu1.ecc.volatile.uncorrected=1`, `gpu1.crash.temperature=1`",
+     CRITICAL, 1, keys={"gpu1.ecc.volatile.uncorrected": 1, "gpu1.crash.temperature": 1}),
     on_gpu_1("sram-threshold", PASS, "sram.threshold_exceeded", 0),
     on_gpu_1("sram-threshold", CRITICAL, "sram.threshold_exceeded", 1, 1),
     Case("sram-threshold", "an old driver", NA, profile="old-driver", keys=NEW_ENOUGH),
     on_gpu_1("row-remap", PASS, "remapped_rows.corrected", 511),
     on_gpu_1("row-remap", WARN, "remapped_rows.corrected", 512),
     on_gpu_1("row-remap", WARN, "remapped_rows.pending", 1),
-    on_gpu_1(
-        "row-remap", CRITICAL, "remapped_rows.pending", 1, 1, limits='remap_pending = "CRITICAL"'
-    ),
+    on_gpu_1("row-remap", CRITICAL, "remapped_rows.pending", 1, 1,
+     limits='remap_pending = "CRITICAL"'),
     on_gpu_1("row-remap", CRITICAL, "remapped_rows.failed", 1, 1),
     Case("row-remap", "a GPU before Ampere", NA, profile="t4"),
     Case("row-remap", "MIG slices", NA, profile="a100-mig"),
     on_gpu_1("retired-pages", PASS, "retired_pages.single_bit", 62, profile="t4"),
     on_gpu_1("retired-pages", CRITICAL, "retired_pages.single_bit", 63, 1, "t4"),
-    Case(
-        "retired-pages",
-        "`gpu1.retired_pages.single_bit=60`, `double_bit=3`",
-        CRITICAL,
-        1,
-        "t4",
-        {"gpu1.retired_pages.single_bit": 60, "gpu1.retired_pages.double_bit": 3},
-    ),
+    Case("retired-pages", "`gpu1.retired_pages.single_bit=60`, `double_bit=3`", CRITICAL, 1, "t4",
+     {"gpu1.retired_pages.single_bit": 60, "gpu1.retired_pages.double_bit": 3}),
     on_gpu_1("retired-pages", WARN, "retired_pages.pending", 1, profile="t4"),
     Case("retired-pages", "Ampere or later", NA),
     on_gpu_1("slowdown", PASS, "clocks_event_reasons", "0x1"),
@@ -184,14 +137,8 @@ CASES = (
     on_gpu_1("slowdown", WARN, "clocks_event_reasons", "0x20"),
     on_gpu_1("slowdown", WARN, "clocks_event_reasons", "0x40"),
     on_gpu_1("slowdown", WARN, "clocks_event_reasons", "0x80"),
-    Case(
-        "slowdown",
-        "reasons with their older name",
-        WARN,
-        0,
-        "old-driver",
-        {"gpu1.clocks_event_reasons": "0x40"} | NEW_ENOUGH,
-    ),
+    Case("slowdown", "reasons with their older name", WARN, 0, "old-driver",
+     {"gpu1.clocks_event_reasons": "0x40"} | NEW_ENOUGH),
     on_gpu_1("temperature", PASS, "temperature", 86),
     on_gpu_1("temperature", WARN, "temperature", 87),
     on_gpu_1("temperature", CRITICAL, "temperature", 89, 1),
@@ -218,33 +165,15 @@ CASES = (
     on_gpu_1("nvlink", PASS, "nvlink3.state", 1),
     on_gpu_1("nvlink", CRITICAL, "nvlink3.state", 0, 1),
     on_gpu_1("nvlink", WARN, "nvlink3.state", 0, limits='nvlink_inactive = "WARN"'),
-    Case(
-        "nvlink", "`gpu.nvlink3.state=0`, on both GPUs", CRITICAL, 1, keys={"gpu.nvlink3.state": 0}
-    ),
+    Case("nvlink", "`gpu.nvlink3.state=0`, on both GPUs", CRITICAL, 1,
+     keys={"gpu.nvlink3.state": 0}),
     on_gpu_1("nvlink", CRITICAL, "nvlink3.state", 0, 1, "a100"),
-    Case(
-        "nvlink",
-        "`gpu.nvlink3.state=0`, on both GPUs",
-        WARN,
-        profile="a100",
-        keys={"gpu.nvlink3.state": 0},
-    ),
-    Case(
-        "nvlink",
-        "`gpu0.nvlink3.state=0`, `gpu1.nvlink5.state=0`",
-        CRITICAL,
-        1,
-        "a100",
-        {"gpu0.nvlink3.state": 0, "gpu1.nvlink5.state": 0},
-    ),
-    Case(
-        "nvlink",
-        "`gpu1.nvlink3.state=0`, with NVSwitch",
-        CRITICAL,
-        1,
-        "a100",
-        {"gpu.nvlink.remote": 2, "gpu.nvlink3.state": 0},
-    ),
+    Case("nvlink", "`gpu.nvlink3.state=0`, on both GPUs", WARN, profile="a100",
+     keys={"gpu.nvlink3.state": 0}),
+    Case("nvlink", "`gpu0.nvlink3.state=0`, `gpu1.nvlink5.state=0`", CRITICAL, 1, "a100",
+     {"gpu0.nvlink3.state": 0, "gpu1.nvlink5.state": 0}),
+    Case("nvlink", "`gpu1.nvlink3.state=0`, with NVSwitch", CRITICAL, 1, "a100",
+     {"gpu.nvlink.remote": 2, "gpu.nvlink3.state": 0}),
     Case(
         "nvlink",
         "`gpu.nvlink3.state=`, a link that the model does not use",
@@ -255,13 +184,8 @@ CASES = (
             **{f"gpu.nvlink{link}.state": 1 for link in range(18) if link != 3},
         },
     ),
-    Case(
-        "nvlink",
-        "`gpu1.nvlink3.state=0`, one GPU in use",
-        WARN,
-        keys={"gpu1.nvlink3.state": 0},
-        words=("--gpu-ids", "1"),
-    ),
+    Case("nvlink", "`gpu1.nvlink3.state=0`, one GPU in use", WARN, keys={"gpu1.nvlink3.state": 0},
+     words=("--gpu-ids", "1")),
     on_gpu_1("nvlink", CRITICAL, "nvlink.state", 0, 1),
     on_gpu_1("nvlink", WARN, "nvlink.state", 0, profile="a100"),
     Case("nvlink", "a GPU without NVLink", NA, profile="t4"),
@@ -272,13 +196,8 @@ CASES = (
     on_gpu_1("fabric", CRITICAL, "fabric.state", 1, 1),
     on_gpu_1("fabric", CRITICAL, "fabric.state", 2, 1),
     on_gpu_1("fabric", CRITICAL, "fabric.status", 999, 1),
-    Case(
-        "fabric",
-        "`gpu1.fabric.state=1`, one GPU in use",
-        INFO,
-        keys={"gpu1.fabric.state": 1},
-        words=("--gpu-ids", "1"),
-    ),
+    Case("fabric", "`gpu1.fabric.state=1`, one GPU in use", INFO, keys={"gpu1.fabric.state": 1},
+     words=("--gpu-ids", "1")),
     on_gpu_1("fabric", PASS, "fabric.mask", "0x1AA"),
     on_gpu_1("fabric", WARN, "fabric.mask", "0x1A9"),
     on_gpu_1("fabric", WARN, "fabric.mask", "0x1A6"),
@@ -291,54 +210,30 @@ CASES = (
     Case("fabric", "`gpu.fabric.state=0`, no NVSwitch", NA, keys={"gpu.fabric.state": 0}),
     Case("inforom", "no fault", PASS),
     on_gpu_1("inforom", WARN, "ret.inforom", 14),
-    Case(
-        "inforom",
-        "a version that is not UTF-8",
-        UNKNOWN,
-        keys={"gpu1.inforom": "G520\udcff"},
-    ),
+    Case("inforom", "a version that is not UTF-8", UNKNOWN, keys={"gpu1.inforom": "G520\udcff"}),
     on_gpu_1("persistence", PASS, "persistence_mode", 1),
     on_gpu_1("persistence", WARN, "persistence_mode", 0),
     on_gpu_1("compute-mode", PASS, "compute_mode", 0),
     on_gpu_1("compute-mode", CRITICAL, "compute_mode", 2, 1),
     on_gpu_1("compute-mode", WARN, "compute_mode", 3),
-    Case(
-        "compute-mode",
-        "`gpu1.compute_mode=3`, a program on the GPU",
-        CRITICAL,
-        1,
-        keys={"gpu1.compute_mode": 3, "gpu1.processes": "4242:100"},
-    ),
-    Case(
-        "compute-mode",
-        "`gpu1.compute_mode=3`, a hidden program on the GPU",
-        CRITICAL,
-        1,
-        keys={"gpu1.compute_mode": 3, "gpu1.memory_used_mib": 2000},
-    ),
+    Case("compute-mode", "`gpu1.compute_mode=3`, a program on the GPU", CRITICAL, 1,
+     keys={"gpu1.compute_mode": 3, "gpu1.processes": "4242:100"}),
+    Case("compute-mode", "`gpu1.compute_mode=3`, a hidden program on the GPU", CRITICAL, 1,
+     keys={"gpu1.compute_mode": 3, "gpu1.memory_used_mib": 2000}),
     on_gpu_1("mig", PASS, "mig_pending", 0),
     on_gpu_1("mig", WARN, "mig_pending", 1),
     Case("mig", "a GPU without MIG", NA, profile="t4"),
     on_gpu_1("ecc-mode", PASS, "ecc.mode", 1),
     on_gpu_1("ecc-mode", WARN, "ecc.mode", 0),
     on_gpu_1("ecc-mode", WARN, "ecc.mode_pending", 0),
-    Case(
-        "ecc-mode",
-        "off by default, as on workstations",
-        PASS,
-        keys={"gpu.ecc.mode": 0, "gpu.ecc.default": 0},
-    ),
+    Case("ecc-mode", "off by default, as on workstations", PASS,
+     keys={"gpu.ecc.mode": 0, "gpu.ecc.default": 0}),
     Case("ecc-mode", "a GPU without ECC", NA, profile="geforce"),
     on_gpu_1("memory-in-use", PASS, "memory_used_mib", 1024),
     on_gpu_1("memory-in-use", WARN, "memory_used_mib", 1025),
     on_gpu_1("memory-in-use", PASS, "memory_used_mib", 1025, limits="memory_in_use_mib = 2000"),
-    Case(
-        "memory-in-use",
-        "an old driver, which adds what it reserves",
-        PASS,
-        profile="old-driver",
-        keys=NEW_ENOUGH,
-    ),
+    Case("memory-in-use", "an old driver, which adds what it reserves", PASS, profile="old-driver",
+     keys=NEW_ENOUGH),
     Case("memory-in-use", "MIG slices", NA, profile="a100-mig"),
     Case("processes", "no fault", PASS),
     on_gpu_1("processes", WARN, "processes", "4242:100,4243:5"),
@@ -366,60 +261,23 @@ CASES = (
     Case("cuda", "`cuda=12080`", CRITICAL, 1, keys={"cuda": 12080}),
     Case("cuda", "`ret.cuda=999`", UNKNOWN, 1, keys={"ret.cuda": 999}),
 )
+# fmt: on
 # The checks that are NA on a healthy machine of each kind. All others are PASS, except WARN for
 # what is switched off on a desktop.
-PROFILES: dict[str, set[str]] = {
-    "geforce": {
-        *(
-            "ecc-uncorrected",
-            "sram-threshold",
-            "row-remap",
-            "retired-pages",
-            "temperature-margin",
-            "nvlink",
-            "nvlink-errors",
-        ),
-        *("fabric", "mig", "ecc-mode"),
-    },
-    "t4": {
-        "sram-threshold",
-        "row-remap",
-        "temperature-margin",
-        "nvlink",
-        "nvlink-errors",
-        "fabric",
-        "mig",
-    },
-    "v100": {"sram-threshold", "row-remap", "temperature-margin", "fabric", "mig"},
-    "a100": {"retired-pages", "temperature-margin", "fabric"},
-    "a100-mig": {
-        "pcie-generation",
-        "row-remap",
-        "retired-pages",
-        "temperature-margin",
-        "nvlink",
-        "nvlink-errors",
-        "fabric",
-        "memory-in-use",
-    },
-    "h100": {"retired-pages"},
-    "h100-mig": {
-        "pcie-generation",
-        "row-remap",
-        "retired-pages",
-        "nvlink",
-        "nvlink-errors",
-        "fabric",
-        "memory-in-use",
-    },
-    "b200": {"retired-pages", "temperature", "nvlink-errors"},
-    "old-driver": {
-        "recovery-action",
-        "sram-threshold",
-        "row-remap",
-        "temperature-margin",
-        "fabric",
-        "mig",
-        "processes",
-    },
+# fmt: off
+_NOT_APPLICABLE = {
+    "geforce": "ecc-uncorrected sram-threshold row-remap retired-pages temperature-margin nvlink "
+               "nvlink-errors fabric mig ecc-mode",
+    "t4": "sram-threshold row-remap temperature-margin nvlink nvlink-errors fabric mig",
+    "v100": "sram-threshold row-remap temperature-margin fabric mig",
+    "a100": "retired-pages temperature-margin fabric",
+    "a100-mig": "pcie-generation row-remap retired-pages temperature-margin nvlink nvlink-errors "
+                "fabric memory-in-use",
+    "h100": "retired-pages",
+    "h100-mig": "pcie-generation row-remap retired-pages nvlink nvlink-errors fabric memory-in-use",
+    "b200": "retired-pages temperature nvlink-errors",
+    "old-driver": "recovery-action sram-threshold row-remap temperature-margin fabric mig "
+                  "processes",
 }
+# fmt: on
+PROFILES = {kind: set(checks.split()) for kind, checks in _NOT_APPLICABLE.items()}

@@ -173,30 +173,22 @@ def test_if_no_case_can_be_launched_the_code_is_that_of_the_first(
     assert [path.name for path in Path(forked.folder).iterdir()] == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "text"),
-    [
-        (
-            ["--gpus", "2", "--device", "cpu"],
-            2,
-            "--gpus and the CPU (--processes, --device cpu) contradict each other",
-        ),
-        (
-            ["--processes", "2", "--device", "cuda"],
-            2,
-            "--processes is for CPU runs, and --device cuda is requested",
-        ),
-        (["--processes", "1,two"], 2, "'1,two' is not a list of whole numbers from 1, such as 1,4"),
-        (["--workers", "4,4"], 2, "'4,4' repeats a number: give each number once"),
-        (["--processes", "1", "--run", "mine"], 2, "bench sets --run itself"),
-        (
-            ["--processes", "1", "--strategies", "dp"],
-            2,
-            "--strategies dp: dp splits batches over GPUs",
-        ),
-        (["--processes", "1", "--out", "/proc/none"], 4, "--out /proc/none cannot be written "),
-    ],
-)
+# fmt: off
+_REFUSED = [
+    (["--gpus", "2", "--device", "cpu"], 2,
+     "--gpus and the CPU (--processes, --device cpu) contradict each other"),
+    (["--processes", "2", "--device", "cuda"], 2,
+     "--processes is for CPU runs, and --device cuda is requested"),
+    (["--processes", "1,two"], 2, "'1,two' is not a list of whole numbers from 1, such as 1,4"),
+    (["--workers", "4,4"], 2, "'4,4' repeats a number: give each number once"),
+    (["--processes", "1", "--run", "mine"], 2, "bench sets --run itself"),
+    (["--processes", "1", "--strategies", "dp"], 2, "--strategies dp: dp splits batches over GPUs"),
+    (["--processes", "1", "--out", "/proc/none"], 4, "--out /proc/none cannot be written "),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("arguments", "code", "text"), _REFUSED)
 def test_a_bench_that_cannot_run_is_refused_at_once(
     forked: Trainbox, arguments: list[str], code: int, text: str
 ) -> None:

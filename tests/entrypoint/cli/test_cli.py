@@ -657,6 +657,7 @@ CONFIGS: list[tuple[str | bytes, str]] = [
     (json.dumps({BIG: 1}), "--config c.json has unknown settings (xxx"),
     (json.dumps({"task": YAML}), f"task {YAML}: "),
     (json.dumps({"task": BIG}), "no task 'xxx"),
+    (json.dumps({"task": "x " * 2000}), "no task 'x x"),
     ('{"fields": "width"}', ""),
     ('{"fields": null}', ""),
     (json.dumps({"fields": {"width": YAML}}), f"--set width={YAML}: give a value of type int"),

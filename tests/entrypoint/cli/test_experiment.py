@@ -74,23 +74,22 @@ def test_a_file_named_by_the_environment_is_read(forked: ForkedTrainbox) -> None
     assert shown["settings"] == settings
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[launch]\ngpu = 2", "[launch] gpu is unknown: did you mean gpus?"),
-        ("[launch]\nlr = 2", "[launch] lr is unknown: use some of "),
-        ("[launch]\ngpus = 'x'", "[launch] gpus = x: 'x' is neither a number of GPUs nor `all`"),
-        ("[launch]\ngpus = [0]", "[launch] gpus is an array: write one value"),
-        (
-            "[launch]\nprocesses = 0",
-            "[launch] processes = 0: 0 is less than 1\n",
-        ),
-        ("[launch]\nhealth = 0", "[launch] health = 0: write true or false, without quotes"),
-        ("[launch]\nno_health = true", "[launch] no-health is the opposite of health: write "),
-        ("[launch]\nstrategy = 'ring'", "[launch] strategy = ring: 'ring' is not one of 'ddp', "),
-        ("[train]\nepochs = 0", "[train] epochs = 0: 0 is less than 1"),
-    ],
-)
+# fmt: off
+_WRONG_FILES = [
+    ("[launch]\ngpu = 2", "[launch] gpu is unknown: did you mean gpus?"),
+    ("[launch]\nlr = 2", "[launch] lr is unknown: use some of "),
+    ("[launch]\ngpus = 'x'", "[launch] gpus = x: 'x' is neither a number of GPUs nor `all`"),
+    ("[launch]\ngpus = [0]", "[launch] gpus is an array: write one value"),
+    ("[launch]\nprocesses = 0", "[launch] processes = 0: 0 is less than 1\n"),
+    ("[launch]\nhealth = 0", "[launch] health = 0: write true or false, without quotes"),
+    ("[launch]\nno_health = true", "[launch] no-health is the opposite of health: write "),
+    ("[launch]\nstrategy = 'ring'", "[launch] strategy = ring: 'ring' is not one of 'ddp', "),
+    ("[train]\nepochs = 0", "[train] epochs = 0: 0 is less than 1"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("text", "message"), _WRONG_FILES)
 def test_a_wrong_file_is_refused_with_the_key(
     forked: ForkedTrainbox, text: str, message: str
 ) -> None:

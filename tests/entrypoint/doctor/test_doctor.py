@@ -152,53 +152,41 @@ def test_a_torch_that_hangs_is_killed_at_the_deadline(tmp_path: Path) -> None:
     assert started_with(str(tmp_path)) == []
 
 
-@pytest.mark.parametrize(
-    ("body", "reported"),
-    [
-        (
-            "raise OSError('libcudart.so.13: cannot open')",
-            "torch cannot be used: OSError: libcudart.so.13: cannot open",
-        ),
-        (
-            "x = 1",
-            "torch cannot be used: AttributeError: module 'torch' has no attribute '__version__'",
-        ),
-        (
-            "import os, signal; os.kill(os.getpid(), signal.SIGILL)",
-            "torch was killed by signal 4 (Illegal instruction): no output",
-        ),
-        ("import os; os._exit(7)", "torch exited with code 7 and no answer: no output"),
-    ],
-)
+# fmt: off
+_BROKEN_TORCHES = [
+    ("raise OSError('libcudart.so.13: cannot open')",
+     "torch cannot be used: OSError: libcudart.so.13: cannot open"),
+    ("x = 1",
+     "torch cannot be used: AttributeError: module 'torch' has no attribute '__version__'"),
+    ("import os, signal; os.kill(os.getpid(), signal.SIGILL)",
+     "torch was killed by signal 4 (Illegal instruction): no output"),
+    ("import os; os._exit(7)", "torch exited with code 7 and no answer: no output"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("body", "reported"), _BROKEN_TORCHES)
 def test_a_torch_that_does_not_start(
     forked: Trainbox, tmp_path: Path, body: str, reported: str
 ) -> None:
     assert f"- {reported}" in verdict_lines(forked("doctor", env=fake_torch(tmp_path, body)))
 
 
-@pytest.mark.parametrize(
-    ("keys", "env", "reported"),
-    [
-        (
-            {"ret.init": 999},
-            {},
-            "- node: driver CRITICAL: the NVIDIA driver does not answer (NVML 999: Unknown Error)",
-        ),
-        (
-            {},
-            {"CUDA_VISIBLE_DEVICES": "0,0"},
-            "- node: count CRITICAL: CUDA_VISIBLE_DEVICES=0,0 names GPU 0 twice: name "
-            "each GPU once",
-        ),
-        (
-            {},
-            {"CUDA_VISIBLE_DEVICES": "5"},
-            "- node: count CRITICAL: CUDA_VISIBLE_DEVICES=5: GPU 5 was not found: ",
-        ),
-        ({}, {"GPU_IDS": "0;1"}, "- node: count CRITICAL: --gpu-ids=0;1: '0;1' is not a GPU"),
-        ({}, {"GPUS": "3"}, "- node: count CRITICAL: 2 of 3 GPUs requested"),
-    ],
-)
+# fmt: off
+_BROKEN_MACHINES = [
+    ({"ret.init": 999}, {},
+     "- node: driver CRITICAL: the NVIDIA driver does not answer (NVML 999: Unknown Error)"),
+    ({}, {"CUDA_VISIBLE_DEVICES": "0,0"},
+     "- node: count CRITICAL: CUDA_VISIBLE_DEVICES=0,0 names GPU 0 twice: name each GPU once"),
+    ({}, {"CUDA_VISIBLE_DEVICES": "5"},
+     "- node: count CRITICAL: CUDA_VISIBLE_DEVICES=5: GPU 5 was not found: "),
+    ({}, {"GPU_IDS": "0;1"}, "- node: count CRITICAL: --gpu-ids=0;1: '0;1' is not a GPU"),
+    ({}, {"GPUS": "3"}, "- node: count CRITICAL: 2 of 3 GPUs requested"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("keys", "env", "reported"), _BROKEN_MACHINES)
 def test_a_broken_driver_or_selection_becomes_part_of_the_report(
     doctor: Doctor, tmp_path: Path, keys: Any, env: Any, reported: str
 ) -> None:
@@ -338,61 +326,39 @@ def around(**changes: Any) -> Examination:
 ZERO = "driver sees 2 GPUs, torch sees 0: "
 
 
-@pytest.mark.parametrize(
-    ("seen", "text"),
-    [
-        (torch(count=2), ""),
-        (
-            SEEN,
-            f"{ZERO}RuntimeError: CUDA failed; recreate the container, and run "
-            "`nvidia-smi` in it and on the host",
-        ),
-        (
-            torch(error=""),
-            f"{ZERO}no reason given; recreate the container, and run `nvidia-smi` in "
-            "it and on the host",
-        ),
-        (
-            torch(cuda=None),
-            f"{ZERO}torch 2.15.0 is built without CUDA; install the version in requirements.lock",
-        ),
-        (
-            replace(SEEN, verdict=Verdict(Mode.GATE, (OLD,))),
-            f"{ZERO}this driver is too old for torch's CUDA 13.2; see above",
-        ),
-        (
-            torch(libcuda=NO_LIBCUDA),
-            f"{ZERO}the driver's CUDA library is missing ({NO_LIBCUDA}); start the container with "
-            "--gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install libcuda1 on the "
-            "host",
-        ),
-        (
-            around(devices={"nvidia0": "r", "nvidiactl": "", "nvidia-uvm": "rw"}),
-            f"{ZERO}this user may not read and write /dev/nvidia0 /dev/nvidiactl; "
-            "grant the access, or pass the devices to the container",
-        ),
-        (
-            around(devices={"nvidia0": "rw", "nvidiactl": "rw"}),
-            f"{ZERO}/dev/nvidia-uvm is missing; pass this device to the container, or load "
-            "the kernel module nvidia_uvm on the host",
-        ),
-        (
-            replace(SEEN, visible=GPUS[:1], env={"CUDA_VISIBLE_DEVICES": "0"}),
-            "driver sees 2 GPUs, CUDA_VISIBLE_DEVICES leaves 1, torch sees 0: "
-            "CUDA may interpret CUDA_VISIBLE_DEVICES differently; unset it and try again",
-        ),
-        (
-            replace(torch(count=1), driver=Detection(SLICES), visible=SLICES),
-            "driver sees 7 GPUs, torch sees 1: CUDA shows a process only one MIG slice, so "
-            "this is correct",
-        ),
-        (
-            replace(torch(count=1), driver=Detection(absent="none"), visible=()),
-            "driver sees 0 GPUs, torch sees 1: Trainbox plans with the driver's list; "
-            "start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
-        ),
-    ],
-)
+# fmt: off
+_REASONS = [
+    (torch(count=2), ""),
+    (SEEN, f"{ZERO}RuntimeError: CUDA failed; recreate the container, and run `nvidia-smi` in it "
+     f"and on the host"),
+    (torch(error=""),
+     f"{ZERO}no reason given; recreate the container, and run `nvidia-smi` in it and on the host"),
+    (torch(cuda=None),
+     f"{ZERO}torch 2.15.0 is built without CUDA; install the version in requirements.lock"),
+    (replace(SEEN, verdict=Verdict(Mode.GATE, (OLD,))),
+     f"{ZERO}this driver is too old for torch's CUDA 13.2; see above"),
+    (torch(libcuda=NO_LIBCUDA), f"{ZERO}the driver's CUDA library is missing ({NO_LIBCUDA}); "
+     f"start the container with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility, or "
+     f"install libcuda1 on the host"),
+    (around(devices={"nvidia0": "r", "nvidiactl": "", "nvidia-uvm": "rw"}),
+     f"{ZERO}this user may not read and write /dev/nvidia0 /dev/nvidiactl; grant the access, or "
+     f"pass the devices to the container"),
+    (around(devices={"nvidia0": "rw", "nvidiactl": "rw"}), f"{ZERO}/dev/nvidia-uvm is missing; "
+     f"pass this device to the container, or load the kernel module nvidia_uvm on the host"),
+    (replace(SEEN, visible=GPUS[:1], env={"CUDA_VISIBLE_DEVICES": "0"}),
+     "driver sees 2 GPUs, CUDA_VISIBLE_DEVICES leaves 1, torch sees 0: CUDA may interpret "
+     "CUDA_VISIBLE_DEVICES differently; unset it and try again"),
+    (replace(torch(count=1), driver=Detection(SLICES), visible=SLICES),
+     "driver sees 7 GPUs, torch sees 1: CUDA shows a process only one MIG slice, so this is "
+     "correct"),
+    (replace(torch(count=1), driver=Detection(absent="none"), visible=()),
+     "driver sees 0 GPUs, torch sees 1: Trainbox plans with the driver's list; start the "
+     "container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("seen", "text"), _REASONS)
 def test_the_reason_why_torch_and_the_driver_differ(seen: Examination, text: str) -> None:
     assert difference(seen) == text
 
@@ -400,45 +366,42 @@ def test_the_reason_why_torch_and_the_driver_differ(seen: Examination, text: str
 WITHOUT = replace(torch(count=0), driver=Detection(absent="no NVIDIA driver here"), visible=())
 
 
-@pytest.mark.parametrize(
-    ("seen", "lines"),
-    [
-        (torch(count=2), []),
-        (torch(count=2, warnings=["too old"]), ["too old"]),
-        (replace(WITHOUT, around=replace(AROUND, kernel_module="", pci_gpus=0)), []),
-        (
-            WITHOUT,
-            [
-                "the host runs NVIDIA driver 580.95.05, but this container has no access to it: "
-                "start it with --gpus all (it needs nvidia-container-toolkit on the host)"
-            ],
+# fmt: off
+_PROBLEMS = [
+    (torch(count=2), []),
+    (torch(count=2, warnings=["too old"]), ["too old"]),
+    (replace(WITHOUT, around=replace(AROUND, kernel_module="", pci_gpus=0)), []),
+    (
+        WITHOUT,
+        [
+            "the host runs NVIDIA driver 580.95.05, but this container has no access to it: "
+            "start it with --gpus all (it needs nvidia-container-toolkit on the host)"
+        ],
+    ),
+    (
+        replace(WITHOUT, around=replace(AROUND, signs=())),
+        [
+            "the host runs NVIDIA driver 580.95.05, but its libraries are missing: "
+            "install the driver's user-space packages, such as libnvidia-compute"
+        ],
+    ),
+    (replace(WITHOUT, around=replace(AROUND, kernel_module="")),
+     ["2 NVIDIA GPU(s) on the PCI bus, but no driver is loaded: install the driver on the host"]),
+    (
+        replace(
+            torch(count=2), around=replace(AROUND, own_name_fault="Name or service not known")
         ),
-        (
-            replace(WITHOUT, around=replace(AROUND, signs=())),
-            [
-                "the host runs NVIDIA driver 580.95.05, but its libraries are missing: "
-                "install the driver's user-space packages, such as libnvidia-compute"
-            ],
-        ),
-        (
-            replace(WITHOUT, around=replace(AROUND, kernel_module="")),
-            [
-                "2 NVIDIA GPU(s) on the PCI bus, but no driver is loaded: install the driver on "
-                "the host"
-            ],
-        ),
-        (
-            replace(
-                torch(count=2), around=replace(AROUND, own_name_fault="Name or service not known")
-            ),
-            [
-                "this machine's host name cannot be resolved (Name or service not known), and "
-                "torchrun needs it: "
-                "add it to /etc/hosts (docker run: drop --network none, or add --add-host)"
-            ],
-        ),
-    ],
-)
+        [
+            "this machine's host name cannot be resolved (Name or service not known), and "
+            "torchrun needs it: "
+            "add it to /etc/hosts (docker run: drop --network none, or add --add-host)"
+        ],
+    ),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("seen", "lines"), _PROBLEMS)
 def test_problems_beside_the_verdict(seen: Examination, lines: list[str]) -> None:
     assert problems(seen) == lines
 
@@ -502,25 +465,22 @@ def test_the_rows_of_this_machine(tmp_path: Path) -> None:
         assert re.fullmatch(row, rows[name]), (name, rows[name])
 
 
-@pytest.mark.parametrize(
-    ("env", "cgroup", "kernel", "marks", "signs"),
-    [
-        ({}, "0::/", "6.1.0", (), ()),
-        ({}, "0::/", "6.1.0", ("/.dockerenv",), ("Docker",)),
-        ({}, "0::/system.slice/docker-1f.scope", "6.1.0", (), ("Docker",)),
-        ({}, "0::/", "6.1.0", ("/run/.containerenv",), ("Podman",)),
-        ({"APPTAINER_NAME": "x", "SINGULARITY_NAME": "x"}, "0::/", "6.1.0", (), ("Apptainer",)),
-        (
-            {"KUBERNETES_SERVICE_HOST": "x"},
-            "0::/kubepods/cri-containerd",
-            "6.1.0",
-            (),
-            ("Kubernetes", "containerd"),
-        ),
-        ({"SLURM_JOB_ID": "7"}, "0::/", "6.1.0", (), ("a SLURM job",)),
-        ({}, "0::/", "5.15.167.4-microsoft-standard-WSL2", (), ("WSL",)),
-    ],
-)
+# fmt: off
+_SIGNS = [
+    ({}, "0::/", "6.1.0", (), ()),
+    ({}, "0::/", "6.1.0", ("/.dockerenv",), ("Docker",)),
+    ({}, "0::/system.slice/docker-1f.scope", "6.1.0", (), ("Docker",)),
+    ({}, "0::/", "6.1.0", ("/run/.containerenv",), ("Podman",)),
+    ({"APPTAINER_NAME": "x", "SINGULARITY_NAME": "x"}, "0::/", "6.1.0", (), ("Apptainer",)),
+    ({"KUBERNETES_SERVICE_HOST": "x"}, "0::/kubepods/cri-containerd", "6.1.0", (),
+     ("Kubernetes", "containerd")),
+    ({"SLURM_JOB_ID": "7"}, "0::/", "6.1.0", (), ("a SLURM job",)),
+    ({}, "0::/", "5.15.167.4-microsoft-standard-WSL2", (), ("WSL",)),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("env", "cgroup", "kernel", "marks", "signs"), _SIGNS)
 def test_signs_of_containers(
     env: dict[str, str], cgroup: str, kernel: str, marks: tuple[str, ...], signs: tuple[str, ...]
 ) -> None:

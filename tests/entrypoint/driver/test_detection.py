@@ -293,21 +293,21 @@ def test_a_lost_gpu_is_listed_and_refused_and_can_be_avoided(host: Callable[...,
 
 def test_health_judges_the_gpus_that_a_launch_would_use(host: Callable[..., Host]) -> None:
     four = host("h100", LOST, count=4)
-    bad = four("health")
+    bad = four("health", "--gate")
     assert (bad.code, bad.err) == (1, "")
     assert bad.out.splitlines()[-1] == "CLOSED, CRITICAL: 4 GPUs; handle (GPU 1)"
     assert "          read   NVML 15: GPU is lost" in bad.out.splitlines()
-    good = four("health", "--gpu-ids", "0,2")
+    good = four("health", "--gate", "--gpu-ids", "0,2")
     assert (good.code, good.err) == (0, "")
     assert good.out.splitlines()[-1].startswith("OPEN, PASS: 2 GPUs")
-    few = four("health", "--gpu-ids", "0,2", GPUS="5")
+    few = four("health", "--gate", "--gpu-ids", "0,2", GPUS="5")
     assert few.code == 0, "--gpu-ids selects the GPUs"
-    few = four("health", GPUS="5")
+    few = four("health", "--gate", GPUS="5")
     assert few.code == 1
     assert few.out.splitlines()[-1] == "CLOSED, CRITICAL: 4 GPUs; count (node), handle (GPU 1)"
-    none = four("health", GPUS="0")
+    none = four("health", "--gate", GPUS="0")
     assert (none.code, none.out.splitlines()[-1]) == (0, "OPEN, PASS: 0 GPUs")
-    slices = host("h100-mig")("health", "--processes", "1")
+    slices = host("h100-mig")("health", "--gate", "--processes", "1")
     assert (slices.code, slices.out.splitlines()[-1]) == (0, "OPEN, PASS: 14 GPUs")
 
 
@@ -319,7 +319,7 @@ def test_a_broken_driver_is_reported_with_its_remedy(
     assert broken.refusal() == (3, text)
     ended = broken("health", "--list")
     assert (ended.code, ended.out, ended.err) == (3, "", f"trainbox: {text}\n")
-    judged = broken("health")
+    judged = broken("health", "--gate")
     assert (judged.code, judged.err, judged.out.splitlines()[-1]) == (
         1,
         "",

@@ -46,7 +46,11 @@ VISIBLE = [
     ("1:1,0", MIXED, "1:1 0"),
 ]
 
+_NO_GPUS = [(value, FOUR) for value in ["0;1", "0 1", "0-3", "abc", "all", "gpu-8f3a11"]]
+_NO_GPUS += [(value, FOUR) for value in ["8f3a11", "1.0", "\u0661", "\u00b2", "0\n1"]]
+_NO_GPUS += [(value, SLICES) for value in ["0:", "0:1:2"]]
 # CUDA_VISIBLE_DEVICES, GPUs of the host -> exit code, text after `CUDA_VISIBLE_DEVICES=value`.
+# fmt: off
 REFUSED = [
     ("0,0", FOUR, 2, " names GPU 0 twice: name each GPU once"),
     ("2,GPU-c0ffee", FOUR, 2, " names GPU 2 twice: name each GPU once"),
@@ -54,50 +58,10 @@ REFUSED = [
     ("0,,1", FOUR, 2, f": entry 2 is empty: {_WRITE} with single commas, as in 0,2"),
     ("0,1,", FOUR, 2, f": entry 3 is empty: {_WRITE} with single commas, as in 0,2"),
     (",", FOUR, 2, f": entry 1 is empty: {_WRITE} with single commas, as in 0,2"),
-    ("0;1", FOUR, 2, f": '0;1' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
-    ("0 1", FOUR, 2, f": '0 1' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
-    ("0-3", FOUR, 2, f": '0-3' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
     ("0,-1", FOUR, 2, f": '-1' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
-    ("abc", FOUR, 2, f": 'abc' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
-    ("all", FOUR, 2, f": 'all' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
-    (
-        "gpu-8f3a11",
-        FOUR,
-        2,
-        f": 'gpu-8f3a11' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
-    ),
-    (
-        "8f3a11",
-        FOUR,
-        2,
-        f": '8f3a11' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
-    ),
-    ("1.0", FOUR, 2, f": '1.0' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
-    ("0:", SLICES, 2, f": '0:' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
-    (
-        "0:1:2",
-        SLICES,
-        2,
-        f": '0:1:2' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
-    ),
-    (
-        "\u0661",
-        FOUR,
-        2,
-        f": '\u0661' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
-    ),
-    (
-        "\u00b2",
-        FOUR,
-        2,
-        f": '\u00b2' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
-    ),
-    (
-        "0\n1",
-        FOUR,
-        2,
-        f": '0\n1' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
-    ),
+    *((value, gpus, 2,
+       f": '{value}' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a")
+      for value, gpus in _NO_GPUS),
     ("GPU-8f3", FOUR, 2, ": GPU-8f3 matches 2 GPUs (0 1): write more of the UUID"),
     ("MIG-", SLICES, 2, ": MIG- matches 4 GPUs (0:0 0:1 1:0 1:1): write more of the UUID"),
     ("0", SLICES, 2, ": GPU 0 is divided into MIG slices (0:0 0:1): name one slice, as in 0:0"),
@@ -109,14 +73,11 @@ REFUSED = [
     ("0:7", SLICES, 3, ": GPU 0:7 was not found: choose from the GPUs found (0:0 0:1 1:0 1:1)"),
     ("GPU-beef", FOUR, 3, ": GPU GPU-beef was not found: choose from the GPUs found (0 1 2 3)"),
     ("GPU-0", SLICES, 3, ": GPU GPU-0 was not found: choose from the GPUs found (0:0 0:1 1:0 1:1)"),
-    (
-        "MIG-GPU-0/7/0",
-        SLICES,
-        3,
-        ": GPU MIG-GPU-0/7/0 was not found: choose from the GPUs found (0:0 0:1 1:0 1:1)",
-    ),
+    ("MIG-GPU-0/7/0", SLICES, 3,
+     ": GPU MIG-GPU-0/7/0 was not found: choose from the GPUs found (0:0 0:1 1:0 1:1)"),
     (LONG, FOUR, 3, ": GPU 4 was not found: choose from the GPUs found (0 1 2 3)"),
 ]
+# fmt: on
 TEXTS = [f"CUDA_VISIBLE_DEVICES={value}{rest}" for value, *_, rest in REFUSED]
 
 

@@ -332,16 +332,16 @@ def test_a_gpu_that_only_the_driver_sees(trainbox: Trainbox, library: Path) -> N
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--deep", "--deadline-s", "0"], "'--deadline-s'"),
-        (
-            ["--gate", "--require", "deep-matmul"],
-            "--require deep-matmul: no such check 'deep-matmul': use some of driver",
-        ),
-    ],
-)
+# fmt: off
+_WRONG_USE = [
+    (["--deep", "--deadline-s", "0"], "'--deadline-s'"),
+    (["--gate", "--require", "deep-matmul"],
+     "--require deep-matmul: no such check 'deep-matmul': use some of driver"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("arguments", "text"), _WRONG_USE)
 def test_wrong_use(forked: Trainbox, arguments: list[str], text: str) -> None:
     ended = forked("health", *arguments)
     assert (ended.code, text in ended.err) == (2, True), ended.err

@@ -168,28 +168,21 @@ def test_a_correct_result_passes_with_its_speed() -> None:
     assert pair.line == "all-reduce GPU 0 and 1: 39.9 GB/s, right"
 
 
-@pytest.mark.parametrize(
-    ("probe", "test", "advice"),
-    [
-        (Probe(_GPUS[1:2]), "matmul", "replace: take the GPU out of service and replace it"),
-        (Probe(_GPUS[1:2]), "memory", "replace: take the GPU out of service and replace it"),
-        (
-            _PAIR,
-            "all-reduce",
-            "reset_gpu: stop what runs on the GPU, then `nvidia-smi --gpu-reset -i 0,1` as root",
-        ),
-        (
-            Probe(_CPUS[:1]),
-            "memory",
-            "drain: take the node out of service and test its memory and CPUs",
-        ),
-        (
-            Probe(_CPUS[:2]),
-            "all-reduce",
-            "drain: take the node out of service and test its memory and CPUs",
-        ),
-    ],
-)
+# fmt: off
+_WRONG_VALUES = [
+    (Probe(_GPUS[1:2]), "matmul", "replace: take the GPU out of service and replace it"),
+    (Probe(_GPUS[1:2]), "memory", "replace: take the GPU out of service and replace it"),
+    (_PAIR, "all-reduce",
+     "reset_gpu: stop what runs on the GPU, then `nvidia-smi --gpu-reset -i 0,1` as root"),
+    (Probe(_CPUS[:1]), "memory",
+     "drain: take the node out of service and test its memory and CPUs"),
+    (Probe(_CPUS[:2]), "all-reduce",
+     "drain: take the node out of service and test its memory and CPUs"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("probe", "test", "advice"), _WRONG_VALUES)
 def test_a_wrong_value_is_critical_whatever_its_speed(probe: Probe, test: str, advice: str) -> None:
     lines = [
         line(each, rank=rank, right=each != test)
@@ -254,38 +247,24 @@ def test_results_before_a_fault_count_and_later_tests_are_unknown() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("out", "err", "code", "read"),
-    [
-        (
-            text({"rank": 1, "error": "RuntimeError: CUDA error"}),
-            "a traceback",
-            1,
-            "GPU 1: RuntimeError: CUDA error (exit code 1)",
-        ),
-        (
-            text({"rank": 1, "error": "a"}, {"rank": 0, "error": "b"}),
-            "",
-            1,
-            "GPU 1: a; GPU 0: b (exit code 1)",
-        ),
-        (
-            "",
-            "no torch here\nModuleNotFoundError: torch\n\n",
-            1,
-            "ModuleNotFoundError: torch (exit code 1)",
-        ),
-        ("NCCL version 2.27\n[1]\n17\n", "", -11, "no output (killed by signal 11)"),
-        (text(line("all-reduce")), "", 0, "it exited without a result"),
-        (
-            text(line("all-reduce"), line("all-reduce", rank=1)),
-            "terminate called",
-            134,
-            "terminate called (exit code 134)",
-        ),
-        ("", "x" * 1000, 1, "x" * 300 + " (exit code 1)"),
-    ],
-)
+# fmt: off
+_FAILED = [
+    (text({"rank": 1, "error": "RuntimeError: CUDA error"}), "a traceback", 1,
+     "GPU 1: RuntimeError: CUDA error (exit code 1)"),
+    (text({"rank": 1, "error": "a"}, {"rank": 0, "error": "b"}), "", 1,
+     "GPU 1: a; GPU 0: b (exit code 1)"),
+    ("", "no torch here\nModuleNotFoundError: torch\n\n", 1,
+     "ModuleNotFoundError: torch (exit code 1)"),
+    ("NCCL version 2.27\n[1]\n17\n", "", -11, "no output (killed by signal 11)"),
+    (text(line("all-reduce")), "", 0, "it exited without a result"),
+    (text(line("all-reduce"), line("all-reduce", rank=1)), "terminate called", 134,
+     "terminate called (exit code 134)"),
+    ("", "x" * 1000, 1, "x" * 300 + " (exit code 1)"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("out", "err", "code", "read"), _FAILED)
 def test_a_failed_child_is_critical_with_its_last_message(
     out: str, err: str, code: int, read: str
 ) -> None:

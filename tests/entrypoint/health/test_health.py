@@ -142,24 +142,14 @@ def test_an_image_too_new_for_the_driver_closes_the_gate(library: Path, forked: 
 def test_a_library_without_a_symbol_is_an_old_driver(trainbox: Trainbox, tmp_path: Path) -> None:
     if shutil.which("cc") is None:
         pytest.skip("the NVML stub needs a C compiler: cc is not on PATH")
-    absent = [
-        "nvmlDeviceGetFieldValues",
-        "nvmlDeviceGetRemappedRows",
-        "nvmlEventSetCreate",
-        "nvmlDeviceGetMarginTemperature",
-    ]
+    names = ("FieldValues", "RemappedRows", "MarginTemperature")
+    absent = ["nvmlEventSetCreate", *(f"nvmlDeviceGet{name}" for name in names)]
     old = build_stub(tmp_path / "old", without=absent)
     verdict, code = run_case(Case("", "", "", words=("--processes", "1")), old.parent, trainbox)
     assert code == 0
-    assert {
-        c: result_of(verdict, c)
-        for c in ("recovery-action", "row-remap", "temperature-margin", "ecc-uncorrected")
-    } == {
-        "recovery-action": NA,
-        "row-remap": NA,
-        "temperature-margin": NA,
-        "ecc-uncorrected": PASS,
-    }
+    missing = {"recovery-action": NA, "row-remap": NA, "temperature-margin": NA}
+    found = {check: result_of(verdict, check) for check in (*missing, "ecc-uncorrected")}
+    assert found == missing | {"ecc-uncorrected": PASS}
 
 
 def test_a_driver_without_events_does_not_close(
@@ -186,19 +176,12 @@ def test_the_screen(forked: Trainbox, library: Path, tmp_path: Path) -> None:
     assert (ended.code, ended.err) == (1, "")
     lines = ended.out.splitlines()
     assert lines[0] == "NVIDIA driver 580.95.05 (stub)"
-    assert (
-        lines[1]
-        == "This is a test stub of NVML, not a driver: the results describe no real hardware."
-    )
+    stub = "This is a test stub of NVML, not a driver: the results describe no real hardware."
+    assert lines[1] == stub
     uuids = [f"GPU-00000000-0000-0000-0000-00000000000{gpu}" for gpu in (0, 1)]
-    assert (
-        lines[2]
-        == f"GPU 0  WARN      NVIDIA H100 80GB HBM3, 81,559 MiB, 33 °C, 0 %, 71 W  {uuids[0]}"
-    )
-    assert (
-        lines[3]
-        == f"GPU 1  CRITICAL  NVIDIA H100 80GB HBM3, 81,559 MiB, 33 °C, 0 %, 71 W  {uuids[1]}"
-    )
+    about = "NVIDIA H100 80GB HBM3, 81,559 MiB, 33 °C, 0 %, 71 W "
+    assert lines[2] == f"GPU 0  WARN      {about} {uuids[0]}"
+    assert lines[3] == f"GPU 1  CRITICAL  {about} {uuids[1]}"
     assert re.match(r"node   PASS      \d+ usable CPU\(s\); ", lines[4])
     assert lines[6:10] == [
         f"CRITICAL  ecc-uncorrected on GPU 1, {uuids[1]}",
@@ -274,66 +257,37 @@ def mismatches(value: Any, schema: dict[str, Any], path: str = "$") -> list[str]
     return found
 
 
-@pytest.mark.parametrize(
-    ("arguments", "limits", "text"),
-    [
-        (
-            ["--require", "ecc"],
-            "",
-            "--require ecc: no such check 'ecc': use some of driver, count, handle",
-        ),
-        (
-            ["--gate", "--require", "xid"],
-            "",
-            "--require xid: no such check 'xid': use some of driver, count, handle",
-        ),
-        (
-            ["--live", "--require", "shm"],
-            "",
-            "--require shm: no such check 'shm': use some of driver, count, handle, "
-            "recovery-action",
-        ),
-        (["--gpus", "1" * 5000], "", "a whole number is more than 9223372036854775807"),
-        (["--gpus", "two"], "", "'two' is neither a number of GPUs nor `all`"),
-        (["--gpu-ids", "0,0"], "", "--gpu-ids=0,0 names GPU 0 twice"),
-        (
-            ["--health-limits", "none.toml"],
-            "",
-            "--health-limits none.toml cannot be read (No such file or directory): give a TOML",
-        ),
-        (
-            ["--health-limits", "/dev/zero"],
-            "",
-            "--health-limits /dev/zero cannot be read (not a file): give a TOML",
-        ),
-        (
-            ["--health-limits", "limits.toml"],
-            "rows = 3",
-            "unknown limit 'rows': use one of ecc_uncorrected, remapped_rows",
-        ),
-        (
-            ["--health-limits", "limits.toml"],
-            "remapped_rows =",
-            "--health-limits limits.toml cannot be read (Invalid value",
-        ),
-        (
-            ["--health-limits", "limits.toml"],
-            'remapped_rows = "3"',
-            "remapped_rows = '3' is not a number of at least 0: set it as in remapped_rows = 512",
-        ),
-        (
-            ["--health-limits", "limits.toml"],
-            'remap_pending = "PASS"',
-            'remap_pending = \'PASS\' is not a result: set it to "WARN" or "CRITICAL"',
-        ),
-        (["--monitor", "--listen", "9400"], "", "--listen 9400 is not HOST:PORT"),
-        (
-            ["--monitor", "--listen", "192.0.2.1:0"],
-            "",
-            "--listen 192.0.2.1:0 cannot be used (Cannot assign requested address)",
-        ),
-    ],
-)
+# fmt: off
+_WRONG_USE = [
+    (["--require", "ecc"], "",
+     "--require ecc: no such check 'ecc': use some of driver, count, handle"),
+    (["--gate", "--require", "xid"], "",
+     "--require xid: no such check 'xid': use some of driver, count, handle"),
+    (["--live", "--require", "shm"], "",
+     "--require shm: no such check 'shm': use some of driver, count, handle, recovery-action"),
+    (["--gpus", "1" * 5000], "", "a whole number is more than 9223372036854775807"),
+    (["--gpus", "two"], "", "'two' is neither a number of GPUs nor `all`"),
+    (["--gpu-ids", "0,0"], "", "--gpu-ids=0,0 names GPU 0 twice"),
+    (["--health-limits", "none.toml"], "",
+     "--health-limits none.toml cannot be read (No such file or directory): give a TOML"),
+    (["--health-limits", "/dev/zero"], "",
+     "--health-limits /dev/zero cannot be read (not a file): give a TOML"),
+    (["--health-limits", "limits.toml"], "rows = 3",
+     "unknown limit 'rows': use one of ecc_uncorrected, remapped_rows"),
+    (["--health-limits", "limits.toml"], "remapped_rows =",
+     "--health-limits limits.toml cannot be read (Invalid value"),
+    (["--health-limits", "limits.toml"], 'remapped_rows = "3"',
+     "remapped_rows = '3' is not a number of at least 0: set it as in remapped_rows = 512"),
+    (["--health-limits", "limits.toml"], 'remap_pending = "PASS"',
+     'remap_pending = \'PASS\' is not a result: set it to "WARN" or "CRITICAL"'),
+    (["--monitor", "--listen", "9400"], "", "--listen 9400 is not HOST:PORT"),
+    (["--monitor", "--listen", "192.0.2.1:0"], "",
+     "--listen 192.0.2.1:0 cannot be used (Cannot assign requested address)"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("arguments", "limits", "text"), _WRONG_USE)
 def test_wrong_use_exits_with_code_2(
     forked: Trainbox, library: Path, tmp_path: Path, arguments: list[str], limits: str, text: str
 ) -> None:
@@ -536,6 +490,12 @@ def labels(gpu: int) -> str:
     return f'gpu="{gpu}",name="NVIDIA H100 80GB HBM3",uuid="{uuid}"'
 
 
+_METRICS = "temperature_celsius utilization_ratio memory_size_bytes memory_used_bytes power_watts"
+_METRICS += " sm_clock_hertz memory_clock_hertz pcie_generation pcie_width_lanes"
+_METRICS += " energy_joules_total ecc_errors_total remapped_rows_total pcie_replays_total"
+_METRICS += " nvlink_errors_total nvlink_crc_errors_total xids_total last_xid info"
+
+
 def test_the_monitor_closes_and_opens(monitor: Callable[..., Monitor], tmp_path: Path) -> None:
     watching = monitor({})
     assert watching.wait_for(200) == "OPEN, PASS: 2 GPUs\n"
@@ -547,24 +507,7 @@ def test_the_monitor_closes_and_opens(monitor: Callable[..., Monitor], tmp_path:
     assert watching.metric(f"trainbox_gpu_xids_total{{{labels(1)}}}") == "0.0"
     names = {line.partition("{")[0] for line in watching.get("/metrics")[1].splitlines()}
     assert {name for name in names if name.startswith("trainbox_gpu_")} == {
-        "trainbox_gpu_temperature_celsius",
-        "trainbox_gpu_utilization_ratio",
-        "trainbox_gpu_memory_size_bytes",
-        "trainbox_gpu_memory_used_bytes",
-        "trainbox_gpu_power_watts",
-        "trainbox_gpu_sm_clock_hertz",
-        "trainbox_gpu_memory_clock_hertz",
-        "trainbox_gpu_pcie_generation",
-        "trainbox_gpu_pcie_width_lanes",
-        "trainbox_gpu_energy_joules_total",
-        "trainbox_gpu_ecc_errors_total",
-        "trainbox_gpu_remapped_rows_total",
-        "trainbox_gpu_pcie_replays_total",
-        "trainbox_gpu_nvlink_errors_total",
-        "trainbox_gpu_nvlink_crc_errors_total",
-        "trainbox_gpu_xids_total",
-        "trainbox_gpu_last_xid",
-        "trainbox_gpu_info",
+        f"trainbox_gpu_{name}" for name in _METRICS.split()
     }
     assert watching.metric(f"trainbox_gpu_energy_joules_total{{{labels(1)}}}") == "5000.0"
     put(tmp_path, "h100", {"gpu1.ecc.volatile.uncorrected": 3}, count=2)

@@ -61,48 +61,27 @@ VERSION_2: dict[str, tuple[str, dict[str, str], int]] = {
 }
 
 V1 = "5:memory:/m\n4:cpu,cpuacct:/a/b\n1:name=systemd:/a/b\n"
+
+
+def quota(folder: str, us: int) -> dict[str, str]:
+    """Return the files of version 1 for `us` of each 100,000 microseconds."""
+    return {f"{folder}cpu.cfs_quota_us": f"{us}\n", f"{folder}cpu.cfs_period_us": "100000\n"}
+
+
 VERSION_1: dict[str, tuple[str, dict[str, str], int]] = {
-    "a quota of its own": (
-        V1,
-        {"a/b/cpu.cfs_quota_us": "400000\n", "a/b/cpu.cfs_period_us": "100000\n"},
-        4,
-    ),
-    "a quota at its parent": (
-        V1,
-        {"a/cpu.cfs_quota_us": "300000\n", "a/cpu.cfs_period_us": "100000\n"},
-        3,
-    ),
-    "a quota at the root": (
-        V1,
-        {"cpu.cfs_quota_us": "200000\n", "cpu.cfs_period_us": "100000\n"},
-        2,
-    ),
-    "no limit is -1": (
-        V1,
-        {"a/b/cpu.cfs_quota_us": "-1\n", "a/b/cpu.cfs_period_us": "100000\n"},
-        HOST_CPUS,
-    ),
-    "one and a half": (
-        V1,
-        {"a/b/cpu.cfs_quota_us": "150000\n", "a/b/cpu.cfs_period_us": "100000\n"},
-        1,
-    ),
-    "the host's path is missing here": (
-        "4:cpuacct,cpu:/docker/1f\n",
-        {"cpu.cfs_quota_us": "500000\n", "cpu.cfs_period_us": "100000\n"},
-        5,
-    ),
+    "a quota of its own": (V1, quota("a/b/", 400000), 4),
+    "a quota at its parent": (V1, quota("a/", 300000), 3),
+    "a quota at the root": (V1, quota("", 200000), 2),
+    "no limit is -1": (V1, quota("a/b/", -1), HOST_CPUS),
+    "one and a half": (V1, quota("a/b/", 150000), 1),
+    "the host's path is missing here": ("4:cpuacct,cpu:/docker/1f\n", quota("", 500000), 5),
     "a period is missing": (V1, {"a/b/cpu.cfs_quota_us": "400000\n"}, HOST_CPUS),
     "cpuset and cpuacct are not quotas": (
         "4:cpuset:/a\n3:cpuacct:/a\n",
-        {"a/cpu.cfs_quota_us": "400000\n", "a/cpu.cfs_period_us": "100000\n"},
+        quota("a/", 400000),
         HOST_CPUS,
     ),
-    "both versions at once": (
-        V1 + "0::/a/b\n",
-        {"a/b/cpu.cfs_quota_us": "400000\n", "a/b/cpu.cfs_period_us": "100000\n"},
-        4,
-    ),
+    "both versions at once": (V1 + "0::/a/b\n", quota("a/b/", 400000), 4),
 }
 
 

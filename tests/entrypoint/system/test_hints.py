@@ -15,32 +15,18 @@ COMPOSE = "docker compose run --rm --no-deps train"
 _ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize(
-    ("typed", "health", "bench", "verify", "compare"),
-    [
-        (
-            "",
-            "trainbox health",
-            "trainbox bench --help",
-            "trainbox verify r",
-            "trainbox verify a b",
-        ),
-        (
-            "make",
-            "make health",
-            'make bench ARGS="--help"',
-            "make verify RUN=r",
-            'make verify RUN=a ARGS="b"',
-        ),
-        (
-            COMPOSE,
-            f"{COMPOSE} health",
-            f"{COMPOSE} bench --help",
-            f"{COMPOSE} verify r",
-            f"{COMPOSE} verify a b",
-        ),
-    ],
-)
+# fmt: off
+_COMMANDS = [
+    ("", "trainbox health", "trainbox bench --help", "trainbox verify r", "trainbox verify a b"),
+    ("make", "make health", 'make bench ARGS="--help"', "make verify RUN=r",
+     'make verify RUN=a ARGS="b"'),
+    (COMPOSE, f"{COMPOSE} health", f"{COMPOSE} bench --help", f"{COMPOSE} verify r",
+     f"{COMPOSE} verify a b"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("typed", "health", "bench", "verify", "compare"), _COMMANDS)
 def test_a_command_has_the_form_that_was_typed(
     monkeypatch: pytest.MonkeyPatch, typed: str, health: str, bench: str, verify: str, compare: str
 ) -> None:
@@ -54,19 +40,18 @@ def test_a_command_has_the_form_that_was_typed(
     assert found == (health, bench, verify, compare)
 
 
-@pytest.mark.parametrize(
-    ("typed", "script", "with_arguments"),
-    [
-        ("", "trainbox run a.py", "trainbox run a.py -- --lr 1"),
-        ("make", "make run SCRIPT=a.py", 'make run SCRIPT=a.py ARGS="--lr 1"'),
-        (
-            COMPOSE,
-            "docker compose run --rm --no-deps run a.py",
-            "docker compose run --rm --no-deps run a.py -- --lr 1",
-        ),
-        ("x/trainbox.sh", "x/trainbox.sh run a.py", "x/trainbox.sh run a.py -- --lr 1"),
-    ],
-)
+# fmt: off
+_SCRIPTS = [
+    ("", "trainbox run a.py", "trainbox run a.py -- --lr 1"),
+    ("make", "make run SCRIPT=a.py", 'make run SCRIPT=a.py ARGS="--lr 1"'),
+    (COMPOSE, "docker compose run --rm --no-deps run a.py",
+     "docker compose run --rm --no-deps run a.py -- --lr 1"),
+    ("x/trainbox.sh", "x/trainbox.sh run a.py", "x/trainbox.sh run a.py -- --lr 1"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("typed", "script", "with_arguments"), _SCRIPTS)
 def test_the_command_of_a_script_has_the_form_that_was_typed(
     monkeypatch: pytest.MonkeyPatch, typed: str, script: str, with_arguments: str
 ) -> None:

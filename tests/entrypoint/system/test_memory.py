@@ -9,6 +9,7 @@ from entrypoint.system.memory import CgroupMemory, memory_of_cgroups, used_up_si
 _MIB = 2**20
 _NONE = CgroupMemory(None, None, None)
 # The file /proc/self/cgroup, the files in /sys/fs/cgroup, and what is read.
+# fmt: off
 _CASES: dict[str, tuple[str, dict[str, str], list[CgroupMemory]]] = {
     "version 2": (
         "0::/a\n",
@@ -20,11 +21,9 @@ _CASES: dict[str, tuple[str, dict[str, str], list[CgroupMemory]]] = {
         },
         [CgroupMemory(300, 150, 2), _NONE],
     ),
-    "version 2 without a limit": (
-        "0::/a\n",
-        {"a/memory.max": "max\n", "a/memory.current": "5\n", "a/memory.events": "oom_kill 1\n"},
-        [CgroupMemory(None, None, 1), _NONE],
-    ),
+    "version 2 without a limit": ("0::/a\n",
+     {"a/memory.max": "max\n", "a/memory.current": "5\n", "a/memory.events": "oom_kill 1\n"},
+     [CgroupMemory(None, None, 1), _NONE]),
     "version 1": (
         "5:cpu:/\n4:memory:/a\n",
         {
@@ -36,13 +35,12 @@ _CASES: dict[str, tuple[str, dict[str, str], list[CgroupMemory]]] = {
         },
         [CgroupMemory(300, 0, 4), _NONE],
     ),
-    "a kernel without the counter": (
-        "4:memory:/\n",
-        {"memory/memory.limit_in_bytes": f"{_MIB}\n", "memory/memory.oom_control": "under_oom 0\n"},
-        [CgroupMemory(1, None, None)],
-    ),
+    "a kernel without the counter": ("4:memory:/\n",
+     {"memory/memory.limit_in_bytes": f"{_MIB}\n", "memory/memory.oom_control": "under_oom 0\n"},
+     [CgroupMemory(1, None, None)]),
     "no cgroups": ("", {}, []),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("case", _CASES)
@@ -56,34 +54,24 @@ def test_the_memory_of_cgroups(case: str, tmp_path: Path) -> None:
     assert memory_of_cgroups(tmp_path / "root", tmp_path / "own") == expected
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "expected"),
-    [
-        ([CgroupMemory(300, 5, 1)], [CgroupMemory(300, 5, 1)], None),
-        (
-            [CgroupMemory(3000, 5, 1), CgroupMemory(None, None, 1)],
-            [CgroupMemory(3000, 5, 2), CgroupMemory(None, None, 2)],
-            "the memory limit of 3,000 MiB is used up",
-        ),
-        (
-            [CgroupMemory(None, None, 0)],
-            [CgroupMemory(None, None, 1)],
-            "the host's memory is used up",
-        ),
-        # Another job of the same cgroup above was killed.
-        (
-            [CgroupMemory(300, 5, 1), CgroupMemory(None, None, 1)],
-            [CgroupMemory(300, 5, 1), CgroupMemory(None, None, 2)],
-            None,
-        ),
-        # The path of the host is not visible in a container, whose own cgroup is the root.
-        (
-            [_NONE, CgroupMemory(300, 5, 1)],
-            [_NONE, CgroupMemory(300, 5, 2)],
-            "the memory limit of 300 MiB is used up",
-        ),
-    ],
-)
+# fmt: off
+_KILLS = [
+    ([CgroupMemory(300, 5, 1)], [CgroupMemory(300, 5, 1)], None),
+    ([CgroupMemory(3000, 5, 1), CgroupMemory(None, None, 1)],
+     [CgroupMemory(3000, 5, 2), CgroupMemory(None, None, 2)],
+     "the memory limit of 3,000 MiB is used up"),
+    ([CgroupMemory(None, None, 0)], [CgroupMemory(None, None, 1)], "the host's memory is used up"),
+    # Another job of the same cgroup above was killed.
+    ([CgroupMemory(300, 5, 1), CgroupMemory(None, None, 1)],
+     [CgroupMemory(300, 5, 1), CgroupMemory(None, None, 2)], None),
+    # The path of the host is not visible in a container, whose own cgroup is the root.
+    ([_NONE, CgroupMemory(300, 5, 1)], [_NONE, CgroupMemory(300, 5, 2)],
+     "the memory limit of 300 MiB is used up"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("before", "now", "expected"), _KILLS)
 def test_only_a_new_kill_means_that_memory_is_used_up(
     before: list[CgroupMemory], now: list[CgroupMemory], expected: str | None
 ) -> None:
