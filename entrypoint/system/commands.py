@@ -1,5 +1,6 @@
 """How Trainbox starts its own modules, and the variables of another launch."""
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,22 +9,10 @@ from trainbox.contract.internal import Internal
 
 # Variables that torchrun sets for each of its processes. If a shell still has the values of another
 # launch, a single process would wait for peers that do not exist.
-_RANK_NAMES = frozenset(
-    [
-        "RANK",
-        "LOCAL_RANK",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_WORLD_SIZE",
-        "ROLE_WORLD_SIZE",
-        "ROLE_NAME",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        Internal.STORE,
-        Internal.MESSAGES,
-    ]
+_OF_RANKS = re.compile(
+    r"(?:LOCAL_|GROUP_|ROLE_)?(?:RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(?:ADDR|PORT)|TORCHELASTIC_.*"
+    rf"|{Internal.STORE}|{Internal.MESSAGES}",
+    re.DOTALL,
 )
 
 
@@ -41,9 +30,7 @@ def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name not in _RANK_NAMES
-        and not name.startswith("TORCHELASTIC_")
-        and not is_folder_of_script(name, value)
+        if not _OF_RANKS.fullmatch(name) and not is_folder_of_script(name, value)
     }
 
 

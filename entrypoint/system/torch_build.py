@@ -1,8 +1,8 @@
 """What the installed torch is built for, read from its files: importing it takes seconds."""
 
 import importlib.util
+import mmap
 import re
-import struct
 from functools import cache
 from pathlib import Path
 
@@ -32,40 +32,16 @@ def torch_architectures() -> tuple[str, ...]:
     if folder is None or torch_cuda() is None:
         return ()
     try:
-        found = _FLAGS.search(_constants(folder / "lib" / "libtorch_python.so"))
-    except (OSError, ValueError, struct.error):
+        with (
+            (folder / "lib" / "libtorch_python.so").open("rb") as library,
+            mmap.mmap(library.fileno(), 0, access=mmap.ACCESS_READ) as contents,
+        ):
+            found = _FLAGS.search(contents)
+            return tuple(found[1].decode().split()) if found else ()
+    except (OSError, ValueError):  # no such file, or an empty one
         return ()
-    return tuple(found[1].decode().split()) if found else ()
 
 
 def _torch_folder() -> Path | None:
     found = importlib.util.find_spec("torch")
     return Path(found.origin).parent if found is not None and found.origin is not None else None
-
-
-def _constants(library: Path) -> bytes:
-    """Return the section `.rodata` of a 64-bit ELF file. The whole file has 30 times its size.
-
-    Raises:
-        OSError, ValueError, struct.error: the file cannot be read, or is not such a file.
-    """
-    with library.open("rb") as file:
-        header = file.read(64)
-        if not header.startswith(b"\x7fELF\x02\x01"):
-            raise ValueError(f"{library} is not a little-endian 64-bit ELF file")
-        (at,) = struct.unpack_from("<Q", header, 40)
-        size, count, names_index = struct.unpack_from("<HHH", header, 58)
-        file.seek(at)
-        table = file.read(size * count)
-        # Of each section: the position of its name in the names, its offset and its size.
-        sections = [
-            struct.unpack_from("<I20xQQ", table, entry) for entry in range(0, size * count, size)
-        ]
-        _, names_at, names_size = sections[names_index]
-        file.seek(names_at)
-        names = file.read(names_size)
-        for name, section_at, section_size in sections:
-            if names[name:].startswith(b".rodata\0"):
-                file.seek(section_at)
-                return file.read(section_size)
-    raise ValueError(f"{library} has no section .rodata")

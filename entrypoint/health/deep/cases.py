@@ -9,7 +9,7 @@ from typing import Any
 
 from entrypoint.health.limits import SOURCES, Limits
 from entrypoint.health.verdict import Finding, Result
-from entrypoint.system.commands import command_of, without_ranks
+from entrypoint.system.commands import command_of
 from trainbox.contract.launch_facts import LaunchFacts
 
 CHECKS = ("deep", "deep-matmul", "deep-memory", "deep-all-reduce")
@@ -148,11 +148,7 @@ def argv_of(probe: Probe, python: str) -> list[str]:
 def env_of(probe: Probe, environment: Mapping[str, str], cpus: int) -> dict[str, str]:
     """Return the child's environment; `cpus` is the number of CPUs that this process may use."""
     # PET_NNODES and similar names are torchrun's options, which a cluster sets for the job's nodes.
-    kept = {
-        name: value
-        for name, value in without_ranks(environment).items()
-        if not name.startswith("PET_")
-    }
+    kept = {name: value for name, value in environment.items() if not name.startswith("PET_")}
     return {
         "OMP_NUM_THREADS": str(max(1, cpus // len(probe.devices))),
         **kept,

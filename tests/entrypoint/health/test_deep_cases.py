@@ -112,9 +112,6 @@ def test_a_child_sees_only_its_own_gpus_and_job() -> None:
     around = {
         "PATH": "/bin",
         "CUDA_VISIBLE_DEVICES": "7",
-        "RANK": "1",
-        "WORLD_SIZE": "8",
-        "LOCAL_RANK": "1",
         "PET_NNODES": "2",
     }
     assert env_of(_PAIR, around, cpus=5) == {

@@ -1,6 +1,5 @@
 """The GPUs that an installed torch has code for."""
 
-import struct
 from pathlib import Path
 
 import pytest
@@ -59,27 +58,12 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def library(constants: bytes) -> bytes:
-    """Return an ELF file with the sections `.rodata` and `.shstrtab`."""
-    names = b"\0.rodata\0.shstrtab\0"
-    at = 64 + len(constants) + len(names)
-    header = b"\x7fELF\x02\x01".ljust(40, b"\0") + struct.pack("<Q", at)
-    header = header.ljust(58, b"\0") + struct.pack("<HHH", 64, 3, 2)
-    sections = [(0, 0, 0), (1, 64, len(constants)), (9, 64 + len(constants), len(names))]
-    table = b"".join(
-        struct.pack("<I", name).ljust(24, b"\0") + struct.pack("<QQ", start, size).ljust(40, b"\0")
-        for name, start, size in sections
-    )
-    return header + constants + names + table
-
-
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        (library(b"text\0sm_80 sm_90a compute_120\0text"), ("sm_80", "sm_90a", "compute_120")),
-        (library(b"text\0for sm_80 only\0text"), ()),
-        (b"\x7fELF\x02\x01", ()),
-        (b"not a library", ()),
+        (b"text\0sm_80 sm_90a compute_120\0text", ("sm_80", "sm_90a", "compute_120")),
+        (b"text\0for sm_80 only\0text", ()),
+        (b"", ()),
         (None, ()),
     ],
 )
@@ -92,6 +76,6 @@ def test_a_library_without_the_list_gives_no_rule(
 
 
 def test_torch_for_the_cpu_has_no_architectures(installed: Path) -> None:
-    (installed / "lib/libtorch_python.so").write_bytes(library(b"\0sm_80\0"))
+    (installed / "lib/libtorch_python.so").write_bytes(b"\0sm_80\0")
     (installed / "version.py").write_text("cuda: Optional[str] = None\n")
     assert torch_architectures.__wrapped__() == ()
