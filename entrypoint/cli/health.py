@@ -74,7 +74,14 @@ def health(
     required = required_checks(require, kind)
     limits, overridden = read_limits(health_limits if "health_limits" in _USED[name] else None)
     question = Question(
-        kind, limits=limits, overridden=overridden, required=required, runs_dir=runs_dir
+        kind,
+        gpus,
+        gpu_ids,
+        processes,
+        limits=limits,
+        overridden=overridden,
+        required=required,
+        runs_dir=runs_dir,
     )
     try:
         driver = Driver(lock_of_probes() if kind is Mode.LIVE else None)
@@ -84,10 +91,10 @@ def health(
     if kind is Mode.MONITOR:
         from entrypoint.health.monitor import monitor
 
-        sys.exit(monitor(driver, question, gpus, gpu_ids, processes, listen, interval_s))
+        sys.exit(monitor(driver, question, listen, interval_s))
 
     def examined() -> Verdict:
-        decided = ask(driver, question, gpus, gpu_ids, processes)
+        decided = ask(driver, question)
         if isinstance(decided, Verdict):
             return decided
         gpus_shown = 0 if as_json else len(decided.selection.gpus)
@@ -150,8 +157,10 @@ def doctor(
             click.echo("waiting for torch ...", err=True)
 
     limits, overridden = read_limits(health_limits)
-    question = Question(Mode.GATE, limits=limits, overridden=overridden, runs_dir=runs_dir)
-    click.echo(examination_report(question, gpus, gpu_ids, on_wait=report_wait))
+    question = Question(
+        Mode.GATE, gpus, gpu_ids, limits=limits, overridden=overridden, runs_dir=runs_dir
+    )
+    click.echo(examination_report(question, on_wait=report_wait))
 
 
 def _show(verdict: "Verdict", as_json: bool) -> None:

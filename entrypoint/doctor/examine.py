@@ -13,12 +13,12 @@ from pathlib import Path
 
 from entrypoint.doctor.report import Examination, TorchAnswer, report
 from entrypoint.doctor.surroundings import read_surroundings
-from entrypoint.driver.gpus import Detection, Gpu, visible_gpus
-from entrypoint.driver.process import Driver
+from entrypoint.driver.gpus import Detection, Gpu
+from entrypoint.driver.process import Driver, visible_to_cuda
 from entrypoint.health.check import Question, about, examine
 from entrypoint.health.verdict import Finding, Result, Verdict
 from entrypoint.system.commands import command_of
-from trainbox.contract.errors import DeviceMissing, Failure
+from trainbox.contract.errors import Failure
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.python_path import user_environment
 
@@ -29,8 +29,6 @@ _ENDING_S = 1.0
 
 def examination_report(
     question: Question,
-    gpus: int | str | None,
-    gpu_ids: str | None,
     torch_deadline_s: float = TORCH_DEADLINE_S,
     on_wait: Callable[[], None] = lambda: None,
 ) -> str:
@@ -40,7 +38,7 @@ def examination_report(
     """
     begin_s = time.monotonic()
     process = _start_torch()
-    driver, visible, verdict = _ask_driver(question, gpus, gpu_ids)
+    driver, visible, verdict = _ask_driver(question)
     data_dir = Path(os.environ.get("TRAINBOX_DATA_DIR") or "data")
     around, hidden = read_surroundings(question.runs_dir or Path("runs"), data_dir, os.environ)
     on_wait()
@@ -50,20 +48,14 @@ def examination_report(
     return report(Examination(taken_at, verdict, driver, visible, torch, around, users, hidden))
 
 
-def _ask_driver(
-    question: Question, gpus: int | str | None, gpu_ids: str | None
-) -> tuple[Detection, tuple[Gpu, ...], Verdict]:
+def _ask_driver(question: Question) -> tuple[Detection, tuple[Gpu, ...], Verdict]:
     """Return the driver's answer, the visible GPUs and the verdict."""
     driver = Driver()
-    try:
-        found = driver.detect()
-    except DeviceMissing as error:
-        found = Detection(broken=str(error))
+    found = driver.detect()
     visible: tuple[Gpu, ...] = ()
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
-        decided = about(found, question, chosen, gpus, gpu_ids, None)
-        visible = visible_gpus(found.gpus, chosen) if found.gpus else ()
+        decided = about(found, question)
+        visible = visible_to_cuda(found) if found.gpus else ()
     except Failure as error:  # a wrong selection of GPUs must not stop the report
         finding = Finding("count", Result.CRITICAL, str(error), source="you")
         decided = Verdict(question.mode, (finding,))

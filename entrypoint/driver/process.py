@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from entrypoint.driver.gpus import Detection, Gpu, visible_gpus
-from entrypoint.driver.readings import Sample
+from entrypoint.driver.readings import NO_ANSWER, Sample
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import DeviceMissing, WrongUse
 from trainbox.contract.processes import die_with_parent
@@ -198,9 +198,13 @@ class Driver:
         return True
 
     def detect(self) -> Detection:
-        """Return the GPUs that the driver lists. Raise DeviceMissing after the deadline."""
+        """Return the GPUs that the driver lists. A driver that does not answer is broken."""
         self.ask("detect")
-        found: Detection = self.answer()
+        try:
+            found: Detection = self.answer()
+        except DeviceMissing as error:
+            remedy = "see `nvidia-smi` on the host, or reboot it"
+            return Detection(broken=f"{error}: {remedy}", code=NO_ANSWER)
         return found
 
     def sample(self, uuids: Sequence[str], names: Sequence[str], events: bool = False) -> Sample:
@@ -360,12 +364,7 @@ def detect(driver: Driver) -> Detection:
     Raises:
         DeviceMissing: the driver is broken or does not answer.
     """
-    try:
-        found = driver.detect()
-    except DeviceMissing as error:
-        raise DeviceMissing(
-            f"{error}: see `nvidia-smi` on the host, or reboot it; {_WITHOUT_GPUS}"
-        ) from error
+    found = driver.detect()
     if found.broken:
         raise DeviceMissing(f"{found.broken}; {_WITHOUT_GPUS}")
     return found

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Value = int | str | tuple[int, ...]
+NO_ANSWER = 10  # NVML's TIMEOUT, for a driver that does not answer
 NOT_NVML = -1  # the code of a value that could not be read for another reason than an error of NVML
 
 

@@ -1,17 +1,16 @@
 """Examine the hardware once, from the question to the verdict."""
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from entrypoint.driver.gpus import Detection, Gpu, select, visible_gpus
-from entrypoint.driver.process import Driver
-from entrypoint.driver.readings import NOT_NVML, Sample, Unread
+from entrypoint.driver.gpus import Detection, select
+from entrypoint.driver.process import Driver, visible_to_cuda
+from entrypoint.driver.readings import NO_ANSWER, Sample, Unread
+from entrypoint.health.figures import READ_FOR_FIGURES, description
 from entrypoint.health.limits import Limits
 from entrypoint.health.node import NodeReadings, judge_infiniband, judge_node, read_node
 from entrypoint.health.rules.gpus import Selection, judge_gpus
@@ -27,25 +26,6 @@ from entrypoint.health.rules.table import names_to_read, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 from trainbox.contract.errors import DeviceMissing, WrongUse
 
-_NOT_READ = Unread(NOT_NVML, "not read")
-NO_ANSWER = 10  # NVML's TIMEOUT, for a driver that does not answer
-# The figures of a GPU for the screen, for --json and for Prometheus: the reading that each is made
-# from, and the function that makes it.
-_FIGURES: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    **{
-        name: (name, lambda value: value)
-        for name in (
-            *("vbios", "temperature_c", "utilization_percent", "memory_used_mib", "power_w"),
-            *("sm_clock_mhz", "memory_clock_mhz", "pcie_generation", "pcie_width", "energy_mj"),
-            *("ecc_corrected", "ecc_uncorrected", "pcie_replays"),
-        )
-    },
-    "nvlink_errors": ("nvlink_errors", sum),
-    "nvlink_crc_errors": ("nvlink_crc", sum),
-    "remapped_rows_corrected": ("remapped_rows", itemgetter(0)),
-    "remapped_rows_uncorrected": ("remapped_rows", itemgetter(1)),
-}
-_DESCRIBING = ("name", *(reading for reading, _ in _FIGURES.values()))
 _SAMPLES = 10  # several samples, to distinguish a lasting state from a short one
 _SAMPLE_INTERVAL_S = 0.1
 # A reading that hangs costs two deadlines before it is left out. If more than two readings hang, it
@@ -57,21 +37,29 @@ _MOST_DEADLINES = 4
 class Question:
     """The subject and the mode of an examination.
 
-    `wanted` is the option that requested GPUs, or empty. `overridden` has the limits that differ
-    from the defaults. `required` are the checks that must have a result. `processes` are to be
-    started on this machine. `runs_dir` is the folder to check for output, or None. With `one_node`,
-    the network between nodes is not judged.
+    `gpus`, `gpu_ids` and `processes` are the options of these names. `about` finds the `selection`
+    of GPUs, and `wanted`, the option that requested them, or empty. `overridden` has the limits
+    that differ from the defaults. `required` are the checks that must have a result. `runs_dir` is
+    the folder to check for output, or None. With `one_node`, the network between nodes is not
+    judged.
     """
 
     mode: Mode
+    gpus: int | str | None = None
+    gpu_ids: str | None = None
+    processes: int | None = None
     selection: Selection = field(default_factory=Selection)
     wanted: str = ""
     limits: Limits = field(default_factory=Limits)
     overridden: dict[str, Any] = field(default_factory=dict)
     required: tuple[str, ...] = ()
-    processes: int = 1
     runs_dir: Path | None = Path("runs")
     one_node: bool = False
+
+    @property
+    def started(self) -> int:
+        """Return the number of processes to be started here: by default one for each GPU."""
+        return self.processes or max(1, len(self.selection.gpus))
 
 
 def check_names(mode: Mode = Mode.CHECK) -> list[str]:
@@ -104,80 +92,42 @@ def required_checks(require: str, mode: Mode) -> tuple[str, ...]:
     return required
 
 
-def choose(
-    found: Sequence[Gpu],
-    cuda_visible_devices: str | None,
-    gpus: int | str | None,
-    gpu_ids: str | None,
-) -> tuple[Selection, str]:
-    """Return the GPUs that a launch with these options would use, and the option that names them.
-
-    Raises:
-        WrongUse: An option is malformed.
-    """
-    wanted = f"--gpu-ids {gpu_ids}" if gpu_ids else f"--gpus {gpus}" if gpus is not None else ""
-    try:
-        visible = visible_gpus(found, cuda_visible_devices)
-        if gpu_ids:
-            return Selection(select(visible, gpu_ids, "--gpu-ids")), wanted
-    except DeviceMissing as error:
-        return Selection((), missing=len(gpu_ids.split(",")) if gpu_ids else 1), str(error)
-    if gpus == "all" and not visible:
-        return Selection((), missing=1), wanted
-    count = len(visible) if gpus in (None, "all") else int(gpus or 0)
-    return Selection(visible[:count], missing=max(0, count - len(visible))), wanted
-
-
-def ask(
-    driver: Driver,
-    question: Question,
-    gpus: int | str | None,
-    gpu_ids: str | None,
-    processes: int | None,
-) -> Question | Verdict:
-    """Return the question about the GPUs that these options name, as the driver lists them.
+def ask(driver: Driver, question: Question) -> Question | Verdict:
+    """Return the question about the GPUs that its options name, as the driver lists them.
 
     Without a working driver, or for --gpus 0, return the verdict instead.
 
     Raises:
         WrongUse: An option is malformed.
     """
-    if gpus == 0:
-        question = dataclasses.replace(question, processes=processes or 1)
+    if question.gpus == 0:
         return without_driver(question, "not queried: --gpus 0")
-    try:
-        found = driver.detect()
-    except DeviceMissing as error:
-        return broken_driver(question, str(error))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return about(found, question, visible, gpus, gpu_ids, processes)
+    return about(driver.detect(), question)
 
 
-def about(
-    found: Detection,
-    question: Question,
-    cuda_visible_devices: str | None,
-    gpus: int | str | None,
-    gpu_ids: str | None,
-    processes: int | None,
-) -> Question | Verdict:
-    """Return the question about the GPUs that these options name.
+def about(found: Detection, question: Question) -> Question | Verdict:
+    """Return the question about the GPUs that its options name.
 
     Without a working driver, return the verdict instead.
 
     Raises:
         WrongUse: An option is malformed.
     """
-    question = dataclasses.replace(question, processes=processes or 1)
     if found.broken:
         return broken_driver(question, found.broken, found.code)
-    # Without a driver, no GPU is hidden.
-    visible = None if found.absent else cuda_visible_devices
-    selection, wanted = choose(found.gpus, visible, gpus, gpu_ids)
-    processes = processes or max(1, len(selection.gpus))
-    question = dataclasses.replace(
-        question, selection=selection, wanted=wanted, processes=processes
-    )
+    gpus, gpu_ids = question.gpus, question.gpu_ids
+    wanted = f"--gpu-ids {gpu_ids}" if gpu_ids else f"--gpus {gpus}" if gpus is not None else ""
+    try:
+        # Without a driver, no GPU is hidden.
+        visible = found.gpus if found.absent else visible_to_cuda(found)
+        chosen = select(visible, gpu_ids, "--gpu-ids") if gpu_ids else visible
+        requested = len(chosen) if gpu_ids or gpus is None else gpus
+        # "all" requests one GPU at least.
+        count = max(1, len(chosen)) if requested == "all" else int(requested)
+        selection = Selection(chosen[:count], missing=max(0, count - len(chosen)))
+    except DeviceMissing as error:
+        selection, wanted = Selection(missing=len((gpu_ids or "").split(","))), str(error)
+    question = dataclasses.replace(question, selection=selection, wanted=wanted)
     return without_driver(question, found.absent) if found.absent else question
 
 
@@ -231,7 +181,9 @@ def take_sample(driver: Driver, question: Question, events: bool) -> Sample:
 def names_of(question: Question) -> tuple[str, ...]:
     """Return the names of the values to read of each GPU."""
     names = names_to_read(rules_for(question.mode))
-    return names if question.mode is Mode.LIVE else tuple(dict.fromkeys((*names, *_DESCRIBING)))
+    return (
+        names if question.mode is Mode.LIVE else tuple(dict.fromkeys((*names, *READ_FOR_FIGURES)))
+    )
 
 
 def verdict(samples: Sequence[Sample], question: Question, node: NodeReadings | None) -> Verdict:
@@ -245,11 +197,13 @@ def verdict(samples: Sequence[Sample], question: Question, node: NodeReadings | 
     if node is not None:
         findings += judge_architectures(node.architectures, selection)
         uses_gpus = bool(selection.gpus) and newest.fault is None
-        findings += judge_node(node, newest.driver, question.processes, uses_gpus, question.limits)
+        findings += judge_node(node, newest.driver, question.started, uses_gpus, question.limits)
         if uses_gpus and not question.one_node:
             findings += judge_infiniband(node.infiniband)
     version = newest.driver.get("driver_version")
-    gpus = tuple(_description(gpu, newest) for gpu in selection.gpus)
+    gpus = tuple(
+        description(gpu, newest.gpus.get(gpu.mig_parent or gpu.uuid, {})) for gpu in selection.gpus
+    )
     return _of(question, findings, gpus, version if isinstance(version, str) else None)
 
 
@@ -281,7 +235,7 @@ def without_driver(question: Question, reason: str) -> Verdict:
         findings += judge_count(question.selection, question.wanted)
     if question.mode is not Mode.LIVE:
         findings += judge_node(
-            read_node(question.runs_dir), {}, question.processes, False, question.limits
+            read_node(question.runs_dir), {}, question.started, False, question.limits
         )
     return _of(question, findings)
 
@@ -291,23 +245,3 @@ def broken_driver(question: Question, reason: str, code: int = NO_ANSWER) -> Ver
     action = driver_action(code)
     found = Finding("driver", Result.CRITICAL, reason, "answers", "NVIDIA", action)
     return _of(question, [found])
-
-
-def _description(gpu: Gpu, newest: Sample) -> dict[str, Any]:
-    """Return the properties of a GPU that the screen and Prometheus show."""
-    readings = newest.gpus.get(gpu.mig_parent or gpu.uuid, {})
-    figures = {
-        name: make(value)
-        for name, (reading, make) in _FIGURES.items()
-        if not isinstance(value := readings.get(reading, _NOT_READ), Unread)
-        # The energy of a GPU has no shares of its slices.
-        and not (name == "energy_mj" and gpu.mig_parent)
-    }
-    return {
-        "gpu": gpu.label,
-        "uuid": gpu.uuid,
-        **({"mig_parent": gpu.mig_parent} if gpu.mig_parent else {}),
-        "name": gpu.name,
-        "memory_mib": gpu.memory_mib,
-        **figures,
-    }

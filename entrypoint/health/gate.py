@@ -46,7 +46,7 @@ def watched(
     per_gpu = max(1, plan.nproc_per_node // len(plan.gpus))
     question = Question(
         Mode.GATE,
-        Selection(plan.gpus, per_gpu=per_gpu),
+        selection=Selection(plan.gpus, per_gpu=per_gpu),
         limits=limits,
         overridden=overridden,
         processes=plan.nproc_per_node,

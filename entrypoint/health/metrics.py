@@ -15,6 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from entrypoint.health.figures import FIGURES
 from entrypoint.health.screen import closing_line
 from entrypoint.health.verdict import Result, Verdict
 from entrypoint.system.torch_build import torch_cuda
@@ -27,40 +28,6 @@ LEVELS = {
     Result.WARN: 2,
     Result.UNKNOWN: 3,
     Result.CRITICAL: 4,
-}
-# For each figure of a GPU: its metric, the text, and the factor to Prometheus' base unit.
-_GAUGES = {
-    "temperature_c": ("temperature_celsius", "The GPU's temperature", 1),
-    "utilization_percent": (
-        "utilization_ratio",
-        "Share of the time in which a program computed on the GPU",
-        0.01,
-    ),
-    "memory_mib": ("memory_size_bytes", "Memory of the GPU", 2**20),
-    "memory_used_mib": ("memory_used_bytes", "Memory in use on the GPU", 2**20),
-    "power_w": ("power_watts", "Power that the GPU draws", 1),
-    "sm_clock_mhz": ("sm_clock_hertz", "Clock of the multiprocessors", 10**6),
-    "memory_clock_mhz": ("memory_clock_hertz", "Clock of the memory", 10**6),
-    "pcie_generation": ("pcie_generation", "Generation of the PCIe link now", 1),
-    "pcie_width": ("pcie_width_lanes", "Lanes of the PCIe link now", 1),
-}
-# The metrics that count since the driver was loaded: the text, the factor, and their figures by the
-# label `kind`, or by "" without this label.
-_COUNTERS = {
-    "energy_joules": ("Energy used", 0.001, {"": "energy_mj"}),
-    "ecc_errors": (
-        "Memory errors",
-        1,
-        {"corrected": "ecc_corrected", "uncorrected": "ecc_uncorrected"},
-    ),
-    "remapped_rows": (
-        "Memory rows remapped after errors",
-        1,
-        {"corrected": "remapped_rows_corrected", "uncorrected": "remapped_rows_uncorrected"},
-    ),
-    "pcie_replays": ("Replays of the PCIe link", 1, {"": "pcie_replays"}),
-    "nvlink_errors": ("Replays and recoveries of the NVLinks", 1, {"": "nvlink_errors"}),
-    "nvlink_crc_errors": ("CRC errors of the NVLinks", 1, {"": "nvlink_crc_errors"}),
 }
 _XIDS = ("trainbox_gpu_xids", "Xids since the monitor was started")
 _LAST_XID = ("trainbox_gpu_last_xid", "The newest Xid since the monitor was started, 0 for none")
@@ -158,25 +125,25 @@ def _checks(verdict: Verdict) -> Metric:
 
 
 def _figures(verdict: Verdict) -> Iterator[Metric]:
-    gpus = [([gpu[label] for label in _GPU], gpu) for gpu in verdict.gpus]
-    for name, (metric, text, factor) in _GAUGES.items():
-        gauge = GaugeMetricFamily(f"trainbox_gpu_{metric}", text, labels=_GPU)
-        for labels, gpu in gpus:
-            if name in gpu and (gpu[name] or name != "memory_mib"):  # 0 if it is hidden
-                gauge.add_metric(labels, round(gpu[name] * factor, 2))
-        yield gauge
-    for metric, (text, factor, figures) in _COUNTERS.items():
-        kind_label = [] if "" in figures else ["kind"]
-        counter = CounterMetricFamily(f"trainbox_gpu_{metric}", text, labels=[*_GPU, *kind_label])
-        for labels, gpu in gpus:
-            for kind, name in figures.items():
-                if name in gpu:
-                    counter.add_metric([*labels, *filter(None, [kind])], gpu[name] * factor)
-        yield counter
+    memory = GaugeMetricFamily("trainbox_gpu_memory_size_bytes", "Memory of the GPU", labels=_GPU)
     boards = InfoMetricFamily("trainbox_gpu", "The firmware of the GPU", labels=_GPU)
-    for labels, gpu in gpus:
+    families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+    for figure in FIGURES:
+        kind = CounterMetricFamily if figure.counts else GaugeMetricFamily
+        labels = [*_GPU, "kind"] if figure.kind else _GPU
+        families.setdefault(
+            figure.metric, kind(f"trainbox_gpu_{figure.metric}", figure.text, labels=labels)
+        )
+    for gpu in verdict.gpus:
+        labels = [gpu[label] for label in _GPU]
         boards.add_metric(labels, {"vbios": gpu.get("vbios", "")})
-    yield boards
+        if gpu["memory_mib"]:  # 0 if it is hidden
+            memory.add_metric(labels, gpu["memory_mib"] * 2**20)
+        for figure in FIGURES:
+            if figure.name in gpu:
+                value = round(gpu[figure.name] * figure.factor, 2)
+                families[figure.metric].add_metric([*labels, *filter(None, [figure.kind])], value)
+    yield from (memory, *families.values(), boards)
 
 
 def _xids(verdict: Verdict, xids: Mapping[tuple[str, int], int]) -> Iterator[Metric]:

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from math import inf
 
 from entrypoint.driver.process import Driver
-from entrypoint.driver.readings import Sample, Unread
-from entrypoint.health.check import NO_ANSWER, Question, ask, take_sample, verdict
+from entrypoint.driver.readings import NO_ANSWER, Sample, Unread
+from entrypoint.health.check import Question, ask, take_sample, verdict
 from entrypoint.health.metrics import Latest
 from entrypoint.health.node import read_node
 from entrypoint.health.rules.derived import window
@@ -31,9 +31,6 @@ Warned = dict[tuple[str, str | None], tuple[float, Finding]]  # by check and GPU
 def monitor(
     driver: Driver,
     question: Question,
-    gpus: int | str | None,
-    gpu_ids: str | None,
-    processes: int | None,
     listen: str,
     interval_s: float,
 ) -> int:
@@ -59,7 +56,7 @@ def monitor(
         message(
             f"/healthz and /metrics on http://{host}:{port}, every {interval_s:g} s", sys.stdout
         )
-        examinations = _Examinations(driver, question, (gpus, gpu_ids, processes))
+        examinations = _Examinations(driver, question)
         while not stop.is_set():
             seen = examinations.next()
             latest.put(seen, examinations.xids)
@@ -73,16 +70,11 @@ def monitor(
 class _Examinations:
     """Successive verdicts on the samples so far; GPUs that are missing are searched for again."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        question: Question,
-        options: tuple[int | str | None, str | None, int | None],
-    ) -> None:
+    def __init__(self, driver: Driver, question: Question) -> None:
         self.xids: dict[tuple[str, int], int] = {}  # by (UUID, Xid), the newest last
         self._reported, self._last_line = set[tuple[str, ...]](), ""
         self._warned: Warned = {}
-        self._driver, self._options, self._base = driver, options, question
+        self._driver, self._base = driver, question
         self._question: Question | None = None
         self._samples: list[Sample] = []
 
@@ -102,7 +94,7 @@ class _Examinations:
     def next(self) -> Verdict:
         if self._driver.waiting_since_s is not None and (still := self._awaited()) is not None:
             return still
-        question = self._question or ask(self._driver, self._base, *self._options)
+        question = self._question or ask(self._driver, self._base)
         if isinstance(question, Verdict):
             return question
         # GPUs that are missing are searched for again.

@@ -131,7 +131,7 @@ from pathlib import Path
 from entrypoint.health.check import Question
 from entrypoint.doctor.examine import examination_report
 from entrypoint.health.verdict import Mode
-print(examination_report(Question(Mode.GATE), None, None, torch_deadline_s=4))
+print(examination_report(Question(Mode.GATE), torch_deadline_s=4))
 """
 
 

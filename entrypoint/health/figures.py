@@ -1,0 +1,87 @@
+"""The figures of a GPU: what the screen, --json and Prometheus show of its readings."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+from entrypoint.driver.gpus import Gpu
+from entrypoint.driver.readings import Readings, Unread
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The figure `name`, which is `of` the driver's value `reading`, or of the one with its name.
+
+    Prometheus gets it as `metric` with the description `text`, multiplied with `factor` to its base
+    unit. With `counts`, it counts since the driver was loaded. Figures of the same metric have
+    different labels `kind`.
+    """
+
+    name: str
+    metric: str
+    text: str
+    factor: float = 1
+    counts: bool = False
+    kind: str = ""
+    reading: str = ""
+    of: Callable[[Any], Any] = lambda value: value
+
+
+_BUSY = "Share of the time in which a program computed on the GPU"
+_ECC, _ROWS = (
+    ("ecc_errors", "Memory errors"),
+    ("remapped_rows", "Memory rows remapped after errors"),
+)
+FIGURES = (
+    Figure("temperature_c", "temperature_celsius", "The GPU's temperature"),
+    Figure("utilization_percent", "utilization_ratio", _BUSY, 0.01),
+    Figure("memory_used_mib", "memory_used_bytes", "Memory in use on the GPU", 2**20),
+    Figure("power_w", "power_watts", "Power that the GPU draws"),
+    Figure("sm_clock_mhz", "sm_clock_hertz", "Clock of the multiprocessors", 10**6),
+    Figure("memory_clock_mhz", "memory_clock_hertz", "Clock of the memory", 10**6),
+    Figure("pcie_generation", "pcie_generation", "Generation of the PCIe link now"),
+    Figure("pcie_width", "pcie_width_lanes", "Lanes of the PCIe link now"),
+    Figure("energy_mj", "energy_joules", "Energy used", 0.001, True),
+    Figure("ecc_corrected", *_ECC, 1, True, "corrected"),
+    Figure("ecc_uncorrected", *_ECC, 1, True, "uncorrected"),
+    Figure("remapped_rows_corrected", *_ROWS, 1, True, "corrected", "remapped_rows", itemgetter(0)),
+    Figure(
+        "remapped_rows_uncorrected", *_ROWS, 1, True, "uncorrected", "remapped_rows", itemgetter(1)
+    ),
+    Figure("pcie_replays", "pcie_replays", "Replays of the PCIe link", 1, True),
+    Figure(
+        "nvlink_errors", "nvlink_errors", "Replays and recoveries of the NVLinks", 1, True, of=sum
+    ),
+    Figure(
+        "nvlink_crc_errors",
+        "nvlink_crc_errors",
+        "CRC errors of the NVLinks",
+        counts=True,
+        reading="nvlink_crc",
+        of=sum,
+    ),
+)
+# The values that are read for the figures, and those that only describe the GPU.
+READ_FOR_FIGURES = ("name", "vbios", *(figure.reading or figure.name for figure in FIGURES))
+
+
+def description(gpu: Gpu, readings: Readings) -> dict[str, Any]:
+    """Return the properties of a GPU and its figures, without those that could not be read."""
+    found = {name: v for name, v in readings.items() if not isinstance(v, Unread)}
+    figures = {
+        figure.name: figure.of(found[figure.reading or figure.name])
+        for figure in FIGURES
+        # The energy of a GPU has no shares of its slices.
+        if (figure.reading or figure.name) in found
+        and not (figure.name == "energy_mj" and gpu.mig_parent)
+    }
+    return {
+        "gpu": gpu.label,
+        "uuid": gpu.uuid,
+        **({"mig_parent": gpu.mig_parent} if gpu.mig_parent else {}),
+        "name": gpu.name,
+        "memory_mib": gpu.memory_mib,
+        **{name: found[name] for name in ("vbios",) if name in found},
+        **figures,
+    }
