@@ -3,7 +3,7 @@
 A new rule is an entry of `RULES` in the module of its topic: the values that it reads, a pure
 function that judges them, and the modes in which it runs. If a value could not be read, the finding
 is NA or UNKNOWN, and the function is not called. No rule thus passes by accident.
-docs/reference/health-rules.md shows a passing and a failing case of each rule.
+tests/support/health_cases.py has a passing and a failing case of each rule.
 """
 
 from collections.abc import Sequence
