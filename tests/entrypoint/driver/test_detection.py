@@ -25,9 +25,6 @@ UNKNOWN_ERROR = (
     "the NVIDIA driver does not answer (NVML 999: Unknown Error): "
     f"the container may have lost its GPUs (a daemon reload does that): recreate it; {WITHOUT_GPUS}"
 )
-ONE_SLICE = (
-    "CUDA and NCCL let a process see one slice only; train on one with --gpus 1 or --gpu-ids"
-)
 
 
 def uuid(gpu: int) -> str:
@@ -214,61 +211,11 @@ def test_plan_on_two_desktop_cards(host: Callable[..., Host]) -> None:
     assert plan["reason"] == "2 of 2 GPUs visible -> torchrun DDP, 2 processes"
 
 
-def test_plans_on_four_gpus(host: Callable[..., Host]) -> None:
+def test_cuda_visible_devices_and_then_gpu_ids_select_gpus(host: Callable[..., Host]) -> None:
     four = host("h100", count=4)
-    assert four.labels(GPUS="3") == (
-        ["0", "1", "2"],
-        "3 of 4 visible GPUs requested -> torchrun DDP, 3 processes",
-    )
-    assert four.labels(GPU_IDS="0,2") == (
-        ["0", "2"],
-        "GPUs 0 2 named, of 4 visible -> torchrun DDP, 2 processes",
-    )
-    assert four.refusal(GPUS="9") == (
-        3,
-        "9 GPUs requested, found 4 (0 1 2 3): request at most 4, or use a host with 9",
-    )
-
-
-def test_plans_on_slices(host: Callable[..., Host]) -> None:
-    slices = host("h100-mig")
-    assert slices.labels() == (["0:0"], "1 of 14 MIG slices visible -> 1 process on GPU 0:0")
-    assert slices.labels(GPU_IDS="1:6") == (
-        ["1:6"],
-        "MIG slice 1:6 named, of 14 visible -> 1 process on GPU 1:6",
-    )
-    assert slices.refusal(GPUS="2") == (
-        2,
-        f"2 devices requested, 2 of them MIG slices of one GPU (0:0 0:1): {ONE_SLICE}",
-    )
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("2,0", ["2", "0"]),
-        (f"{uuid(3)},{uuid(1)}", ["3", "1"]),
-        (f"1,{uuid(0)}", ["1", "0"]),
-        ("", []),
-        ("-1", []),
-    ],
-)
-def test_cuda_visible_devices_selects_gpus(
-    host: Callable[..., Host], value: str, expected: list[str]
-) -> None:
-    assert host("h100", count=4).labels(CUDA_VISIBLE_DEVICES=value)[0] == expected
-
-
-def test_cuda_visible_devices_that_selects_missing_gpus(host: Callable[..., Host]) -> None:
-    four = host("h100", count=4)
-    assert four.refusal(CUDA_VISIBLE_DEVICES="0,0") == (
-        2,
-        "CUDA_VISIBLE_DEVICES=0,0 names GPU 0 twice: name each GPU once",
-    )
-    assert four.refusal(CUDA_VISIBLE_DEVICES="0,4") == (
-        3,
-        "CUDA_VISIBLE_DEVICES=0,4: GPU 4 was not found: choose from the GPUs found (0 1 2 3)",
-    )
+    assert four.labels(CUDA_VISIBLE_DEVICES=f"{uuid(3)},1")[0] == ["3", "1"]
+    assert four.labels(CUDA_VISIBLE_DEVICES="")[0] == []
+    assert four.refusal(CUDA_VISIBLE_DEVICES="0,0")[0] == 2
     assert four.refusal(CUDA_VISIBLE_DEVICES="0,1", GPU_IDS="2") == (
         3,
         "--gpu-ids=2: GPU 2 was not found: choose from the GPUs found (0 1)",
@@ -355,15 +302,7 @@ def test_a_host_without_a_driver_trains_on_the_cpu(
         f"no GPU visible: no NVIDIA driver here (NVML: {why})\n",
     )
     assert bare.labels() == ([], "no GPU visible -> 1 process on the CPU")
-    assert (
-        bare.labels("--processes", "2")[1]
-        == "2 CPU processes requested -> torchrun DDP over gloo, 2 processes"
-    )
-    assert bare.refusal("--gpus", "1") == (
-        3,
-        "--gpus 1 requested, no GPU found: run on a GPU host with its driver, leave out --gpus, "
-        "or use --processes 1 for CPU processes",
-    )
+    assert bare.refusal("--gpus", "1")[0] == 3
 
 
 def test_a_driver_that_lists_no_gpu(host: Callable[..., Host]) -> None:
@@ -372,11 +311,7 @@ def test_a_driver_that_lists_no_gpu(host: Callable[..., Host]) -> None:
         "NVIDIA driver 580.95.05 (stub)",
         "no GPU visible: the driver lists none, or CUDA_VISIBLE_DEVICES hides them",
     ]
-    assert empty.refusal("--gpus", "all") == (
-        3,
-        "--gpus all requested, no GPU found: run on a GPU host with its driver, or leave "
-        "out --gpus",
-    )
+    assert empty.refusal("--gpus", "all")[0] == 3
 
 
 # Known mistakes.

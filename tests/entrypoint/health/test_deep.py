@@ -138,47 +138,6 @@ def test_two_processes(either: Callable[..., Ended]) -> None:
 
 
 @pytest.mark.slow
-def test_three_processes_each_slower_than_the_limit(trainbox: Trainbox) -> None:
-    limits = trainbox.folder / "limits.toml"
-    limits.write_text("deep_slowest_of_median = 1000\n")
-    ended = trainbox(*_ON_CPUS, "--processes", "3", "--health-limits", str(limits))
-    assert ended.code == 0, ended.out + ended.err
-    tested = re.findall(r"^deep: ([a-z-]+ CPU process(?:es)? [^:]+): ", ended.err, re.MULTILINE)
-    alone = [f"{test} CPU process {number}" for number in range(3) for test in ("matmul", "memory")]
-    assert tested == [
-        *alone,
-        *(
-            f"all-reduce CPU processes {which}"
-            for which in ("0 and 1", "0 and 2", "1 and 2", "0, 1 and 2")
-        ),
-    ]
-    warned = re.findall(
-        r"^WARN +(deep-[a-z-]+) on node\n +read +(.+?): .*\n +limit +(.+)$", ended.out, re.MULTILINE
-    )
-    pairs = [f"CPU processes {pair}" for pair in ("0 and 1", "0 and 2", "1 and 2")]
-    assert [(check, name) for check, name, _ in warned] == [
-        *((f"deep-{name.split()[0]}", name.partition(" ")[2]) for name in alone),
-        *(("deep-all-reduce", pair) for pair in pairs),
-    ]
-    assert all(
-        re.fullmatch(
-            r"1000 of [\d.,]+ (TFLOP|GB)/s, the median of 3 similar ones \(Trainbox\)", limit
-        )
-        for *_, limit in warned
-    )
-    rows = [line for line in ended.out.splitlines() if line.startswith("       ")]
-    assert (
-        len(
-            [row for row in rows if row.strip().startswith("all-reduce CPU processes 0, 1 and 2: ")]
-        )
-        == 1
-    )
-    assert re.search(
-        r"^deep   WARN      10 tests on CPU processes 0, 1 and 2 in \d+ s$", ended.out, re.MULTILINE
-    )
-
-
-@pytest.mark.slow
 def test_each_fault_is_found_on_its_device(trainbox: Trainbox) -> None:
     faults = {"compute_1": "bit", "compute_2": "matmul", "compute_3": "copy"}
     faults |= {"exchange_1": "sum", "exchange_2": "stop", "exchange_3": "fail"}

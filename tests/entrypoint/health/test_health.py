@@ -280,8 +280,6 @@ _WRONG_USE = [
      "--require xid: no such check 'xid': use some of driver, count, handle"),
     (["--live", "--require", "shm"], "",
      "--require shm: no such check 'shm': use some of driver, count, handle, recovery-action"),
-    (["--gpus", "1" * 5000], "", "a whole number is more than 9223372036854775807"),
-    (["--gpus", "two"], "", "'two' is neither a number of GPUs nor `all`"),
     (["--gpu-ids", "0,0"], "", "--gpu-ids=0,0 names GPU 0 twice"),
     (["--health-limits", "none.toml"], "",
      "--health-limits none.toml cannot be read (No such file or directory): give a TOML"),
@@ -560,9 +558,7 @@ def test_the_monitor_remembers_an_xid(monitor: Callable[..., Monitor], tmp_path:
 @pytest.mark.parametrize(
     ("check", "key", "step", "result", "status"),
     [
-        ("nvlink-crc", "gpu1.nvlink3.crc_flit", 5, PASS, 200),
         ("nvlink-crc", "gpu1.nvlink3.crc_flit", 5000, CRITICAL, 503),
-        ("pcie-replays", "gpu1.pcie.replays", 1, WARN, 200),
         ("nvlink-errors", "gpu1.nvlink3.replay", 1, CRITICAL, 503),
     ],
 )
