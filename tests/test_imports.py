@@ -60,20 +60,6 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     "wandb": {"trainer.track.to_wandb"},
     "onnxruntime": {"trainer.use.export_program"},
     "prometheus_client": {"entrypoint.health.metrics"},
-    "click": {
-        *(
-            f"trainbox.contract.{name}"
-            for name in ("experiment", "option_types", "options", "usage")
-        ),
-        "entrypoint.cli.bench",
-        "entrypoint.cli.commands",
-        "entrypoint.cli.drill",
-        "entrypoint.cli.health",
-        "entrypoint.cli.run",
-        "entrypoint.cli.training",
-        "entrypoint.cli.verb",
-        *("trainer.cli.commands", "trainer.cli.verbs", "trainer.sweep.requested"),
-    },
 }
 # fmt: on
 
@@ -215,12 +201,6 @@ def test_packages_import_downwards(root: str) -> None:
     assert upwards == []
 
 
-def test_the_launcher_of_processes_needs_nothing_of_a_training() -> None:
-    used = {name for module in FILES if _of(module, "trainer.launch") for name in imports(module)}
-    packages = {_package(name) for name in used if name.startswith("trainer.")}
-    assert packages <= {"launch", "system"}
-
-
 def _of(module: str, packages: str | tuple[str, ...]) -> bool:
     packages = (packages,) if isinstance(packages, str) else packages
     return module.startswith(tuple(f"{package}." for package in packages))
@@ -267,30 +247,3 @@ def test_a_plan_imports_no_other_command_and_no_slow_module() -> None:
     commands = {name for name in loaded if name.startswith(("entrypoint.cli.", "trainer"))}
     assert commands == {f"entrypoint.cli.{name}" for name in ("commands", "planning", "verb")}
     assert loaded & {"hashlib", "subprocess", *SLOW_MODULES} == set()
-
-
-def test_no_text_is_multiplied_by_a_condition() -> None:
-    """Write `"s" if count > 1 else ""`: a reader should not have to multiply."""
-    found = [
-        f"{module}:{node.lineno}"
-        for module, path in FILES.items()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
-        if isinstance(node.left, ast.JoinedStr)
-        or (_is_text(node.left) and not isinstance(node.right, ast.Name | ast.Constant | ast.BinOp))
-    ]
-    assert found == []
-
-
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
-
-
-def test_a_class_name_has_one_meaning() -> None:
-    places: dict[str, list[str]] = {}
-    for module, path in FILES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(module)
-    assert len(places) > 200
-    assert {name for name, modules in places.items() if len(modules) > 1} == set()

@@ -29,17 +29,29 @@ def children_of(parent: int) -> list[int]:
     )
 
 
-def started_with(mark: str) -> list[int]:
-    """Return the ids of the processes that run and have `mark` in their environment."""
+def started_with(mark: str, command: str = "") -> list[int]:
+    """Return the ids of the processes that run and have `mark` in their environment.
+
+    `command` is a part of their command line.
+    """
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             is_marked = mark.encode() in (path / "environ").read_bytes()
+            is_marked = is_marked and command.encode() in (path / "cmdline").read_bytes()
         except OSError:  # the process is gone, or belongs to another user
             continue
         if is_marked and (stat := _stat(int(path.name))) is not None and stat[0] not in "ZX":
             found.append(int(path.name))
     return found
+
+
+def wait_until_none(mark: str) -> None:
+    """Wait until no process has `mark` in its environment: a killed process needs time to end."""
+    deadline_s = time.monotonic() + 120
+    while left := started_with(mark):
+        assert time.monotonic() < deadline_s, f"still running: {left}"
+        time.sleep(0.02)
 
 
 def _rank_of(pid: int) -> str:

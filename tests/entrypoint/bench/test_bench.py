@@ -8,7 +8,7 @@ import markdown as renderer
 import pytest
 
 from entrypoint.bench.report import as_json, markdown
-from entrypoint.bench.runs import _duration, _last_message
+from entrypoint.bench.runs import _last_message
 from entrypoint.bench.tables import (
     BenchCase,
     BenchResult,
@@ -154,19 +154,7 @@ def test_the_defaults_of_the_bench(
     assert with_defaults(arguments.split(), environ, cpu, 3) == [*arguments.split(), *added.split()]
 
 
-@pytest.mark.parametrize(
-    "argument",
-    [
-        "--run",
-        "--epochs=3",
-        "--max-steps",
-        "--runs-dir",
-        "--strategy",
-        "--nnodes",
-        "--mirror",
-        "--resume",
-    ],
-)
+@pytest.mark.parametrize("argument", ["--run", "--epochs=3", "--nnodes", "--resume"])
 def test_an_option_that_the_bench_sets_is_refused(argument: str) -> None:
     with pytest.raises(
         WrongUse,
@@ -339,8 +327,3 @@ def test_the_json_has_rows_and_rounds() -> None:
 )
 def test_the_last_message_of_a_training(output: str, last: str) -> None:
     assert _last_message(output) == last
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (89.0, "89 s"), (95.0, "2 min")])
-def test_the_time_left(seconds: float, text: str) -> None:
-    assert _duration(seconds) == text

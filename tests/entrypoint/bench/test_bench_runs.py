@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import entrypoint.bench.runs
 from tests.support.commands import Trainbox, finish
 from tests.support.forked_trainings import ForkedCommand
 
@@ -64,20 +63,10 @@ def either(
 
 
 def test_two_processes_against_one(trainbox: Trainbox, either: ForkedCommand, hungry: str) -> None:
-    arguments = [
-        hungry,
-        "--processes",
-        "1,2",
-        "--device",
-        "cpu",
-        "--batch-size",
-        "32",
-        "--rounds",
-        "1",
-        "--seconds",
-        "0.3",
-    ]
-    ended = either(*arguments, "--out", "tables", "--lr", "0.002", env={"TRAINBOX_EPOCHS": "3"})
+    arguments = ["--processes", "1,2", "--device", "cpu", "--batch-size", "32", "--rounds", "1"]
+    arguments += ["--seconds", "0.3", "--out", "tables", "--lr", "0.002"]
+    # A training of one process must not inherit the strategy.
+    ended = either(hungry, *arguments, env={"TRAINBOX_EPOCHS": "3", "STRATEGY": "ddp"})
     assert ended.code == 0, ended.err
     tables = trainbox.folder / "tables"
     assert sorted(path.name for path in tables.iterdir()) == ["bench.json", "bench.md", "bench.svg"]
@@ -115,18 +104,8 @@ def test_two_processes_against_one(trainbox: Trainbox, either: ForkedCommand, hu
 def test_a_batch_that_does_not_fit_is_a_row_without_a_result(
     trainbox: Trainbox, bench: ForkedCommand, hungry: str
 ) -> None:
-    arguments = [
-        hungry,
-        "--processes",
-        "1",
-        "--batch-size",
-        "16,64",
-        "--rounds",
-        "2",
-        "--seconds",
-        "0.1",
-    ]
-    ended = bench(*arguments)
+    arguments = ["--processes", "1", "--batch-size", "16,64", "--rounds", "2", "--seconds", "0.1"]
+    ended = bench(hungry, *arguments)
     assert ended.code == 0, ended.err
     assert re.search(r"^\| 1 \| single \| 16 \| 16 \| 0 \| [\d,]+ \| ", ended.out, re.MULTILINE)
     assert re.search(
@@ -197,12 +176,3 @@ def test_a_bench_that_cannot_run_is_refused_at_once(
     (line,) = ended.err.splitlines()
     assert text in line
     assert [path.name for path in Path(forked.folder).iterdir()] == []
-
-
-def test_a_training_does_not_inherit_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training on one GPU has no strategy; others have it as an option."""
-    monkeypatch.setenv("STRATEGY", "dp")
-    monkeypatch.setenv("TASK", "digits")
-    environment = entrypoint.bench.runs._environment()
-    assert environment["TASK"] == "digits"
-    assert "STRATEGY" not in environment

@@ -1,7 +1,6 @@
 """`trainbox health --deep` on CPU processes over gloo, also with programs that fail on purpose."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from tests.support.commands import Ended, Trainbox, finish, wait_until
 from tests.support.nvml_stub.build import stub_env, write_config
 from tests.support.paths import SUPPORT
+from tests.support.processes import started_with, wait_until_none
 from tests.support.ranks import Ranks
 
 _ON_CPUS = ("health", "--deep", "--gpus", "0")
@@ -47,18 +47,7 @@ def broken(folder: Path, **faults: str) -> dict[str, str]:
 
 def marked(folder: Path, text: str = "") -> list[int]:
     """Return the processes that were started with the environment of `broken`."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if (
-                str(folder / "programs").encode() in (process / "environ").read_bytes()
-                and text.encode() in (process / "cmdline").read_bytes()
-                and (process / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-            ):
-                found.append(int(process.name))
-        except OSError:
-            continue  # the process is gone, or belongs to another user
-    return found
+    return started_with(str(folder / "programs"), text)
 
 
 def stopped(folder: Path, text: str) -> bool:
@@ -68,16 +57,6 @@ def stopped(folder: Path, text: str) -> bool:
         for pid in marked(folder, text)
     ]
     return "T" in states
-
-
-def gone(folder: Path) -> None:
-    deadline = time.monotonic() + 120
-    while left := marked(folder):
-        if time.monotonic() > deadline:
-            for pid in left:  # A failed test also leaves no process.
-                os.kill(pid, signal.SIGKILL)
-            pytest.fail(f"still running: {left}")
-        time.sleep(0.02)
 
 
 @pytest.fixture(params=["forks", pytest.param("starts", marks=pytest.mark.slow)])
@@ -246,7 +225,7 @@ def test_a_stopped_check_leaves_no_process(
     )
     process.send_signal(number)
     assert finish(process).code == code
-    gone(trainbox.folder)
+    wait_until_none(str(trainbox.folder / "programs"))
 
 
 @pytest.mark.slow
@@ -258,7 +237,7 @@ def test_a_killed_check_leaves_no_ranks(trainbox: Trainbox) -> None:
     )
     assert len(marked(trainbox.folder, "exchange")) == 3  # torchrun and its ranks
     process.send_signal(signal.SIGKILL)
-    gone(trainbox.folder)
+    wait_until_none(str(trainbox.folder / "programs"))
 
 
 def test_a_closed_verdict_starts_no_test(trainbox: Trainbox, forked: Trainbox) -> None:

@@ -37,7 +37,7 @@ from tests.support.health_cases import (
     Case,
 )
 from tests.support.nvml_stub.build import build_stub, stub_env, write_config
-from tests.support.processes import started_with
+from tests.support.processes import started_with, wait_until_none
 
 ROOT = Path(__file__).parents[3]
 
@@ -236,36 +236,23 @@ def mismatches(value: Any, schema: dict[str, Any], path: str = "$") -> list[str]
 
     Only the keywords of JSON Schema that docs/reference/health.schema.json uses are checked.
     """
-    kinds = {
-        "object": dict,
-        "array": list,
-        "string": str,
-        "integer": int,
-        "boolean": bool,
-        "null": type(None),
-        "number": float,
-    }
-    allowed = schema.get("type", [])
-    names = [allowed] if isinstance(allowed, str) else allowed
-    if names and not any(isinstance(value, kinds[name]) for name in names):
-        return [f"{path}: {value!r} is not {allowed}"]
-    found = (
-        [f"{path}: {value} is not in the enum"]
-        if "enum" in schema and value not in schema["enum"]
-        else []
-    )
-    if "const" in schema and value != schema["const"]:
+    kinds = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
+    kinds |= {"null": type(None), "number": float}
+    names = [schema["type"]] if isinstance(schema.get("type"), str) else schema.get("type", [])
+    if names and not isinstance(value, tuple(kinds[name] for name in names)):
+        return [f"{path}: {value!r} is not {names}"]
+    found = []
+    if value not in schema.get("enum", [value]):
+        found.append(f"{path}: {value} is not in the enum")
+    if value != schema.get("const", value):
         found.append(f"{path}: {value} is not {schema['const']}")
     if isinstance(value, dict):
-        properties = schema.get("properties", {})
+        known = schema.get("properties", {})
         found += [f"{path}: no {name}" for name in schema.get("required", []) if name not in value]
-        found += [
-            f"{path}: {name} is unknown"
-            for name in value
-            if schema.get("additionalProperties") is False and name not in properties
-        ]
+        if schema.get("additionalProperties") is False:
+            found += [f"{path}: {name} is unknown" for name in value if name not in known]
         for name, part in value.items():
-            found += mismatches(part, properties.get(name, {}), f"{path}.{name}")
+            found += mismatches(part, known.get(name, {}), f"{path}.{name}")
     if isinstance(value, list):
         for number, item in enumerate(value):
             found += mismatches(item, schema.get("items", {}), f"{path}[{number}]")
@@ -350,7 +337,7 @@ def test_a_driver_that_hangs_is_given_up(
     printed = ended.out if arguments[0] == "health" else ended.err
     assert "the NVIDIA driver does not answer: waited 10 s" in printed
     assert ended.code == (1 if arguments[0] == "health" else 3)
-    wait_until_none(config)
+    wait_until_none(str(config))
 
 
 @pytest.mark.waits
@@ -366,7 +353,7 @@ def test_a_reading_that_hangs_is_left_out(forked: Trainbox, library: Path, tmp_p
     assert {f["read"] for f in verdict["findings"] if f["check"] == "temperature"} == {
         "left out: an earlier call crashed or hung"
     }
-    wait_until_none(config)
+    wait_until_none(str(config))
 
 
 @pytest.mark.waits
@@ -381,15 +368,7 @@ def test_a_driver_whose_readings_all_hang_is_given_up(
     # Two readings are left out, and then the whole driver is to blame.
     assert driver["result"] == CRITICAL
     assert "does not answer" in driver["read"]
-    wait_until_none(config)
-
-
-def wait_until_none(config: Path) -> None:
-    """Wait until no process uses this configuration: a killed process needs time to end."""
-    deadline_s = time.monotonic() + 120
-    while left := started_with(str(config)):
-        assert time.monotonic() < deadline_s, f"still running: {left}"
-        time.sleep(0.02)
+    wait_until_none(str(config))
 
 
 @pytest.mark.waits
@@ -407,7 +386,7 @@ def test_probes_of_a_driver_that_hangs_do_not_pile_up(
     assert ended.code == 1
     assert "does not answer: " in ended.out
     finish(first)
-    wait_until_none(config)
+    wait_until_none(str(config))
 
 
 # Liveness.
