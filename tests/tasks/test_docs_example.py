@@ -51,8 +51,7 @@ def test_the_example_trains_as_the_page_states(here: Here, monkeypatch: pytest.M
     best = max(entry["accuracy"] for entry in here.entries("validation"))
     assert 0.9 < best <= 1
     assert "Gestures, " in out
-    ended, out, _ = here.command("tasks", "my_tasks/gestures.py:Gestures")
-    assert ended == 0
+    out = here.succeeds("tasks", "my_tasks/gestures.py:Gestures")
     assert "--set width=...  int, default 32" in out
     # The page then loads the best weights.
     script = _code(page, "load_file").replace("runs/gestures-9ce1dbce", "runs/r")

@@ -93,8 +93,7 @@ _SHOWN = [25, 26, 9, 0, 1, 2, 3, 4]
 
 @pytest.mark.parametrize("read", ["true", "false"])
 def test_mistakes_of_all_batches_come_first(here: Here, read: str) -> None:
-    code, _, err = here.command(*_ONE_STEP, "--set", f"read={read}", "--workers", "0")
-    assert code == 0, err
+    here.succeeds(*_ONE_STEP, "--set", f"read={read}", "--workers", "0")
     assert json.loads((here.folder / "shown.json").read_text()) == _SHOWN
 
 

@@ -281,12 +281,9 @@ def test_config_on_a_runs_config_json_repeats_the_run(here: Here) -> None:
     arguments = ["--batch-size", "10", "--lr", "0.02", "--accumulation", "2", "--optimizer", "sgd"]
     arguments += ["--seed", "5", "--fast", "--set", "noise=0.5", "--epochs", "2"]
     arguments += ["--clip-norm", "1.5", "--device", "cpu"]
-    assert here.command("train", TINY, *arguments, "--run", "first")[0] == 0
+    here.succeeds("train", TINY, *arguments, "--run", "first")
     config = here.path("first") / "config.json"
-    code, _, err = here.command(
-        "train", "--config", str(config), "--device", "cpu", "--run", "second"
-    )
-    assert code == 0, err
+    here.succeeds("train", "--config", str(config), "--device", "cpu", "--run", "second")
     assert (here.path("second") / "config.json").read_text() == config.read_text()
     assert here.digest("second") == here.digest("first")
     settings = json.loads(config.read_text())
@@ -315,11 +312,10 @@ def test_config_on_a_runs_config_json_repeats_the_run(here: Here) -> None:
 
 def test_options_override_a_config_file(here: Here) -> None:
     first = ("--epochs", "1", "--set", "noise=0.5", "--device", "cpu", "--run", "first")
-    assert here.command("train", TINY, *first)[0] == 0
+    here.succeeds("train", TINY, *first)
     config = ("--config", str(here.path("first") / "config.json"), "--device", "cpu")
     options = ("--epochs", "2", "--set", "noise=0.25", "--lr", "0.5", "--run", "second")
-    code, _, err = here.command("train", *config, *options)
-    assert code == 0, err
+    here.succeeds("train", *config, *options)
     settings = here.json("config.json", "second")
     assert (settings["epochs"], settings["fields"], settings["learning_rate"]) == (
         2,
@@ -340,10 +336,7 @@ def test_an_option_overrides_the_alternative_setting_of_a_config_file(
 ) -> None:
     here.train("first")
     config = str(here.path("first") / "config.json")
-    code, _, err = here.command(
-        "train", "--config", config, *arguments, "--device", "cpu", "--run", "second"
-    )
-    assert code == 0, err
+    here.succeeds("train", "--config", config, *arguments, "--device", "cpu", "--run", "second")
     settings = here.json("config.json", "second")
     assert {name: settings[name] for name in expected} == expected
 
@@ -355,8 +348,7 @@ def test_settings_come_from_the_environment_too(
     monkeypatch.setenv("TRAINBOX_LR", "0.25")
     monkeypatch.setenv("TASK", TINY)
     monkeypatch.setenv("SET", "noise=0.5 nan_at=0")
-    code, _, err = here.command("train", "--device", "cpu", "--run", "r", "--lr", "0.5")
-    assert code == 0, err
+    here.succeeds("train", "--device", "cpu", "--run", "r", "--lr", "0.5")
     settings = here.json("config.json")
     assert (settings["epochs"], settings["learning_rate"], settings["task"]) == (1, 0.5, TINY)
     assert settings["fields"] == {"noise": "0.5", "nan_at": "0"}

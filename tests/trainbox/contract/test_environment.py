@@ -94,14 +94,14 @@ def test_a_misspelt_name_exits_with_code_2_except_with_help(
     for arguments in (["train"], ["sweep", "digits"], ["verify", "."], ["tasks"]):
         err = here.refused(*arguments, silent=True)
         assert err == "trainbox: TRAINBOX_EPOCS is not a setting: did you mean TRAINBOX_EPOCHS?\n"
-    assert here.command("train", "--help")[0] == 0
+    here.succeeds("train", "--help")
 
 
 def test_a_command_accepts_the_settings_of_another(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINBOX_GRID", "width=1,2")  # of `sweep`
-    assert here.command("tasks")[0] == 0
+    here.succeeds("tasks")
 
 
 def test_the_header_shows_the_settings_of_the_environment(

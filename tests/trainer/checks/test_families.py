@@ -418,17 +418,25 @@ def stateful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("_FAMILIES", raising=False)
 
 
-def _changing(monkeypatch: pytest.MonkeyPatch, families: Callable[[int], Collection[str]]) -> None:
-    """Change the state of `families(n)` in training forward n, from 0."""
+def _in_losses(monkeypatch: pytest.MonkeyPatch, act: Callable[[Tiny, Any], object]) -> None:
+    """Call `act` with the task and the model before the losses of each batch."""
     plain = Tiny.losses
 
     def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
-        if model.training:
-            for family in families(int(model.forwards)):
-                _FAMILIES[family](task, model)
+        act(task, model)
         return plain(task, model, batch)
 
     monkeypatch.setattr(Tiny, "losses", losses)
+
+
+def _changing(monkeypatch: pytest.MonkeyPatch, families: Callable[[int], Collection[str]]) -> None:
+    """Change the state of `families(n)` in training forward n, from 0."""
+
+    def change(task: Tiny, model: Any) -> None:
+        for family in families(int(model.forwards)) if model.training else ():
+            _FAMILIES[family](task, model)
+
+    _in_losses(monkeypatch, change)
 
 
 @pytest.mark.parametrize("family", _FAMILIES)
@@ -476,13 +484,7 @@ def test_state_that_changes_later_fails_the_run_at_the_next_digest(
 def test_weights_that_are_unfrozen_late_fail_the_run(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Tiny.losses
-
-    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
-        model.frozen.requires_grad_(int(model.forwards) > 4)
-        return plain(task, model, batch)
-
-    monkeypatch.setattr(Tiny, "losses", losses)
+    _in_losses(monkeypatch, lambda _, model: model.frozen.requires_grad_(int(model.forwards) > 4))
     with pytest.raises(
         WrongUse, match="by step 6 it has changed frozen.bias.attributes, such as requires"
     ):
@@ -492,15 +494,12 @@ def test_weights_that_are_unfrozen_late_fail_the_run(
 def test_the_mode_of_a_module_ends_with_the_step(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Tiny.losses
-
-    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+    def end_mode(_task: Tiny, model: Any) -> None:
         if model.training:
             assert model.activation.training
             model.activation.eval()
-        return plain(task, model, batch)
 
-    monkeypatch.setattr(Tiny, "losses", losses)
+    _in_losses(monkeypatch, end_mode)
     here.train(max_steps=12)
 
 
@@ -578,12 +577,10 @@ def test_a_teacher_outside_checkpoints_that_follows_before_the_step_is_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In step 1 it is equal to the weights, so a new model has the same teacher."""
-    plain = Tiny.losses
 
-    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+    def follow(_task: Tiny, model: Any) -> None:
         if model.training:
             model.__dict__["average"].weight.data.lerp_(model.linear.weight.data, 0.1)
-        return plain(task, model, batch)
 
     def build_model(_task: Tiny) -> nn.Module:
         model = _Stateful()
@@ -591,7 +588,7 @@ def test_a_teacher_outside_checkpoints_that_follows_before_the_step_is_refused(
         return model
 
     monkeypatch.setattr(Tiny, "build_model", build_model)
-    monkeypatch.setattr(Tiny, "losses", losses)
+    _in_losses(monkeypatch, follow)
     with pytest.raises(WrongUse, match="a resume could change average, which checkpoints leave"):
         here.train(max_steps=2)
 
@@ -625,14 +622,12 @@ def test_a_module_of_the_user_may_be_imported_late(
 ) -> None:
     Path("late_module.py").write_text("class Plotter:\n    color = 'red'\n")
     monkeypatch.syspath_prepend(str(Path.cwd()))
-    plain = Tiny.losses
 
-    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+    def import_late(_task: Tiny, model: Any) -> None:
         if int(model.forwards) > 5:
             importlib.import_module("late_module")
-        return plain(task, model, batch)
 
-    monkeypatch.setattr(Tiny, "losses", losses)
+    _in_losses(monkeypatch, import_late)
     here.train(max_steps=12)
     assert here.steps()[-1] == 12
     del sys.modules["late_module"]

@@ -61,8 +61,7 @@ def _files(run: Path) -> dict[str, str]:
     }
 
 
-def _evaluate(here: Here, *words: str, run: str = "r") -> tuple[int, str, str]:
-    return here.command("evaluate", f"runs/{run}", "--device", "cpu", *words)
+_EVALUATE = ("evaluate", "runs/r", "--device", "cpu")
 
 
 def test_any_number_of_processes_has_the_figures_of_the_training(ranks: Ranks) -> None:
@@ -99,8 +98,7 @@ def test_the_best_and_the_last_checkpoint_are_evaluated_while_the_run_trains(her
     training = RunFolder(here.path(), writes=True)  # it holds the lock, as a training does
     before = _files(here.path())
     for which, step in (("best", 6), ("last", 18)):
-        code, out, err = _evaluate(here, "--checkpoint", which)
-        assert (code, err) == (0, "")
+        out = here.succeeds(*_EVALUATE, "--checkpoint", which)
         found = _evaluation(here.folder, name=f"{which}-validation")
         digest = next(
             json.loads(line)["model"]
@@ -118,15 +116,13 @@ def test_the_best_and_the_last_checkpoint_are_evaluated_while_the_run_trains(her
 
 def test_a_step_that_the_training_did_not_validate_is_not_compared(here: Here) -> None:
     here.stopped(8)
-    code, out, _ = _evaluate(here, "--checkpoint", "last")
-    assert code == 0
+    out = here.succeeds(*_EVALUATE, "--checkpoint", "last")
     assert "not compared: metrics.jsonl has no validation at step 8\n" in out
     assert _evaluation(here.folder, name="last-validation")["training"]["equal"] is None
     here.stopped(2, "s")
-    code, _, err = _evaluate(here, run="s")
-    assert code == 2
+    err = here.refused("evaluate", "runs/s", "--device", "cpu")
     assert "runs/s was never validated, so no checkpoint is the best: " in err
-    assert _evaluate(here, "--checkpoint", "last", run="s")[0] == 0
+    here.succeeds("evaluate", "runs/s", "--device", "cpu", "--checkpoint", "last")
 
 
 def test_other_figures_than_those_of_the_training_exit_with_8(here: Here) -> None:
@@ -134,7 +130,7 @@ def test_other_figures_than_those_of_the_training_exit_with_8(here: Here) -> Non
     metrics = here.path() / "metrics.jsonl"
     last = here.entries("validation")[-1]["loss"]
     metrics.write_text(metrics.read_text().replace(repr(last), repr(math.nextafter(last, 1e9))))
-    code, out, err = _evaluate(here)
+    code, out, err = here.command(*_EVALUATE)
     assert code == 8
     now = math.nextafter(last, 1e9)
     line = f"different from those of training at step 18: loss ({now!r} -> {last!r})"
@@ -145,8 +141,7 @@ def test_other_figures_than_those_of_the_training_exit_with_8(here: Here) -> Non
     manifest = here.json("manifest.json")
     manifest["packages"]["torch"] = "1.0"
     (here.path() / "manifest.json").write_text(json.dumps(manifest))
-    code, out, err = _evaluate(here)
-    assert (code, err) == (0, "")
+    out = here.succeeds(*_EVALUATE)
     assert "changed since the run's start: packages.torch: 1.0 -> " in out
     assert "; changed: packages.torch: 1.0 -> " in out
 
@@ -171,7 +166,7 @@ def test_a_metric_that_only_one_of_them_has_is_a_difference(
         monkeypatch.setattr(
             Tiny, "metrics", lambda task, totals: {**own(task, totals), "more": math.nan}
         )
-    code, out, _ = _evaluate(here)
+    code, out, _ = here.command(*_EVALUATE)
     assert code == 8
     assert f"different from those of training at step 2: {line}\n" in out
     assert not _evaluation(here.folder)["training"]["equal"]
@@ -181,8 +176,7 @@ def test_a_run_with_fast_may_have_other_figures(here: Here) -> None:
     here.train(deterministic=False)
     metrics = here.path() / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"loss": ', '"loss": 9'))
-    code, out, _ = _evaluate(here)
-    assert code == 0
+    out = here.succeeds(*_EVALUATE)
     assert "different from those of training" in out and "; the run has --fast\n" in out
 
 
@@ -191,18 +185,16 @@ def test_other_data_and_test_data_are_not_compared(here: Here) -> None:
         (here.folder / folder).mkdir()
         (here.folder / folder / "shift").write_text(shift)
     here.train(task=SPLIT)
-    code, out, _ = _evaluate(here)
+    code, out, _ = here.command(*_EVALUATE)
     assert code == 0 and "equal to those of training at step 18" in out
-    code, out, _ = _evaluate(here, "--data-dir", "other", "--out", "results/other")
-    assert code == 0
+    out = here.succeeds(*_EVALUATE, "--data-dir", "other", "--out", "results/other")
     assert "changed since the run's start: data.validation: " in out
     assert "not compared: the validation data differ from the training's\n" in out
     other = json.loads((here.folder / "results/other/evaluation.json").read_text())
     figures = _evaluation(here.folder)["figures"]
     assert other["figures"]["loss"] > 50 * figures["loss"]
     # The random split of the test data is made after the other two, as in any other call.
-    code, out, _ = _evaluate(here, "--data", "test")
-    assert code == 0
+    out = here.succeeds(*_EVALUATE, "--data", "test")
     assert "test: 10 examples, " in out
     assert "not compared: the training did not read the test data\n" in out
     torch.manual_seed(derive_seed(0, "data"))
@@ -219,8 +211,7 @@ def test_other_data_and_test_data_are_not_compared(here: Here) -> None:
 
 def test_a_task_without_test_dataset_is_refused(here: Here) -> None:
     here.train(max_steps=2)
-    code, _, err = _evaluate(here, "--data", "test")
-    assert code == 2
+    err = here.refused(*_EVALUATE, "--data", "test")
     assert "task Tiny has no method test_dataset(): define it, or use --data validation" in err
 
 
@@ -247,9 +238,8 @@ def test_a_run_that_cannot_be_evaluated_is_one_line(
 ) -> None:
     here.train(max_steps=2)
     change(here.path())
-    found, out, err = _evaluate(here)
-    assert (found, out) == (code, "")
-    assert message in err and len(err.splitlines()) == 1
+    err = here.refused(*_EVALUATE, code=code, silent=True)
+    assert message in err
     assert not list(here.path().glob("checkpoints/*.damaged"))
 
 
@@ -277,16 +267,14 @@ def test_a_checkpoint_that_the_training_removes_is_an_error_of_one_line(
         return found
 
     monkeypatch.setattr(RunRecord, "find", find_and_remove)
-    code, out, err = _evaluate(here, "--checkpoint", "last")
-    assert (code, out, err.count("\n")) == (4, "", 1)
+    err = here.refused(*_EVALUATE, "--checkpoint", "last", code=4, silent=True)
     assert "step-00000012.pt was removed by the training of runs/r: start the same command" in err
 
 
 def test_a_signal_stops_the_evaluation_with_75(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     here.train(max_steps=2)
     monkeypatch.setattr("trainer.system.signals.StopRequest.__bool__", lambda _stop: True)
-    code, _, err = _evaluate(here)
-    assert code == 75
+    err = here.refused(*_EVALUATE, code=75)
     assert "before the end of the evaluation: start the same command again" in err
     assert not (here.path() / "evaluations/best-validation/evaluation.json").exists()
 
@@ -325,7 +313,7 @@ def test_predictions_are_the_same_on_any_number_of_processes(ranks: Ranks) -> No
 
 def test_a_task_defines_its_own_predictions_and_ids(here: Here) -> None:
     here.train(task="tests.support.tiny:Predicting")
-    assert _evaluate(here, "--predictions", "p.csv")[0] == 0
+    here.succeeds(*_EVALUATE, "--predictions", "p.csv")
     header, *rows = Path("p.csv").read_text().splitlines()
     assert header == "id,target,output,inputs_0,inputs_1,inputs_2,inputs_3,large"
     examples = Tiny().validation_dataset(Path())
@@ -354,9 +342,8 @@ def test_predictions_that_cannot_be_written_exit_with_2(
     here: Here, task: str, message: str
 ) -> None:
     here.train(task=f"tests.support.tiny:{task}", max_steps=2)
-    code, _, err = _evaluate(here, "--predictions", "p.csv")
-    assert code == 2
-    assert message in err and len(err.splitlines()) == 1
+    err = here.refused(*_EVALUATE, "--predictions", "p.csv")
+    assert message in err
     assert not Path("p.csv").exists()
 
 
@@ -367,8 +354,7 @@ def test_a_wrong_path_of_predictions_is_refused_before_the_evaluation(here: Here
     Path("folder/link").symlink_to("file")
     os.mkfifo("folder/pipe")
     for path in ("folder", "folder/file/p.csv", "folder/link", "folder/pipe"):
-        code, out, err = _evaluate(here, "--predictions", path)
-        assert (code, out) == (4, "")
+        err = here.refused(*_EVALUATE, "--predictions", path, code=4, silent=True)
         assert f"{path} cannot be written (" in err and "with --predictions FILE" in err
     assert Path("folder/link").is_symlink() and Path("folder/pipe").is_fifo()
     assert not (here.path() / "evaluations/best-validation/evaluation.json").exists()
@@ -377,8 +363,7 @@ def test_a_wrong_path_of_predictions_is_refused_before_the_evaluation(here: Here
 @pytest.mark.parametrize("task", ["Tiny", "FigureCount"])
 def test_intervals_are_of_means_over_resampled_examples(here: Here, task: str) -> None:
     here.train(task=f"tests.support.tiny:{task}")
-    code, out, _ = _evaluate(here)
-    assert code == 0
+    out = here.succeeds(*_EVALUATE)
     assert "20 examples, with 95% intervals from 1,000 resamples of them\n" in out
     found = _evaluation(here.folder)
     model = StepCounter()
@@ -391,9 +376,9 @@ def test_intervals_are_of_means_over_resampled_examples(here: Here, task: str) -
     width = expected[1] - expected[0]
     assert found["intervals"]["loss"] == pytest.approx(expected, abs=0.03 * width)
     first = found["intervals"]
-    _evaluate(here)
+    here.command(*_EVALUATE)
     assert _evaluation(here.folder)["intervals"] == first
-    code, out, _ = _evaluate(here, "--no-intervals")
+    code, out, _ = here.command(*_EVALUATE, "--no-intervals")
     assert "validation: 20 examples\n" in out
     assert _evaluation(here.folder)["intervals"] == {}
 
@@ -423,9 +408,7 @@ def test_too_many_numbers_have_no_intervals_and_no_predictions(
 ) -> None:
     here.train(task="tests.support.tiny:Predicting", max_steps=2)
     monkeypatch.setattr("trainer.use.per_example.MOST_NUMBERS", 19)
-    code, out, _ = _evaluate(here)
-    assert code == 0
+    out = here.succeeds(*_EVALUATE)
     assert "no intervals: the statistics of each example cannot be collected\n" in out
-    code, _, err = _evaluate(here, "--predictions", "p.csv")
-    assert code == 2
+    err = here.refused(*_EVALUATE, "--predictions", "p.csv")
     assert "predictions() returns more than " in err

@@ -100,7 +100,7 @@ def test_a_file_and_the_command_line_are_the_same_run(here: Here) -> None:
         f'[task]\nname = "{TINY}"\nnoise = 0.5\n[train]\nepochs = 1\nlr = 0.02'
     )
     arguments = ["--set", "noise=0.5", "--epochs", "1", "--lr", "2e-2", "--device", "cpu"]
-    assert here.command("train", TINY, *arguments)[0] == 0
+    here.succeeds("train", TINY, *arguments)
     (name,) = (path.name for path in Path("runs").iterdir())
     out = here.succeeds("train", "--config", "exp.toml", "--device", "cpu")
     assert "this run is complete" in out
@@ -353,4 +353,4 @@ def test_a_wrong_sweep_is_refused_and_ignored_by_train(here: Here, text: str, me
     source = "" if message.startswith("--") else "exp.toml: "
     assert err.startswith(f"trainbox: {source}{message}")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert here.command("plan", "--config", "exp.toml")[0] == 0
+    here.succeeds("plan", "--config", "exp.toml")

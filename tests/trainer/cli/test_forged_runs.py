@@ -258,18 +258,16 @@ def test_weights_without_an_entry_in_digests_are_refused(
 def test_a_resume_sets_a_checkpoint_without_an_entry_aside(here: Here, run: Path) -> None:
     digest = here.digest()
     _without_entry(_LAST)(run)
-    code, out, _ = here.command(*_READERS["train"])
-    assert code == 0
+    out = here.succeeds(*_READERS["train"])
     assert f"(step {_LAST} has no entry of a checkpoint in digests.jsonl): set aside" in out
     assert here.digest() == digest
-    assert here.command(*_READERS["verify"])[0] == 0
+    here.succeeds(*_READERS["verify"])
 
 
 def test_a_resume_without_any_digests_is_refused_but_not_anyway(here: Here, run: Path) -> None:
     (run / "digests.jsonl").unlink()
     assert "has no entry of a checkpoint in digests.jsonl" in _err(here, "train", 4)
-    code, out, _ = here.command(*_READERS["train"], "--resume", "anyway")
-    assert code == 0
+    out = here.succeeds(*_READERS["train"], "--resume", "anyway")
     assert f"the checkpoint of step {_LAST} was not compared" in out
 
 

@@ -461,7 +461,7 @@ def test_the_first_part_of_a_stopped_run_can_be_verified(here: Here) -> None:
     assert "runs/r is not finished (it ends at step 5 without a validation): resume it" in err
     out = here.succeeds("verify", "runs/r", "--device", "cpu", "--steps", "5")
     assert "2 digests up to step 5" in out
-    assert here.command("verify", "runs/r", "--device", "cpu", "--steps", "6")[0] == 2
+    here.refused("verify", "runs/r", "--device", "cpu", "--steps", "6")
 
 
 def test_the_manifest_has_no_secrets(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,7 +473,7 @@ def test_the_manifest_has_no_secrets(here: Here, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
     fields = ("--set", "url=https://karo:hunter2@host", "--set", "api_key=hunter2")
     more = ("--set", "note=plain", "--device", "cpu", "--run", "r", "--max-steps", "6")
-    assert here.command("train", TEXTS, *fields, *more)[0] == 0
+    here.succeeds("train", TEXTS, *fields, *more)
     text = (here.path() / "manifest.json").read_text()
     assert "hunter2" not in text
     described = json.loads(text)
@@ -488,7 +488,7 @@ def test_the_manifest_has_no_secrets(here: Here, monkeypatch: pytest.MonkeyPatch
     assert b"task.note" in events
     assert b"hunter2" not in events
     # config.json has the secrets, and was not edited
-    assert here.command("verify", "runs/r", "--device", "cpu")[0] == 0
+    here.succeeds("verify", "runs/r", "--device", "cpu")
     config = here.json("config.json")
     here.edit("config.json", fields=config["fields"] | {"note": "other"})
     err = here.refused("verify", "runs/r", "--device", "cpu", code=8)
@@ -516,25 +516,22 @@ def test_a_run_compared_with_itself_is_refused_and_a_copy_is_named(finished: Her
         err = finished.refused("verify", "runs/r", other, silent=True)
         assert "both are the same folder" in err
     shutil.copytree("runs/r", "runs/copy")
-    code, out, _ = finished.command("verify", "runs/r", "runs/copy")
-    assert code == 0
+    out = finished.succeeds("verify", "runs/r", "runs/copy")
     assert out.endswith(
         "; runs/copy is a copy of runs/r: this is one training, compared with itself\n"
     )
     assert "is a copy" not in finished.command("verify", "runs/r", "runs/twin")[1]
     shutil.copy("runs/other/model.safetensors", "runs/copy")
-    assert finished.command("verify", "runs/r", "runs/copy")[0] == 8
+    finished.refused("verify", "runs/r", "runs/copy", code=8)
 
 
 def test_verify_repeats_the_training_and_compares(here: Here) -> None:
     here.train(task="digits", max_steps=3, digest_steps=2, threads=1)
     out = here.succeeds("verify", "runs/r", "--device", "cpu")
     assert "SAME BITS: runs/r and the repeated run, 3 digests up to step 3" in out
-    code, out, _ = here.command("verify", "runs/r", "--device", "cpu", "--steps", "2")
-    assert code == 0
+    out = here.succeeds("verify", "runs/r", "--device", "cpu", "--steps", "2")
     assert "2 digests up to step 2" in out
-    code, out, _ = here.command("verify", "runs/r", "--device", "cpu", "--steps", "4")
-    assert code == 0
+    out = here.succeeds("verify", "runs/r", "--device", "cpu", "--steps", "4")
     assert "3 digests up to step 3" in out
     assert [path.name for path in Path("runs").iterdir()] == ["r"]
 
@@ -542,7 +539,7 @@ def test_verify_repeats_the_training_and_compares(here: Here) -> None:
 def test_validations_are_compared(here: Here) -> None:
     here.train(max_steps=12)
     here.train("other", max_steps=12)
-    assert here.command("verify", "runs/r", "runs/other")[0] == 0
+    here.succeeds("verify", "runs/r", "runs/other")
     path = here.path("other") / "metrics.jsonl"
     lines = path.read_text().splitlines()
     last = json.loads(lines[-1])

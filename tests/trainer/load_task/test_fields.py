@@ -274,19 +274,15 @@ def test_a_field_of_another_type_cannot_be_set_and_keeps_its_default(
 def test_the_tasks_command_lists_tasks_and_fields(
     here: Here, write: Callable[[str, str], str]
 ) -> None:
-    code, out, _ = here.command("tasks")
-    assert code == 0
+    out = here.succeeds("tasks")
     assert [line.split()[0] for line in out.splitlines()] == built_in_tasks()
-    code, out, _ = here.command("tasks", "digits")
-    assert code == 0
+    out = here.succeeds("tasks", "digits")
     assert "--set width=...  int, default 32" in out
     assert "--set dropout=...  float, default 0.25" in out
     spec = write("inheriting.py", _INHERITING)
-    code, out, _ = here.command("tasks", f"{spec}:Mine", "--json")
-    assert code == 0
+    out = here.succeeds("tasks", f"{spec}:Mine", "--json")
     assert '"deep": {"type": "bool", "default": false}' in out
-    code, out, _ = here.command("tasks", "tests.support.tiny:Tiny")
-    assert code == 0
+    out = here.succeeds("tasks", "tests.support.tiny:Tiny")
     assert "--set noise=...  float, default 0.1" in out
 
 

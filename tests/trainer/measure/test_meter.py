@@ -26,10 +26,7 @@ FOREVER = (
 
 
 def measure(here: Here, seconds: float, *arguments: str) -> dict[str, Any]:
-    code, _, err = here.command(
-        "train", TINY, *FOREVER, "--measure-seconds", f"{seconds}", *arguments
-    )
-    assert code == 0, err
+    here.succeeds("train", TINY, *FOREVER, "--measure-seconds", f"{seconds}", *arguments)
     found = here.json("measured.json")
     assert isinstance(found, dict)
     return found

@@ -168,9 +168,9 @@ def test_an_empty_url_overrides_the_environment(
     """The bench and the drill train runs of one name, which must not restore each other."""
     monkeypatch.setenv("TRAINBOX_MIRROR", URL)
     words = ("train", TINY, "--device", "cpu", "--run", "r", "--max-steps", "2")
-    assert here.command(*words, "--mirror=")[0] == 0
+    here.succeeds(*words, "--mirror=")
     assert not Storages.store
-    assert here.command(*words)[0] == 0
+    here.succeeds(*words)
     assert "mirror     faulty://bucket/prefix/r has" in here.command(*words)[1]
 
 

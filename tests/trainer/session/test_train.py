@@ -224,25 +224,20 @@ def test_the_reason_of_the_plan_is_repeated(here: Here, monkeypatch: pytest.Monk
 
 
 def test_the_manifest_has_the_command_the_software_and_the_device(here: Here) -> None:
-    assert here.command("train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "r")[0] == 0
+    here.succeeds("train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "r")
     manifest = here.json("manifest.json")
     assert manifest["argv"] == ["train", TINY, "--max-steps", "1", "--run", "r"]
     assert torch.__version__.startswith(manifest["packages"]["torch"])
     assert manifest["device"] == {"type": "cpu"}
     assert re.fullmatch("[0-9a-f]{40}", manifest["build"]["revision"] or "0" * 40)
-    assert (
-        here.command("train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "other")[0] == 0
-    )
+    here.succeeds("train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "other")
     other = here.json("manifest.json", "other")
     assert manifest_differences(manifest, other) == {}
 
 
 def test_the_default_name_depends_on_the_task_and_the_settings(here: Here) -> None:
     for seed in ("1", "2", "1"):
-        assert (
-            here.command("train", TINY, "--max-steps", "1", "--seed", seed, "--device", "cpu")[0]
-            == 0
-        )
+        here.succeeds("train", TINY, "--max-steps", "1", "--seed", seed, "--device", "cpu")
     names = sorted(path.name for path in (here.folder / "runs").iterdir())
     assert len(names) == 2
     assert all(re.fullmatch("tiny-[0-9a-f]{8}", name) for name in names)
@@ -582,8 +577,7 @@ def test_a_complete_run_without_its_manifest_needs_resume_anyway(here: Here) -> 
     (here.path() / "manifest.json").unlink()
     err = here.refused(*_AGAIN)
     assert "runs/r/manifest.json is missing or damaged" in err
-    code, out, _ = here.command(*_AGAIN, "--resume", "anyway")
-    assert code == 0
+    out = here.succeeds(*_AGAIN, "--resume", "anyway")
     assert "it is unknown what this run was trained with" in out
     assert not (here.path() / "manifest.json").exists()
 
@@ -701,7 +695,7 @@ def test_a_run_without_its_checkpoint_folder_does_not_restart(here: Here) -> Non
             "(first_checkpoint.json exists): restore"
         )
     assert len(here.entries("train")) == 5
-    assert here.command(*_AGAIN[:-1], "other", "--resume", "never")[0] == 0
+    here.succeeds(*_AGAIN[:-1], "other", "--resume", "never")
 
 
 def test_a_missing_sidecar_is_reported_and_the_previous_checkpoint_is_used(here: Here) -> None:
@@ -786,7 +780,7 @@ def test_a_traceback_is_written_to_the_runs_log(
         raise RuntimeError("no such layer")
 
     monkeypatch.setattr(Tiny, "build_model", broken)
-    assert here.command("train", TINY, "--device", "cpu", "--run", "r")[0] == 2
+    here.refused("train", TINY, "--device", "cpu", "--run", "r")
     log = (here.path() / "logs/rank-0.log").read_text()
     assert "Traceback (most recent call last)" in log
     assert log.rstrip().endswith("RuntimeError: no such layer")

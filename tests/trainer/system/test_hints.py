@@ -75,9 +75,8 @@ def test_the_closing_table_recommends_a_command_that_the_host_has(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINBOX_COMMAND", "make")
-    code, out, err = here.command(
+    out = here.succeeds(
         "train", "tests.support.tiny:Tiny", "--device", "cpu", "--max-steps", "2", "--run", "r"
     )
-    assert code == 0, err
     assert "metrics    runs/r/metrics.jsonl; to view them: make tensorboard\n" in out
     assert "--logdir" not in out
