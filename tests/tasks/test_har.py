@@ -16,11 +16,10 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support.forked_trainings import ForkedCommand
 from tests.support.har_folder import CHANNELS, write_folder
-from tests.support.here import Here
+from tests.support.here import Here, board_of
 from tests.support.processor import has_bf16_lstm
 from trainer.tasks import har
 from trainer.tasks.har import Har
@@ -85,8 +84,7 @@ def test_a_model_recognises_the_activities_of_new_people(
     assert last["accuracy"] > 0.9
     assert last["macro_f1"] > 0.9
     assert [sum(row) for row in last["confusion"]] == [40] * 6
-    board = EventAccumulator(str(here.path() / "tensorboard"))
-    board.Reload()
+    board = board_of(here.path())
     pictures = {"confusion_matrix"} if model == "mlp" else {"confusion_matrix", "signals"}
     assert {tag.rpartition("/")[2] for tag in board.Tags()["images"]} == pictures
 
@@ -149,32 +147,6 @@ def test_a_constant_channel_becomes_zero(here: Here, data: Path) -> None:
 def test_a_folder_inside_a_folder_of_the_same_name_is_found(tmp_path: Path, people: Path) -> None:
     shutil.copytree(people / _NAME, tmp_path / _NAME / _NAME)
     assert len(Har(mode="flatten").train_dataset(tmp_path)) == 480
-
-
-# fmt: off
-_FIELDS = [
-    ({"mode": "sequences"}, "--set mode=sequences: task har has flatten, sequence"),
-    ({"model": "gru"}, "--set model=gru: task har has cnn, lstm, transformer"),
-    ({"mode": "flatten", "model": "lstm"},
-     "--set mode=flatten trains an MLP, not model=lstm: drop one, or use sequence"),
-    ({"width": "0"}, "--set width=0: use a number from 1"),
-    ({"layers": "-1"}, "--set layers=-1: use a number from 1"),
-    ({"model": "transformer", "width": "30"},
-     "--set width=30: use a multiple of 4, the number of the transformer's heads"),
-    ({"dropout": "1"}, "--set dropout=1.0: use a number from 0 to below 1"),
-]
-# fmt: on
-
-
-@pytest.mark.parametrize(("fields", "message"), _FIELDS)
-def test_an_invalid_field_is_refused_before_the_run_starts(
-    here: Here, fields: dict[str, str], message: str
-) -> None:
-    """Neither the run's folder nor the data is needed."""
-    options = [text for name, value in fields.items() for text in ("--set", f"{name}={value}")]
-    err = here.refused("train", "har", "--device", "cpu", *options)
-    assert err == f"trainbox: {message}\n"
-    assert not (here.folder / "runs").exists()
 
 
 def _cut(path: Path, lines: int) -> None:

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
 from torch.nn import functional as F
 
 from tests.support.forked_trainings import ForkedCommand
-from tests.support.here import Here, training_here
+from tests.support.here import Here, board_of, training_here
 from tests.tasks.test_mnist import files  # noqa: F401 - a fixture
 from trainer.tasks.fashion_mnist import FashionMnist
 from trainer.tasks.ssvae import M2, Ssvae, corrupted, first_of_each_class, style_grid
@@ -123,8 +122,7 @@ def test_a_stronger_corruption_lowers_the_accuracy(trained: Here) -> None:
 
 
 def test_tensorboard_shows_the_figures_and_the_accuracies(trained: Here) -> None:
-    board = EventAccumulator(str(trained.path() / "tensorboard"), {IMAGES: 0})
-    board.Reload()
+    board = board_of(trained.path())
     tags = {tag.removeprefix("validation/") for tag in board.Tags()["images"]}
     assert tags == {"confusion_matrix", "reconstructions", "styles", "robustness"}
     noise = [event.value for event in board.Scalars("validation/accuracy_noise_0.4")]
@@ -306,23 +304,6 @@ def test_without_network_a_message_names_the_missing_files(here: Here) -> None:
     assert len(messages) == 1, err
     assert "MNIST is not in data/MNIST/raw and cannot be downloaded" in messages[0]
     assert "Traceback" not in err
-
-
-# fmt: off
-_SETTINGS = [
-    ("dataset=cifar", "--set dataset=cifar: use one of mnist, fashion_mnist, digits"),
-    ("labelled=10",
-     "--set labelled=10.0: use the share of examples with a label, above 0 and up to 1"),
-    ("labelled=0",
-     "--set labelled=0.0: use the share of examples with a label, above 0 and up to 1"),
-]
-# fmt: on
-
-
-@pytest.mark.parametrize(("setting", "message"), _SETTINGS)
-def test_an_invalid_field_is_refused(here: Here, setting: str, message: str) -> None:
-    code, _, err = here.command("train", "ssvae", "--device", "cpu", "--set", setting)
-    assert (code, err.strip()) == (2, f"trainbox: {message}")
 
 
 @pytest.mark.slow

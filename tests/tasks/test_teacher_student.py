@@ -8,7 +8,6 @@ import torch
 
 from tests.support.forked_trainings import ForkedCommand
 from tests.support.here import Here
-from trainbox.contract.errors import WrongUse
 from trainer.tasks.teacher_student import GuessAndCheck, Student, TeacherStudent
 
 # With few measurements of a small matrix, a student that is drawn at random can fit them.
@@ -130,19 +129,6 @@ def test_the_best_of_the_drawn_students_is_kept() -> None:
     assert torch.equal(model.left_SR, left[best])
     assert float(model.error) == pytest.approx(errors[best], rel=1e-5)
     assert (int(model.draws), model.right_RS.equal(right[best])) == (50, True)
-
-
-@pytest.mark.parametrize(
-    ("field", "message"),
-    [
-        ("method=sgd", "--set method=sgd: use gd .* or gnc"),
-        ("size=0", "--set size=0: use a number from 1"),
-    ],
-)
-def test_an_invalid_field_is_refused(here: Here, field: str, message: str) -> None:
-    name, _, value = field.partition("=")
-    with pytest.raises(WrongUse, match=message):
-        here.train(task="teacher_student", fields={name: value})
 
 
 def test_the_figures_show_the_student() -> None:

@@ -347,21 +347,3 @@ def test_texts_that_cannot_be_used_are_one_line_and_exit_2(
     words = [f"--set={name}={value}" for name, value in FIELDS.items()]
     err = here.refused("train", "text", *words, "--device=cpu", "--threads=1", "--run=r")
     assert err.startswith(f"trainbox: {message}"), err
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"width": 130}, "--set width=130: use a multiple of heads=4, such as 128 or 132"),
-        ({"width": 2}, "--set width=2: use a multiple of heads=4, such as 4"),
-        ({"layers": 0}, "--set layers=0: use a number from 1"),
-        ({"context": 0}, "--set context=0: use a number from 1"),
-        ({"dropout": 1.0}, "--set dropout=1.0: use a number from 0 to below 1"),
-        ({"validation_share": 0.0}, "--set validation_share=0.0: use a number between 0 and 1"),
-        ({"endings": "txt/"}, "--set endings=txt/: use endings as in txt/md"),
-    ],
-)
-def test_wrong_fields_are_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(WrongUse) as refused:
-        Text(**fields)
-    assert str(refused.value) == message

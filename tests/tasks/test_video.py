@@ -9,12 +9,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
 from torch import Tensor, nn
 
 from tests.support.films import CLIPS, COUNTS, FIELDS, FRAMES, SIDE, encode, film, write_films
 from tests.support.forked_trainings import ForkedCommand
-from tests.support.here import Here
+from tests.support.here import Here, board_of
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainer.tasks.reading import videos
 from trainer.tasks.reading.class_folders import class_weights
@@ -72,8 +71,7 @@ def _assert_reported(here: Here, out: str) -> None:
     )
     entries = here.entries("validation")
     assert sum(map(sum, entries[-1]["confusion"])) == 24 + 8 + 44 + 16
-    board = EventAccumulator(str(here.path() / "tensorboard"), {IMAGES: 0})
-    board.Reload()
+    board = board_of(here.path())
     assert {tag.rpartition("/")[2] for tag in board.Tags()["images"]} == {
         "confusion_matrix",
         "clips",
@@ -414,19 +412,6 @@ def test_the_field_classes_sets_the_order_of_the_outputs(tmp_path: Path) -> None
     assert _task(classes="vertical/rest").with_data(tmp_path).class_names == ("vertical", "rest")
     with pytest.raises(WrongUse, match="video/groom does not exist: use folders"):
         _task(classes="groom/rest").with_data(tmp_path).train_dataset(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"frames": 0}, "--set frames=0: use a number from 1"),
-        ({"classes": "rest/rest"}, "--set classes=rest/rest: use the different names of two"),
-        ({"validation_share": 1.0}, "--set validation_share=1.0: use a number between"),
-    ],
-)
-def test_an_invalid_field_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(WrongUse, match=message):
-        Video(**fields)
 
 
 def test_the_predictions_of_files_are_those_of_their_clips_in_an_evaluation(here: Here) -> None:
