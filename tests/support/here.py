@@ -252,6 +252,15 @@ def _train(patch: pytest.MonkeyPatch, argv: Sequence[str], env: Mapping[str, str
     main()
 
 
+def board_of(run: Path) -> Any:
+    """Return what TensorBoard shows of a run, with all pictures."""
+    from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
+
+    board = EventAccumulator(str(run / "tensorboard"), {IMAGES: 0})
+    board.Reload()
+    return board
+
+
 def open_files(run: RunLog) -> list[io.TextIOWrapper]:
     """Return the files that a run has open."""
     return [

@@ -44,6 +44,21 @@ class Storages(MemoryFileSystem):  # type: ignore[misc]
         type(self).before("rm", path)
         super().rm_file(path)
 
+    @classmethod
+    def fail(cls, error: Exception, *operations: str) -> None:
+        """Raise `error` in these operations, or in each."""
+
+        def before(operation: str, _path: str) -> None:
+            if operation in operations or not operations:
+                raise error
+
+        cls.before = staticmethod(before)
+
+    @classmethod
+    def work(cls) -> None:
+        """Let all operations work again."""
+        cls.before = staticmethod(lambda operation, path: None)
+
     def names(self) -> dict[str, bytes]:
         """Return the content of all files by their paths."""
         return {path: file.getvalue() for path, file in self.store.items()}
@@ -56,4 +71,4 @@ def faulty() -> Iterator[type[Storages]]:
     yield Storages
     Storages.store.clear()
     Storages.pseudo_dirs[:] = [""]
-    Storages.before = staticmethod(lambda operation, path: None)
+    Storages.work()

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
 
 from tests.support.commands import Trainbox
-from tests.support.here import training_here
+from tests.support.here import board_of, training_here
 from trainer.tasks.digits import Digits
 
 
@@ -33,10 +32,8 @@ def _entries(run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def board(trained: tuple[Path, str]) -> EventAccumulator:
-    board = EventAccumulator(str(trained[0] / "tensorboard"), {IMAGES: 0})
-    board.Reload()
-    return board
+def board(trained: tuple[Path, str]) -> Any:
+    return board_of(trained[0])
 
 
 @pytest.mark.slow
@@ -122,32 +119,18 @@ def test_an_entry_of_a_training_has_all_metrics(trained: tuple[Path, str]) -> No
     assert entries[-1]["loss"] < 0.2 * entries[0]["loss"]
 
 
-@pytest.mark.parametrize(
-    "tag", ["train/loss", "train/learning_rate", "train/gradient_norm", "train/samples_per_second"]
-)
-def test_tensorboard_has_the_training_values_of_metrics_jsonl(
-    board: EventAccumulator, trained: tuple[Path, str], tag: str
-) -> None:
-    _check_scalars(board, trained[0], tag)
-
-
-@pytest.mark.parametrize("tag", ["validation/accuracy", "validation/loss", "validation/macro_f1"])
-def test_tensorboard_has_the_validation_values_of_metrics_jsonl(
-    board: EventAccumulator, trained: tuple[Path, str], tag: str
-) -> None:
-    _check_scalars(board, trained[0], tag)
-
-
-def _check_scalars(board: EventAccumulator, run: Path, tag: str) -> None:
-    kind, name = tag.split("/")
-    expected = {entry["step"]: entry[name] for entry in _entries(run, kind)}
-    found = {event.step: event.value for event in board.Scalars(tag)}
-    assert list(found) == list(expected)
-    assert list(found.values()) == pytest.approx(list(expected.values()), rel=1e-6)
+def test_tensorboard_has_the_values_of_metrics_jsonl(board: Any, trained: tuple[Path, str]) -> None:
+    kinds = {"train": ("loss", "learning_rate", "gradient_norm", "samples_per_second")}
+    for kind, names in (kinds | {"validation": ("accuracy", "loss", "macro_f1")}).items():
+        for name in names:
+            expected = {entry["step"]: entry[name] for entry in _entries(trained[0], kind)}
+            found = {event.step: event.value for event in board.Scalars(f"{kind}/{name}")}
+            assert list(found) == list(expected)
+            assert list(found.values()) == pytest.approx(list(expected.values()), rel=1e-6)
 
 
 def test_tensorboard_has_the_pictures_of_each_best_validation(
-    board: EventAccumulator, trained: tuple[Path, str]
+    board: Any, trained: tuple[Path, str]
 ) -> None:
     tags = {tag.rpartition("/")[2]: tag for tag in board.Tags()["images"]}
     assert set(tags) == {"confusion_matrix", "examples"}
@@ -167,7 +150,7 @@ def test_tensorboard_has_the_pictures_of_each_best_validation(
 
 
 def test_tensorboard_has_the_settings_and_the_best_metrics_of_the_run(
-    board: EventAccumulator, trained: tuple[Path, str]
+    board: Any, trained: tuple[Path, str]
 ) -> None:
     from tensorboard.plugins.hparams import plugin_data_pb2
 

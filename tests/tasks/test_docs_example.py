@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support import task_reference
-from tests.support.here import Here
+from tests.support.here import Here, board_of
 from tests.support.ranks import Ranks
 
 _GUIDES = Path(__file__).parents[2] / "docs/guides"
@@ -86,8 +85,7 @@ def test_the_example_with_a_loss_of_its_own_trains_as_the_page_states(
     _write_task(here.folder, "waves", code + _code(page, "class DrawnWaves"), monkeypatch)
     words = ("--max-steps", "1", "--device", "cpu", "--run", "drawn")
     here.succeeds("train", "my_tasks/waves.py:DrawnWaves", *words)
-    board = EventAccumulator(str(here.path("drawn") / "tensorboard"))
-    board.Reload()
+    board = board_of(here.path("drawn"))
     (picture,) = board.Images("validation/heights")
     assert (picture.width, picture.height) == (400, 400)
     # The page shows the message for inputs of float64.

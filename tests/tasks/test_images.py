@@ -15,11 +15,10 @@ import pytest
 import torch
 from PIL import Image, UnidentifiedImageError
 from safetensors.torch import save_file
-from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
 from torchvision import models
 
 from tests.support.forked_trainings import ForkedCommand
-from tests.support.here import Here
+from tests.support.here import Here, board_of
 from tests.support.pictures import FIELDS, make_pictures
 from trainbox.contract.errors import WrongUse
 from trainer.tasks.images import Images
@@ -70,8 +69,7 @@ def test_a_run_reports_classes_metrics_and_figures(here: Here, shapes: Path) -> 
     (entry,) = here.entries("validation")
     assert list(map(sum, entry["confusion"])) == [2, 3, 4]
     assert {"loss", "accuracy", "macro_f1"} <= set(entry)
-    board = EventAccumulator(str(here.path() / "tensorboard"), {IMAGES: 0})
-    board.Reload()
+    board = board_of(here.path())
     names = {tag.rpartition("/")[2] for tag in board.Tags()["images"]}
     assert names == {"confusion_matrix", "examples"}
 

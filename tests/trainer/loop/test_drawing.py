@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
-from tests.support.here import Here
+from tests.support.here import Here, board_of
 from tests.support.tiny import StepCounter, Tiny
 from trainbox.contract.errors import Failure
 
@@ -77,8 +76,7 @@ class Failing(Tiny):
 
 
 def _steps_of_pictures(here: Here) -> list[int]:
-    board = EventAccumulator(str(here.path() / "tensorboard"))
-    board.Reload()
+    board = board_of(here.path())
     return [event.step for event in board.Images("validation/curve")]
 
 
@@ -93,8 +91,7 @@ def test_the_training_continues_while_a_thread_draws(here: Here) -> None:
 def test_a_picture_is_not_what_the_task_makes_of_it_later(here: Here) -> None:
     _trained_on.clear()
     here.train(task=f"{__name__}:Reusing", epochs=2)
-    board = EventAccumulator(str(here.path() / "tensorboard"))
-    board.Reload()
+    board = board_of(here.path())
     event, _last = board.Images("validation/reused")
     picture = Image.open(io.BytesIO(event.encoded_image_string))
     assert picture.getextrema() == ((200, 200),) * 3

@@ -26,6 +26,8 @@ from trainer.system.signals import StopRequest
 URL = "faulty://bucket/prefix"
 SECRET = "AKIAIOSFODNN7EXAMPLE"  # noqa: S105
 
+pytestmark = pytest.mark.usefixtures("faulty")
+
 
 def has_ended(mirror: Mirror) -> bool:
     """Wait for the thread as at the end of a training."""
@@ -94,7 +96,7 @@ def replace(path: str, data: bytes) -> None:
     Storages().pipe_file(f"/bucket/prefix/r/{path}", data)
 
 
-def test_the_mirror_keeps_what_the_run_keeps(tmp_path: Path, faulty: type[Storages]) -> None:
+def test_the_mirror_keeps_what_the_run_keeps(tmp_path: Path) -> None:
     run = Copied(tmp_path)
     for step, best in ((1, 1), (2, 1), (3, 1), (4, 4), (5, 4)):
         run.save(step, best)
@@ -105,9 +107,7 @@ def test_the_mirror_keeps_what_the_run_keeps(tmp_path: Path, faulty: type[Storag
     assert run.reports == [f"mirror     {URL}/r has the checkpoint of step 5"]
 
 
-def test_a_lost_run_is_restored_with_its_best_checkpoint_and_its_records(
-    tmp_path: Path, faulty: type[Storages]
-) -> None:
+def test_a_lost_run_is_restored_with_its_best_checkpoint_and_its_records(tmp_path: Path) -> None:
     run = Copied(tmp_path, keep=1)
     for step in (1, 2, 3):
         run.save(step, 1)
@@ -121,9 +121,7 @@ def test_a_lost_run_is_restored_with_its_best_checkpoint_and_its_records(
     assert restored(tmp_path / "new") == []  # nothing is newer
 
 
-def test_a_folder_that_was_removed_during_the_training_keeps_its_copies(
-    tmp_path: Path, faulty: type[Storages]
-) -> None:
+def test_a_folder_that_was_removed_during_the_training_keeps_its_copies(tmp_path: Path) -> None:
     run = Copied(tmp_path, keep=1)
     for step in (1, 2):
         run.save(step, 1)
@@ -145,9 +143,7 @@ def test_a_folder_that_was_removed_during_the_training_keeps_its_copies(
     assert restored(tmp_path / "two") == [f"restored the checkpoint of step 3 from {URL}/r"]
 
 
-def test_a_checkpoint_whose_best_one_is_lost_is_not_copied(
-    tmp_path: Path, faulty: type[Storages]
-) -> None:
+def test_a_checkpoint_whose_best_one_is_lost_is_not_copied(tmp_path: Path) -> None:
     """A mirror that is new, or has only a damaged copy of the best checkpoint."""
     run = Copied(tmp_path)
     run.save(2, None)
@@ -167,9 +163,7 @@ def _refuse_lost_files() -> None:
             assert {f"{folder}/{name}" for name in files} <= Storages.store.keys()
 
 
-def test_a_kill_at_any_operation_leaves_a_complete_checkpoint(
-    tmp_path: Path, faulty: type[Storages]
-) -> None:
+def test_a_kill_at_any_operation_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
     """The storage has steps 1 and 2. The third, which is the best, replaces both."""
     run = Copied(tmp_path, keep=1)
     run.save(1, 1)
@@ -196,7 +190,7 @@ def test_a_kill_at_any_operation_leaves_a_complete_checkpoint(
         mirror = Mirror(Storage(URL, run.path), run.reports.append, StopRequest())
         mirror.saved()
         assert has_ended(mirror)
-        Storages.before = staticmethod(lambda operation, path: None)
+        Storages.work()
         _refuse_lost_files()
         new = tmp_path / f"new-{last}"
         restored(new)
@@ -220,9 +214,7 @@ def test_a_kill_at_any_operation_leaves_a_complete_checkpoint(
     ],
 )
 @pytest.mark.parametrize("data", [None, b"", b"{}", b'{"files": {"config.json": 3}}'])
-def test_a_damaged_copy_is_not_used(
-    tmp_path: Path, faulty: type[Storages], name: str, data: bytes | None
-) -> None:
+def test_a_damaged_copy_is_not_used(tmp_path: Path, name: str, data: bytes | None) -> None:
     run = Copied(tmp_path)
     run.save(1)
     run.save(2)
@@ -240,9 +232,7 @@ def test_a_damaged_copy_is_not_used(
     assert not (tmp_path / "new/r/checkpoints/step-00000002.pt").exists()
 
 
-def test_a_marker_cannot_name_files_outside_of_the_run(
-    tmp_path: Path, faulty: type[Storages]
-) -> None:
+def test_a_marker_cannot_name_files_outside_of_the_run(tmp_path: Path) -> None:
     Copied(tmp_path).save(1)
     marker = json.loads(Storages().names()[f"/bucket/prefix/r/step-00000001/{MARKER}"])
     for name in ("../../escaped", "model.safetensors"):
@@ -257,9 +247,7 @@ def test_a_marker_cannot_name_files_outside_of_the_run(
     }
 
 
-def test_a_run_whose_copies_are_all_damaged_is_refused(
-    tmp_path: Path, faulty: type[Storages]
-) -> None:
+def test_a_run_whose_copies_are_all_damaged_is_refused(tmp_path: Path) -> None:
     Copied(tmp_path).save(1)
     replace("step-00000001/checkpoints/step-00000001.pt", b"")
     with pytest.raises(
@@ -274,9 +262,7 @@ def test_a_run_whose_copies_are_all_damaged_is_refused(
     assert len(restored(tmp_path / "other")) == 1
 
 
-def test_a_newer_checkpoint_of_another_machine_is_restored(
-    tmp_path: Path, faulty: type[Storages]
-) -> None:
+def test_a_newer_checkpoint_of_another_machine_is_restored(tmp_path: Path) -> None:
     for folder, step in (("one", 1), ("two", 2), ("one", 1)):
         run = Copied(tmp_path / folder)
         run.mirror.abandon()
@@ -295,9 +281,7 @@ def test_a_newer_checkpoint_of_another_machine_is_restored(
     assert not list((tmp_path / "new").rglob("*.*"))
 
 
-def test_the_copies_of_another_run_are_neither_used_nor_replaced(
-    tmp_path: Path, faulty: type[Storages]
-) -> None:
+def test_the_copies_of_another_run_are_neither_used_nor_replaced(tmp_path: Path) -> None:
     Copied(tmp_path / "one").save(5)
     before = Storages().names()
     run = Copied(tmp_path / "two", run_id="4567")
@@ -310,17 +294,12 @@ def test_the_copies_of_another_run_are_neither_used_nor_replaced(
         restored(tmp_path / "two")
 
 
-def test_a_failure_is_logged_once_and_the_last_copy_is_tried_again(
-    tmp_path: Path, faulty: type[Storages]
-) -> None:
-    def fail(operation: str, path: str) -> None:
-        raise OSError(5, f"error of the server, key {SECRET}")
-
+def test_a_failure_is_logged_once_and_the_last_copy_is_tried_again(tmp_path: Path) -> None:
     run = Copied(tmp_path)
-    Storages.before = staticmethod(fail)
+    Storages.fail(OSError(5, f"error of the server, key {SECRET}"))
     run.save(1)
     run.save(2)
-    Storages.before = staticmethod(lambda operation, path: None)
+    Storages.work()
     run.mirror.finish()
     first, last = run.reports
     assert first == (
@@ -332,9 +311,7 @@ def test_a_failure_is_logged_once_and_the_last_copy_is_tried_again(
     assert stored_steps() == [2]
 
 
-def test_a_storage_that_hangs_delays_neither_saves_nor_the_end(
-    tmp_path: Path, faulty: type[Storages]
-) -> None:
+def test_a_storage_that_hangs_delays_neither_saves_nor_the_end(tmp_path: Path) -> None:
     released, hanging = threading.Event(), threading.Event()
 
     def hang(operation: str, path: str) -> None:
@@ -357,9 +334,7 @@ def test_a_storage_that_hangs_delays_neither_saves_nor_the_end(
     assert len(run.reports) == 1 and stored_steps() == []
 
 
-def test_a_step_that_is_saved_again_during_its_copy_is_copied_again(
-    tmp_path: Path, faulty: type[Storages]
-) -> None:
+def test_a_step_that_is_saved_again_during_its_copy_is_copied_again(tmp_path: Path) -> None:
     begun, released = threading.Event(), threading.Event()
 
     def wait(operation: str, path: str) -> None:
@@ -383,21 +358,15 @@ def test_a_step_that_is_saved_again_during_its_copy_is_copied_again(
     assert here == there
 
 
-def test_a_file_that_only_the_storage_misses_is_a_failure(
-    tmp_path: Path, faulty: type[Storages]
-) -> None:
-    def fail(operation: str, path: str) -> None:
-        if operation == "put":
-            raise FileNotFoundError(errno.ENOENT, "no such bucket")
-
-    Storages.before = staticmethod(fail)
+def test_a_file_that_only_the_storage_misses_is_a_failure(tmp_path: Path) -> None:
+    Storages.fail(FileNotFoundError(errno.ENOENT, "no such bucket"), "put")
     run = Copied(tmp_path)
     run.save(1)
     assert "(FileNotFoundError: [Errno 2] no such bucket): the training continues" in run.reports[0]
 
 
 def test_a_signal_limits_the_wait_for_the_last_copy(
-    tmp_path: Path, faulty: type[Storages], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
     Storages.before = staticmethod(lambda operation, path: operation == "put" and released.wait(60))
@@ -411,9 +380,7 @@ def test_a_signal_limits_the_wait_for_the_last_copy(
     assert has_ended(run.mirror)
 
 
-def test_a_slow_storage_gets_the_newest_checkpoint_and_not_each_one(
-    tmp_path: Path, faulty: type[Storages]
-) -> None:
+def test_a_slow_storage_gets_the_newest_checkpoint_and_not_each_one(tmp_path: Path) -> None:
     released, put, begun = threading.Semaphore(0), list[str](), threading.Event()
 
     def wait(operation: str, path: str) -> None:
@@ -455,14 +422,11 @@ class _Refused(Exception):
     ],
 )
 def test_a_storage_that_cannot_be_read_is_an_error_only_without_a_checkpoint(
-    tmp_path: Path, faulty: type[Storages], error: Exception, kind: type[Exception], text: str
+    tmp_path: Path, error: Exception, kind: type[Exception], text: str
 ) -> None:
-    def fail(operation: str, path: str) -> None:
-        raise error
-
     run = Copied(tmp_path)
     run.save(4)
-    Storages.before = staticmethod(fail)
+    Storages.fail(error)
     with pytest.raises(kind, match=f"^--mirror: {URL}/r cannot be used .*{text}$"):
         restored(tmp_path / "new")
     (report,) = restored(tmp_path)
@@ -470,7 +434,7 @@ def test_a_storage_that_cannot_be_read_is_an_error_only_without_a_checkpoint(
 
 
 def test_a_storage_without_an_answer_does_not_delay_the_start(
-    tmp_path: Path, faulty: type[Storages], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
     Copied(tmp_path).save(4)
@@ -488,17 +452,11 @@ def test_a_storage_without_an_answer_does_not_delay_the_start(
         *(PermissionError("403"), _Refused(code=401)),
     ],
 )
-def test_a_new_run_needs_a_bucket_that_it_can_write(
-    tmp_path: Path, faulty: type[Storages], error: Exception
-) -> None:
-    def fail(operation: str, path: str) -> None:
-        if operation == "pipe":
-            raise error
-
-    Storages.before = staticmethod(fail)
+def test_a_new_run_needs_a_bucket_that_it_can_write(tmp_path: Path, error: Exception) -> None:
+    Storages.fail(error, "pipe")
     with pytest.raises(WrongUse, match=f"^--mirror: {URL}/r cannot be used .* create the bucket"):
         restored(tmp_path)
-    Storages.before = staticmethod(lambda operation, path: None)
+    Storages.work()
     assert restored(tmp_path) == [] == list(Storages.store)
 
 
@@ -561,7 +519,7 @@ def test_a_storage_that_cannot_be_opened_is_reported(
         Storage("s3://lab", Path("runs/r"))
 
 
-def test_torn_copies_do_not_fill_a_full_storage(tmp_path: Path, faulty: type[Storages]) -> None:
+def test_torn_copies_do_not_fill_a_full_storage(tmp_path: Path) -> None:
     def fail(operation: str, path: str) -> None:
         if operation == "put" and len(Storages.store) > 0:
             raise OSError(28, "No space left on device")
@@ -582,9 +540,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         check_url("s3://b")
 
 
-def test_signs_of_patterns_in_a_name_remove_no_other_copies(
-    tmp_path: Path, faulty: type[Storages]
-) -> None:
+def test_signs_of_patterns_in_a_name_remove_no_other_copies(tmp_path: Path) -> None:
     names = [*("a/r*", "a/r?", "a/[r]a", "a/ra", "a/rb"), *("p*/r", "pa/r")]
     storages = [
         Storage(f"faulty://bucket/{folder}", Path("runs", run))

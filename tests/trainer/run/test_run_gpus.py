@@ -18,7 +18,7 @@ import torch
 
 import trainer.loop.fit
 import trainer.session.train
-from tests.support.here import Here
+from tests.support.here import Here, board_of
 from tests.support.nvml_stub.build import write_config
 from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
@@ -93,10 +93,7 @@ def test_an_entry_has_the_load_of_each_gpu(here: Here, put: Put, on: Callable[..
     # NVML counts the driver's own memory as used.
     assert entry["gpu_memory_used_mib_each"] == [551.0, 558.0]
     assert entry["energy_kwh"] == 0.0
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    board = EventAccumulator(str(here.folder / "runs/r/tensorboard"))
-    board.Reload()
+    board = board_of(here.path())
     shown = {
         tag: board.Scalars(f"train/{tag}")[0].value
         for tag in (

@@ -4,15 +4,14 @@ import os
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.support.here import board_of
 from trainer.run.event_file import EventFile
 from trainer.run.script_board import Follower
 
 
 def shown(run: Path) -> list[tuple[int, float]]:
-    events = EventAccumulator(str(run / "tensorboard"))
-    events.Reload()
+    events = board_of(run)
     return [(one.step, one.value) for one in events.Scalars("train/loss")]
 
 
@@ -57,8 +56,7 @@ def test_an_event_of_the_hardware_is_a_text(tmp_path: Path) -> None:
     event = '"check": "xid", "gpu": 1, "uuid": null, "result": "WARN", "text": "GPU 1: Xid 13"'
     append(tmp_path, f'{{"kind": "health", "step": 2, "time_unix_s": 5, {event}}}\n')
     Follower(tmp_path / "metrics.jsonl").close()
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
+    events = board_of(tmp_path)
     (shown,) = events.Tensors("health/xid")
     assert (shown.step, shown.wall_time) == (2, 5)
     assert shown.tensor_proto.string_val[0] == b"gpu 1, check xid, result WARN"

@@ -12,7 +12,6 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.context import RequestContext
 from tensorboard.plugins.base_plugin import TBContext
@@ -20,6 +19,7 @@ from tensorboard.plugins.hparams import list_session_groups
 from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS, ListSessionGroupsRequest
 from tensorboard.plugins.hparams.backend_context import Context
 
+from tests.support.here import board_of
 from trainbox.contract.config import Config
 from trainer.run.numbers import numbers
 from trainer.run.tensorboard import TensorBoardLog
@@ -40,8 +40,7 @@ def test_only_numbers_and_lists_of_each_gpu_become_scalars(tmp_path: Path) -> No
     }
     log.write(lambda file: file.scalars(numbers(entry), 7))
     log.close()
-    board = EventAccumulator(str(tmp_path / "tensorboard"))
-    board.Reload()
+    board = board_of(tmp_path)
     assert {tag: board.Scalars(tag)[0].value for tag in board.Tags()["scalars"]} == {
         "validation/loss": 0.5,
         "validation/gpu_memory_mib/0": 3.0,
@@ -65,8 +64,7 @@ def test_pictures_are_drawn_and_written_in_another_thread(tmp_path: Path) -> Non
     log.finish_pictures()
     log.pictures(9, lambda: {"one": torch.zeros_like(picture_3HW)})
     log.close()
-    board = EventAccumulator(str(tmp_path / "tensorboard"))
-    board.Reload()
+    board = board_of(tmp_path)
     found = {event.step: event.encoded_image_string for event in board.Images("validation/one")}
     pixels = {step: numpy.array(Image.open(io.BytesIO(png))) for step, png in found.items()}
     assert pixels[7].tolist() == picture_3HW.permute(1, 2, 0).tolist()
@@ -130,8 +128,7 @@ def test_a_full_disk_is_reported_once_and_without_a_traceback(
     reason = r"\((File too large|No space left on device)\)"
     assert re.match(f"TensorBoard's files cannot be written {reason}: ", report)
     assert capfd.readouterr().err == ""
-    board = EventAccumulator(str(tmp_path / "tensorboard"))
-    board.Reload()
+    board = board_of(tmp_path)
     assert [event.step for event in board.Scalars("train/loss")] == [0, 1]
 
 
@@ -139,8 +136,7 @@ def test_an_event_is_in_the_file_at_once(tmp_path: Path) -> None:
     log = TensorBoardLog(tmp_path, [].append)
     log.begin(1)
     log.write(lambda file: file.scalars({"train/loss": 1}, 3))
-    board = EventAccumulator(str(tmp_path / "tensorboard"))
-    board.Reload()
+    board = board_of(tmp_path)
     assert [event.step for event in board.Scalars("train/loss")] == [3]
     log.close()
 
@@ -155,8 +151,7 @@ def test_a_resume_replaces_what_an_earlier_start_wrote_after_its_step(tmp_path: 
             ]
         )
         log.close()
-    board = EventAccumulator(str(tmp_path / "tensorboard"))
-    board.Reload()
+    board = board_of(tmp_path)
     shown = [(event.step, event.value) for event in board.Scalars("train/loss")]
     assert shown == [(1, 1), (2, 1), (3, 3), (4, 3), (5, 3)]
 

@@ -28,6 +28,8 @@ from trainer.system.signals import StopRequest
 URL = "faulty://bucket/prefix"
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"  # noqa: S105
 
+pytestmark = pytest.mark.usefixtures("faulty")
+
 
 def _stored() -> list[str]:
     """Return the paths in the storage, relative to the run, without the checkpoint's folder."""
@@ -39,9 +41,7 @@ def _without_times(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: e[name] for name in e.keys() - names} for e in entries]
 
 
-def test_a_lost_run_resumes_from_its_mirror_to_the_same_bits_and_records(
-    here: Here, faulty: type[Storages]
-) -> None:
+def test_a_lost_run_resumes_from_its_mirror_to_the_same_bits_and_records(here: Here) -> None:
     settings = {"checkpoint_steps": 4, "log_steps": 1, "keep": 1}
     here.train("undisturbed", **settings)
     here.stopped(10, mirror=URL, **settings)
@@ -72,7 +72,7 @@ def test_a_lost_run_resumes_from_its_mirror_to_the_same_bits_and_records(
     assert URL not in json.dumps(manifest["settings"])
 
 
-def test_a_failing_mirror_changes_nothing_but_the_log(here: Here, faulty: type[Storages]) -> None:
+def test_a_failing_mirror_changes_nothing_but_the_log(here: Here) -> None:
     def fail(operation: str, path: str) -> None:
         if operation != "find":
             raise OSError(f"no answer with secret_key={SECRET}")
@@ -88,7 +88,7 @@ def test_a_failing_mirror_changes_nothing_but_the_log(here: Here, faulty: type[S
     log = (here.path() / "logs/rank-0.log").read_text()
     assert SECRET not in out + log and "secret_key=(not shown)" in log
     # The next start with a storage that works copies what is missing.
-    Storages.before = staticmethod(lambda operation, path: None)
+    Storages.work()
     assert "this run is complete" in here.train(mirror=URL, checkpoint_steps=2)
     shutil.rmtree(here.path())
     assert "this run is complete" in here.train(mirror=URL, checkpoint_steps=2)
@@ -96,7 +96,7 @@ def test_a_failing_mirror_changes_nothing_but_the_log(here: Here, faulty: type[S
 
 
 def test_a_stop_waits_for_the_last_copy_up_to_a_limit(
-    here: Here, faulty: type[Storages], monkeypatch: pytest.MonkeyPatch
+    here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
 
@@ -121,7 +121,7 @@ def test_a_stop_waits_for_the_last_copy_up_to_a_limit(
     assert "restored the checkpoint of step 6 " in out
 
 
-def test_no_code_of_a_mirror_runs(here: Here, faulty: type[Storages]) -> None:
+def test_no_code_of_a_mirror_runs(here: Here) -> None:
     """All digests of the harmful checkpoint are correct."""
     here.stopped(4, mirror=URL)
     folder = here.path() / "checkpoints"
@@ -138,7 +138,7 @@ def test_no_code_of_a_mirror_runs(here: Here, faulty: type[Storages]) -> None:
     assert not (here.folder / "hacked").exists()
 
 
-def test_a_damaged_copy_is_replaced(here: Here, faulty: type[Storages]) -> None:
+def test_a_damaged_copy_is_replaced(here: Here) -> None:
     here.train(mirror=URL, checkpoint_steps=4)
     digest = here.digest()
     newest = "/bucket/prefix/r/step-00000018/checkpoints/step-00000018.pt"
@@ -163,7 +163,7 @@ def test_the_command_refuses_a_mirror_that_it_cannot_use(here: Here) -> None:
 
 
 def test_an_empty_url_overrides_the_environment(
-    here: Here, faulty: type[Storages], monkeypatch: pytest.MonkeyPatch
+    here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bench and the drill train runs of one name, which must not restore each other."""
     monkeypatch.setenv("TRAINBOX_MIRROR", URL)
@@ -174,9 +174,7 @@ def test_an_empty_url_overrides_the_environment(
     assert "mirror     faulty://bucket/prefix/r has" in here.command(*words)[1]
 
 
-def test_a_mirror_with_another_run_and_resume_never_are_refused(
-    here: Here, faulty: type[Storages]
-) -> None:
+def test_a_mirror_with_another_run_and_resume_never_are_refused(here: Here) -> None:
     here.train(mirror=URL)
     shutil.rmtree(here.path())
     with pytest.raises(WrongUse, match="^--resume never was given, but faulty"):
@@ -215,9 +213,7 @@ def test_all_ranks_must_have_the_same_arguments_software_and_device(
     assert compared.keys() >= vars(Config()).keys() | {"resume", "trainbox"}
 
 
-def test_a_training_that_fails_does_not_wait_for_its_copies(
-    here: Here, faulty: type[Storages]
-) -> None:
+def test_a_training_that_fails_does_not_wait_for_its_copies(here: Here) -> None:
     run: Any = SimpleNamespace(path=here.path(), report=print)
     world = World(0, 1, torch.device("cpu"))
     with (
@@ -230,14 +226,10 @@ def test_a_training_that_fails_does_not_wait_for_its_copies(
     assert not any(thread.name == "mirror" for thread in threading.enumerate())
 
 
-def test_a_full_disk_is_not_a_failure_of_the_storage(here: Here, faulty: type[Storages]) -> None:
-    def fail(operation: str, path: str) -> None:
-        if operation == "get":
-            raise OSError(errno.ENOSPC, "No space left on device")
-
+def test_a_full_disk_is_not_a_failure_of_the_storage(here: Here) -> None:
     here.train(mirror=URL)
     shutil.rmtree(here.path())
-    Storages.before = staticmethod(fail)
+    Storages.fail(OSError(errno.ENOSPC, "No space left on device"), "get")
     with pytest.raises(StorageFailure, match=r"^cannot write runs: No space left on device"):
         here.train(mirror=URL)
 
@@ -251,7 +243,7 @@ def test_a_full_disk_is_not_a_failure_of_the_storage(here: Here, faulty: type[St
     ],
 )
 def test_a_restore_refuses_a_forged_checkpoint_as_a_resume_does(
-    here: Here, faulty: type[Storages], fields: dict[str, Any], sign: int, problem: str
+    here: Here, fields: dict[str, Any], sign: int, problem: str
 ) -> None:
     """The marker and all other sums are those of the forged files."""
     here.train(mirror=URL, checkpoint_steps=4)
@@ -277,7 +269,7 @@ def test_a_restore_refuses_a_forged_checkpoint_as_a_resume_does(
     assert here.digest() == digest
 
 
-def test_a_run_with_other_micro_batches_is_restored(here: Here, faulty: type[Storages]) -> None:
+def test_a_run_with_other_micro_batches_is_restored(here: Here) -> None:
     """With --resume anyway, a start may choose smaller ones than the manifest has."""
     here.stopped(4, mirror=URL)
     config = here.path() / "config.json"

@@ -6,10 +6,9 @@ import math
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from tests.support.here import Here
+from tests.support.here import Here, board_of
 from tests.support.tiny import TINY
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
@@ -173,8 +172,7 @@ def test_tensorboard_shows_the_swept_settings_first_even_with_default_values(
         "auto",
         swept=["noise", "optimizer", "patience"],
     )
-    board = EventAccumulator(str(here.path() / "tensorboard"))
-    board.Reload()
+    board = board_of(here.path())
     content = board.SummaryMetadata("_hparams_/experiment").plugin_data.content
     infos = plugin_data_pb2.HParamsPluginData.FromString(content).experiment.hparam_infos
     assert {info.name for info in infos if info.differs} == {"optimizer", "patience", "task.noise"}

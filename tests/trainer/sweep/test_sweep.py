@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
 
 from tests.support.commands import Ended, Trainbox, clean_environment, finish, logged, wait_until
-from tests.support.here import Here
+from tests.support.here import Here, board_of
 from tests.support.paths import ROOT
 from tests.support.ranks import Ranks, StartedRanks
 from tests.trainer.sweep.tasks import HELD_STEP
@@ -144,8 +143,7 @@ def test_each_combination_and_seed_is_trained_once_by_few_processes(sweeps: Swee
         validation = read_entries(trial / "metrics.jsonl")[-1]
         assert float(line["loss"]) == pytest.approx(validation["loss"])
         assert "best       loss" in (trial / "logs" / "rank-0.log").read_text()
-    board = EventAccumulator(str(run / "tensorboard"), {IMAGES: 0})
-    board.Reload()
+    board = board_of(run)
     (picture,) = board.Images("sweep")
     assert picture.encoded_image_string == (run / "sweep.png").read_bytes()
     assert (picture.width, picture.height) == (770, 462)
