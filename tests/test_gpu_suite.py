@@ -21,7 +21,7 @@ from tests.gpu import (
     shared,
     traces,
 )
-from tests.support.commands import HIDDEN_GPUS, clean_environment
+from tests.support.commands import clean_environment
 from tests.support.paths import ROOT
 
 
@@ -119,10 +119,6 @@ def test_a_dry_run_and_the_tests_on_the_cpu_see_no_gpu(monkeypatch: pytest.Monke
     assert "CUDA_VISIBLE_DEVICES" not in clean_environment(NVML_STUB_CONFIG="x")
 
 
-def test_this_process_sees_no_gpu() -> None:
-    assert {name: os.environ.get(name) for name in HIDDEN_GPUS} == HIDDEN_GPUS
-
-
 def test_other_test_runs_do_not_collect_the_checks() -> None:
     from tests import conftest
 
@@ -144,14 +140,6 @@ def test_results_are_kept_up_to_the_error(tmp_path: Path) -> None:
     assert program.read_results(tmp_path / "missing") == {}
 
 
-def test_an_error_of_one_case_is_a_value() -> None:
-    def fails() -> None:
-        raise RuntimeError("no kernel image")
-
-    found = {"a": program.tried(fails), "b": program.tried(lambda: 3)}
-    assert check.errors(found) == {"a": "RuntimeError: no kernel image"}
-
-
 def test_a_row_is_one_line_of_the_table() -> None:
     seen = ("a | b\nc", "x" * 1000)
     lines = rows.as_markdown({"GPU": "H200"}, [_row(seen=seen), _row(result="failed", reason="no")])
@@ -168,41 +156,6 @@ def test_skipped_checks_and_what_needs_more_gpus_are_listed() -> None:
     assert found["counts"] == {"passed": 1, "failed": 0, "skipped": 1}
     assert found["not_checked"]["bits: a drill"] == "this Python has no optuna"
     assert set(found["not_checked"]) == {"bits: a drill", *rows.NEEDS_MORE}
-
-
-@pytest.mark.parametrize(
-    ("found", "missing", "reason"),
-    [
-        ((), (), "no C compiler on PATH"),
-        (("gcc",), ("triton",), "this Python has no triton"),
-        (("gcc",), ("Python.h",), "no Python.h"),
-    ],
-)
-def test_what_a_compilation_needs_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    found: tuple[str, ...],
-    missing: tuple[str, ...],
-    reason: str,
-) -> None:
-    monkeypatch.setattr(machine.shutil, "which", lambda name: name if name in found else None)
-    monkeypatch.setattr(
-        machine.importlib.util, "find_spec", lambda name: None if name in missing else name
-    )
-    monkeypatch.setattr(machine.sysconfig, "get_path", lambda _name: str(tmp_path))
-    if "Python.h" not in missing:
-        (tmp_path / "Python.h").touch()
-    assert str(machine.no_compiler("cuda")).startswith(reason)
-
-
-def test_little_shared_memory_skips_the_check(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(check, "shared_memory_mib", lambda: 64)
-    running = check.Check("cuda", tmp_path, deadline_s=0)
-    running.needs_shared_memory(64)
-    with pytest.raises(pytest.skip.Exception, match="/dev/shm has 64 MiB"):
-        running.needs_shared_memory(65)
 
 
 def test_the_table_of_a_profile_is_compared_with_the_trace() -> None:
@@ -233,12 +186,6 @@ def test_topics_have_an_order_and_files() -> None:
     files = {path.stem for path in (ROOT / "tests/gpu").glob("test_*.py")}
     assert {rows.topic_of(stem) for stem in files} == set(rows.TOPICS)
     assert rows.rank("readers") < rows.rank("speed") < rows.rank("unknown")
-
-
-def test_checks_have_a_limit() -> None:
-    assert check.limit_s(10) == 60
-    assert check.limit_s(80) == 160
-    assert check.limit_s(10, "cpu") == 600
 
 
 def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:

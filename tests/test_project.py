@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.paths import files_of
-
 _ROOT = Path(__file__).parents[1]
 _VERSION = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]["version"]
 _WORKFLOWS = sorted((_ROOT / ".github/workflows").glob("*.yml"))
@@ -35,20 +33,6 @@ def test_changelog_has_a_section_for_the_version() -> None:
 def test_manifests_name_the_image_of_the_version(file: Path) -> None:
     images = yaml.safe_load(file.read_text()).get("images", [])
     assert {image["newTag"] for image in images} <= {_VERSION}
-
-
-def test_lines_of_the_deployment_files_fit() -> None:
-    """A line may be longer if it is one path or address, or the help of a target of make."""
-    files = [*files_of(_ROOT / "deploy"), *_ROOT.glob("docker-compose*.yml"), _ROOT / "Dockerfile"]
-    files.remove(_ROOT / "deploy/development.mk")
-    assert len(files) > 30
-    too_long = [
-        f"{file.relative_to(_ROOT)}:{number}"
-        for file in files
-        for number, line in enumerate(file.read_text().splitlines(), 1)
-        if len(line) > 100 and " " in re.sub(r"^ *(- |ARG |[\w.-]+: )?", "", line)
-    ]
-    assert too_long == []
 
 
 @pytest.mark.parametrize("file", _WORKFLOWS, ids=lambda file: file.name)

@@ -47,11 +47,6 @@ def test_a_character_that_the_encoding_lacks_is_escaped(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_bytes() == b"lauf-\\xe4 \\ud800\n"
 
 
-def test_a_replaced_stream_takes_every_character(tmp_path: Path) -> None:
-    program = "import trainbox.contract.streams as s; s.open_streams();print('\\udcff', flush=True)"
-    assert _python(program, ">&-", tmp_path) == 0
-
-
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_or_a_reader_that_left_only_loses_the_output(
     tmp_path: Path, unbuffered: str
@@ -196,21 +191,6 @@ def test_a_list_without_a_reader_ends_without_a_message(tmp_path: Path) -> None:
         "trainer.cli.commands.main()",
         tmp_path,
     ) == (1, b"")
-
-
-def test_what_is_printed_normally_arrives_as_before(tmp_path: Path) -> None:
-    program = (
-        "import sys; from trainbox.contract.streams import open_streams; "
-        "from trainbox.contract.streams import outlive_readers; "
-        "open_streams(); outlive_readers()\n"
-        "print('ä\\n', end=''); print('error', file=sys.stderr); assert not "
-        "sys.stdout.isatty(); sys.stdout.flush()"
-    )
-    assert _python(program, ">out 2>err", tmp_path, PYTHONIOENCODING="utf-8") == 0
-    assert ((tmp_path / "out").read_text(encoding="utf-8"), (tmp_path / "err").read_text()) == (
-        "ä\n",
-        "error\n",
-    )
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,10 @@ import pytest
 from tests.support.suite import Part, exit_code, parts, run
 
 
-def test_the_options_reach_pytest_behind_its_own() -> None:
-    (tests,) = parts(["-m", "not slow", "--forks", "0"])
-    assert tests.live
-    assert tests.command[-4:] == ("-m", "not slow", "--forks", "0")
-    assert {"--durations=15", "--durations-min=1", "--forks"} <= set(tests.command[:-4])
-
-
 def test_lint_is_run_by_make() -> None:
     tests, lint = parts(["--lint", "tests/faults"])
     assert lint == Part("lint", ("make", "--no-print-directory", "lint"))
-    assert tests.command[-1] == "tests/faults" and "--lint" not in tests.command
+    assert tests.live and tests.command[-1] == "tests/faults" and "--lint" not in tests.command
 
 
 @pytest.mark.parametrize(

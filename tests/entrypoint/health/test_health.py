@@ -325,18 +325,21 @@ def test_health_0_passes_the_gate_and_the_liveness_probe_without_the_driver(
 
 @pytest.mark.waits
 @pytest.mark.parametrize(
-    "arguments",
-    [["health", "--gate"], ["health", "--live"], ["train", "--gpus", "1"]],
-    ids=" ".join,
+    ("words", "env", "code", "waited_s"),
+    [
+        ("health --gate", {}, 1, 10),
+        ("health --live", {"TRAINBOX_DRIVER_DEADLINE_S": "1"}, 1, 1),
+        ("train --gpus 1", {"TRAINBOX_DRIVER_DEADLINE_S": "1"}, 3, 1),
+    ],
 )
 def test_a_driver_that_hangs_is_given_up(
-    forked: Trainbox, library: Path, tmp_path: Path, arguments: list[str]
+    forked: Trainbox, library: Path, tmp_path: Path, words: str, env: Any, code: int, waited_s: int
 ) -> None:
     config = put(tmp_path, "h100", {"hang.init": 1})
-    ended = health(forked, library, config, *arguments[1:], verb=arguments[0])
-    printed = ended.out if arguments[0] == "health" else ended.err
-    assert "the NVIDIA driver does not answer: waited 10 s" in printed
-    assert ended.code == (1 if arguments[0] == "health" else 3)
+    verb, *arguments = words.split()
+    ended = health(forked, library, config, *arguments, verb=verb, **env)
+    answer = f"the NVIDIA driver does not answer: waited {waited_s} s"
+    assert (ended.code, answer in ended.out + ended.err) == (code, True)
     wait_until_none(str(config))
 
 
