@@ -228,17 +228,33 @@ def test_a_script_that_ignores_sigterm_is_reported(
     assert last.startswith("  the same bits in all 2 trainings:")
 
 
-def test_a_script_that_finishes_at_sigterm_is_reported(runs: _Runs) -> None:
+def _finishes_at_sigterm(runs: _Runs) -> None:
     finishes = "import signal\nstopped = []\nsignal.signal(15, lambda *_: stopped.append(75))\n"
     runs.replace("while step", f"{finishes}while step")
     runs.replace('while "WAIT" in os.environ:', 'while "WAIT" in os.environ and not stopped:')
     runs.script.write_text(f"{runs.script.read_text()}sys.exit(*stopped)\n")
+
+
+def test_a_script_that_finishes_at_sigterm_is_reported(runs: _Runs) -> None:
+    _finishes_at_sigterm(runs)
     *_, killed, resumed, note, _ = _drill(runs)
     assert re.match(
         r"  1 -> 1 -> 1  +SIGKILL at step \d+, SIGTERM at \d+ \(finished\)  +\w+  same$", killed
     )
     assert "reported steps" in resumed
     assert note == "  finished: the training was finished at the kill, or did not stop at SIGTERM"
+
+
+def test_a_script_that_finishes_at_sigterm_trains_again_if_no_resume_is_shown(runs: _Runs) -> None:
+    """The first kill is early, so the start after it repeats nearly the whole training."""
+    _of_replacements(runs, *_NO_STEPS)
+    _finishes_at_sigterm(runs)
+    *_, first, note, again, resumed, last = _drill(runs)
+    assert re.match(r"  1 -> 1 -> 1  +SIGKILL at .* s, SIGTERM at .* s \(finished\)", first)
+    assert note.endswith("did not stop at SIGTERM; so it trains again, with SIGKILL alone")
+    assert re.match(r"  1 -> 1 -> 1  +SIGKILL at .* s, SIGKILL at .* s  +\w+  same$", again)
+    assert "it read run/checkpoint.json" in resumed
+    assert last.startswith("  the same bits in all 2 trainings")
 
 
 def test_a_script_that_fails_at_sigterm_fails_the_drill(runs: _Runs) -> None:
