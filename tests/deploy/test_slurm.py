@@ -441,34 +441,6 @@ def test_a_lost_node_is_dropped_and_the_job_resumes_to_the_same_bits(slurm: Slur
     )
 
 
-@pytest.mark.waits
-@pytest.mark.slow
-@pytest.mark.timeout(1200)  # the tests wait for each other, and the machine may be busy
-def test_an_array_shares_a_sweep_and_a_stopped_task_is_requeued(slurm: Slurm) -> None:
-    gate = Gate(slurm.folder, step=5)
-    words = [GATED[0], "--device", "cpu", "--processes", "1", "--max-steps", "10"]
-    words += ["--grid", "width=8,16", "--name", "s"]
-    array = slurm.submit("sweep", *words, options=("--array=0-1",))
-    first, last = f"{array}_0", f"{array}_1"
-    trials = [slurm.folder / "runs/s" / f"trial-{number:05}" for number in range(2)]
-    wait_for(
-        lambda: all((trial / "metrics.jsonl").exists() for trial in trials),
-        lambda: slurm.log(first) + slurm.log(last),
-    )
-    wait_for(gate._reached, lambda: slurm.log(first) + slurm.log(last))
-    subprocess.run(["scancel", "--batch", "--signal=USR1", last], check=True, timeout=60)
-    slurm.wait_for_log(last, "trainbox: SIGUSR1 received")
-    gate.release()
-    ended = [slurm.finish(number) for number in (first, last)]
-    assert [job["Restarts"] for job in ended] == ["0", "1"]
-    table = re.findall(r"^ *(\d+) +(\d+) +[\d.]+", slurm.log(first), re.MULTILINE)
-    assert table == [("8", "1"), ("16", "1")]  # each once
-    resumed = [
-        (trial / "logs/output.log").read_text().count("resume     from step") for trial in trials
-    ]
-    assert sorted(resumed) == [0, 1]
-
-
 # Each rank waits for SIGTERM in the first start. In the second one, the ranks add up their numbers.
 OWN_SCRIPT = """
 import json, os, pathlib, signal, sys
@@ -527,14 +499,3 @@ def test_a_script_on_two_nodes_is_requeued_and_finds_its_folder(slurm: Slurm) ->
     found = [(each["exit_code"], each["nodes"], each["processes"]) for each in manifest["starts"]]
     assert found == [(75, 2, 2), (0, 2, 2)]
     assert {start["scheduler"]["SLURM_JOB_ID"] for start in manifest["starts"]} == {number}
-
-
-@pytest.mark.waits
-@pytest.mark.slow
-@pytest.mark.timeout(1200)  # the tests wait for each other, and the machine may be busy
-def test_a_scripts_own_exit_code_ends_the_job(slurm: Slurm) -> None:
-    (slurm.folder / "mine.py").write_text("import sys; sys.exit(9)\n")
-    number = slurm.submit("one-node", "run", "--processes", "1", "mine.py")
-    job = slurm.finish(number, "FAILED")
-    assert (job["Restarts"], job["ExitCode"]) == ("0", "9:0")
-    assert "run.sh: trainbox exited with code 9: manual action is needed" in slurm.log(number)

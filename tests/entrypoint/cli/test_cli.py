@@ -235,11 +235,6 @@ def test_several_modes_of_health_are_refused(
     assert refused(ended) == f"{shown} are different modes of health: choose one"
 
 
-def test_an_unknown_strategy_is_refused(plan: Command) -> None:
-    assert "is not one of 'ddp', 'fsdp', 'dp'" in refused(plan(STRATEGY="ring"))
-    assert "is not one of 'ddp', 'fsdp', 'dp'" in refused(plan("--strategy", "ring"))
-
-
 def test_variables_of_make_and_compose_are_not_refused(forked: Trainbox) -> None:
     env = {"GPUS": "4", "STRATEGY": "fsdp", "PROCESSES": "2", "NNODES": "3", "HEALTH": "0"}
     env |= {"HEALTH_LIMITS": "/nope", "TRAINBOX_DATA_DIR": "/d", "TRAINBOX_RUNS_DIR": "/r"}
@@ -332,19 +327,9 @@ def test_a_plan_has_the_documented_fields(plan: Command) -> None:
 
 
 def test_a_plan_shows_what_came_from_the_environment(plan: Command) -> None:
-    env = {
-        "GPUS": "2",
-        "HEALTH": "no",
-        "STRATEGY": "dp",
-        "TASK": "mnist",
-        "RDZV_ID": "hf_0123456789abcdef",
-    }
-    env |= {
-        "SET": "width=16 url=https://me:pw@host/x",
-        "TRAINBOX_EPOCHS": "3",
-        "TRAINBOX_SEED": "7",
-        "TRAINBOX_DEVICE": "cuda",
-    }
+    env = {"GPUS": "2", "HEALTH": "no", "STRATEGY": "dp", "TASK": "mnist"}
+    env |= {"RDZV_ID": "hf_0123456789abcdef", "SET": "width=16 url=https://me:pw@host/x"}
+    env |= {"TRAINBOX_EPOCHS": "3", "TRAINBOX_SEED": "7", "TRAINBOX_DEVICE": "cuda"}
     ended = plan(
         "tests.support.tiny:Tiny", "--strategy", "ddp", "--seed", "8", "--set", "noise=1", **env
     )
@@ -362,54 +347,25 @@ def test_a_plan_shows_what_came_from_the_environment(plan: Command) -> None:
 
 
 # fmt: off
-_SETTINGS = [
+_SETTINGS: list[tuple[dict[str, str], list[str], dict[str, Any]]] = [
     ({"GPUS": "3"}, [], {"reason": "3 of 4 visible GPUs requested -> torchrun DDP, 3 processes"}),
-    ({"GPUS": "all"}, [], {"nproc_per_node": 4}),
-    ({"GPUS": "0"}, [], {"gpus": [], "strategy": "single"}),
     ({"GPUS": "3"}, ["--gpus", "2"], {"nproc_per_node": 2}),
     ({"GPU_IDS": "0,2"}, [],
      {"reason": "GPUs 0 2 named, of 4 visible -> torchrun DDP, 2 processes"}),
-    ({"GPU_IDS": "0,2"}, ["--gpu-ids", "3"],
-     {"reason": "GPU 3 named, of 4 visible -> 1 process on GPU 3"}),
     ({"STRATEGY": "dp"}, [], {"strategy": "dp", "nproc_per_node": 1}),
-    ({"STRATEGY": "dp"}, ["--strategy", "ddp"], {"strategy": "ddp", "nproc_per_node": 4}),
-    ({"DEVICE": "cpu"}, [], {"gpus": []}),
     ({"TRAINBOX_DEVICE": "cpu"}, [], {"gpus": []}),
-    ({"DEVICE": "cpu"}, ["--device", "cuda"], {"nproc_per_node": 4}),
     ({"DEVICE": "cpu", "PROCESSES": "2"}, [], {"nproc_per_node": 2, "strategy": "ddp", "gpus": []}),
-    ({"DEVICE": "cpu", "PROCESSES": "2"}, ["--processes", "3"], {"nproc_per_node": 3}),
-    (
-        MEETING,
-        [],
-        {
-            "nnodes": 2,
-            "reason": "4 of 4 GPUs visible -> torchrun DDP, 8 processes "
-            "on 2 nodes; "
-            "this is node 1, rendezvous at node0:29400; NCCL over TCP (NCCL_NET=Socket)",
-        },
-    ),
-    (
-        MEETING,
-        ["--node-rank", "0", "--rdzv-endpoint", "x:1", "--nnodes", "3"],
-        {
-            "nnodes": 3,
-            "reason": "4 of 4 GPUs visible -> torchrun DDP, 12 processes on 3 nodes; "
-            "this is node 0, rendezvous at x:1; NCCL over TCP (NCCL_NET=Socket)",
-        },
-    ),
-    (MEETING, ["--nnodes", "1", "--node-rank", "0"], {"nnodes": 1}),
-    (
-        dict.fromkeys(
-            ["GPUS", "GPU_IDS", "STRATEGY", "PROCESSES", "DEVICE", "TRAINBOX_DEVICE", *MEETING],
-            "",
-        ),
-        [],
-        {
-            "nnodes": 1,
-            "nproc_per_node": 4,
-            "reason": "4 of 4 GPUs visible -> torchrun DDP, 4 processes",
-        },
-    ),
+    (MEETING, [], {
+        "nnodes": 2,
+        "reason": "4 of 4 GPUs visible -> torchrun DDP, 8 processes on 2 nodes; this is node 1, "
+                  "rendezvous at node0:29400; NCCL over TCP (NCCL_NET=Socket)"}),
+    (MEETING, ["--node-rank", "0", "--rdzv-endpoint", "x:1", "--nnodes", "3"], {
+        "nnodes": 3,
+        "reason": "4 of 4 GPUs visible -> torchrun DDP, 12 processes on 3 nodes; this is node 0, "
+                  "rendezvous at x:1; NCCL over TCP (NCCL_NET=Socket)"}),
+    (dict.fromkeys(["GPUS", "GPU_IDS", "STRATEGY", "PROCESSES", "DEVICE", "TRAINBOX_DEVICE",
+                    *MEETING], ""), [],
+     {"nnodes": 1, "reason": "4 of 4 GPUs visible -> torchrun DDP, 4 processes"}),
 ]
 # fmt: on
 
@@ -443,20 +399,14 @@ _NEITHER = "is neither a number of GPUs nor `all`: to name GPUs use --gpu-ids"
 # fmt: off
 _LAUNCHES = [
     (["--gpus", "two"], f"Invalid value for '--gpus': 'two' {_NEITHER} two"),
-    (["--gpus", "0,2"], f"Invalid value for '--gpus': '0,2' {_NEITHER} 0,2"),
-    (["--gpus=-1"], f"Invalid value for '--gpus': '-1' {_NEITHER} -1"),
     (["--gpus", "\u0661"], f"Invalid value for '--gpus': '\u0661' {_NEITHER} \u0661"),
     (["--gpus"], "Option '--gpus' requires an argument."),
     (["--strategy", "zero3"],
      "Invalid value for '--strategy': 'zero3' is not one of 'ddp', 'fsdp', 'dp'."),
-    (["--device", "tpu"],
-     "Invalid value for '--device': 'tpu' is not one of 'auto', 'cuda', 'mps', 'cpu'."),
     (["--processes", "0"], "Invalid value for '--processes': 0 is less than 1"),
     (["--processes", "100000"], "Invalid value for '--processes': 100000 is more than 4096"),
     (["--nnodes=-2"], "Invalid value for '--nnodes': -2 is less than 1"),
     (["--node-rank=-1"], "Invalid value for '--node-rank': -1 is less than 0"),
-    (["--gpus", "1", "--device", "cpu"], "--gpus 1 and --device cpu contradict each other: leave "
-     "out --gpus, or use --processes 1 for CPU processes"),
 ]
 # fmt: on
 
@@ -464,10 +414,6 @@ _LAUNCHES = [
 @pytest.mark.parametrize(("arguments", "text"), _LAUNCHES)
 def test_wrong_launch_options_are_refused(plan: Command, arguments: list[str], text: str) -> None:
     assert refused(plan(*arguments)) == text
-
-
-def test_a_wrong_value_in_the_environment_is_refused(plan: Command) -> None:
-    assert refused(plan(GPUS="two")) == f"Invalid value for '--gpus': 'two' {_NEITHER} two"
 
 
 # The trainer's options, checked before anything is launched.
@@ -538,14 +484,10 @@ _MISTAKES = [
      "--accumulation 5 splits a batch of 4 into empty micro-batches: lower it"),
     ("--device cpu --precision fp16",
      "--precision fp16 needs an NVIDIA GPU (the device is cpu): use fp32 or bf16"),
-    ("--device mps --precision tf32",
-     "--precision tf32 needs an NVIDIA GPU (the device is mps): use fp32 or bf16"),
     ("--best-by up:loss", "--best-by up:loss: write the name of a metric, or min:NAME or max:NAME"),
-    ("--best-by min:", "--best-by min:: write the name of a metric, or min:NAME or max:NAME"),
     ("--early-stopping :",
      "--early-stopping :: write the name of a metric, or min:NAME or max:NAME"),
     ("--set width", "--set width: write NAME=VALUE, as in --set width=64"),
-    ("--set =64", "--set =64: write NAME=VALUE, as in --set width=64"),
     ("--set widht=64", "--set widht=64: task digits has no field widht: did you mean width?"),
     ("--set colour=red",
      "--set colour=red: task digits has no field colour: it has width, dropout"),
@@ -562,7 +504,6 @@ _MISTAKES = [
      f"Invalid value for '--optimizer': 'lion' is not one of {', '.join(map(repr, OPTIMIZERS))}."),
     ("--resume always",
      "Invalid value for '--resume': 'always' is not one of 'auto', 'never', 'anyway'."),
-    ("--epochs", "Option '--epochs' requires an argument."),
     ("--epoch 1",
      "No such option '--epoch'. (Did you mean one of: '--epochs', '--keep', '--warmup-epochs'?)"),
     ("--chek", "No such option '--chek'. Did you mean '--help'?"),
@@ -590,6 +531,7 @@ def test_a_missing_task_file_is_reported_with_its_folder(check: Command, tmp_pat
 
 
 def test_arguments_override_training_options_of_the_environment(check: Command) -> None:
+    assert refused(check(STRATEGY="ring")).startswith("Invalid value for '--strategy': 'ring'")
     assert refused(check(TRAINBOX_EPOCHS="0")).startswith(
         "Invalid value for '--epochs': 0 is less than 1"
     )
@@ -692,7 +634,6 @@ def test_a_hostile_config_file_is_refused(
 
 ONE_LINE = [
     ["--gpus", "1", "--device", "cpu", "--epochs", "0"],
-    ["--gpus", "0", "--gpu-ids", "0"],
     ["--run", "x" * 300],
     ["--set", "a\nb=1"],
 ]

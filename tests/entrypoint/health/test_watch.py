@@ -121,11 +121,7 @@ def test_an_event_that_does_not_fit_on_the_disk_does_not_damage_the_next_one(
     ("check", "values"),
     [
         ("recovery-action", {"recovery_action": 1}),
-        ("ecc-uncorrected", {"ecc_uncorrected": 1}),
-        ("sram-threshold", {"sram_threshold_exceeded": 1}),
         ("row-remap", {"remapped_rows": (0, 0, 0, 1)}),
-        ("nvlink", {"nvlink_active": (1, 0)}),
-        ("fabric", {"fabric": (3, 0, 0x19A, 0)}),
         ("retired-pages", {"retired_pages": 63, "retired_pages_pending": 0}),
         ("handle", {"handle": Unread(15, "GPU is lost")}),
     ],
