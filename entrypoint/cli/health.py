@@ -152,15 +152,11 @@ def doctor(
     """
     from entrypoint.doctor.examine import examination_report
 
-    def report_wait() -> None:
-        if sys.stderr.isatty():
-            click.echo("waiting for torch ...", err=True)
-
     limits, overridden = read_limits(health_limits)
     question = Question(
         Mode.GATE, gpus, gpu_ids, limits=limits, overridden=overridden, runs_dir=runs_dir
     )
-    click.echo(examination_report(question, on_wait=report_wait))
+    click.echo(examination_report(question))
 
 
 def _show(verdict: "Verdict", as_json: bool) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,18 +29,15 @@ _ENDING_S = 1.0
 def examination_report(
     question: Question,
     torch_deadline_s: float = TORCH_DEADLINE_S,
-    on_wait: Callable[[], None] = lambda: None,
 ) -> str:
-    """Return the report on this machine. A broken driver or torch becomes part of the report.
-
-    `on_wait` is called before the wait for torch.
-    """
+    """Return the report on this machine. A broken driver or torch becomes part of the report."""
     begin_s = time.monotonic()
     process = _start_torch()
     driver, visible, verdict = _ask_driver(question)
     data_dir = Path(os.environ.get("TRAINBOX_DATA_DIR") or "data")
     around, hidden = read_surroundings(question.runs_dir or Path("runs"), data_dir, os.environ)
-    on_wait()
+    if sys.stderr.isatty():
+        print("waiting for torch ...", file=sys.stderr)
     torch = _torch_answer(process, begin_s, torch_deadline_s)
     users = user_environment(os.environ)
     taken_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

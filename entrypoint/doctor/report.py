@@ -98,11 +98,6 @@ def problems(seen: Examination) -> list[str]:
     found = [difference(seen), *seen.torch.warnings]
     if seen.driver.absent and (around.kernel_module or around.pci_gpus):
         found.append(_gpus_not_given(around))
-    if around.own_name_fault:
-        found.append(
-            f"this machine's host name cannot be resolved ({around.own_name_fault}), and torchrun "
-            "needs it: add it to /etc/hosts (docker run: drop --network none, or add --add-host)"
-        )
     return [line for line in found if line]
 
 

@@ -1,6 +1,6 @@
 """Read the surroundings of a training on this machine as rows of a report.
 
-Nothing is written. The network is used only to resolve this machine's host name.
+Nothing is written, and the network is not used.
 """
 
 import importlib.metadata
@@ -11,10 +11,8 @@ import re
 import resource
 import socket
 import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 
 from entrypoint.doctor.redaction import Hidden, other_hosts, private_names
@@ -28,7 +26,6 @@ from trainbox.contract.build_info import build_info
 
 _ROOT = Path(__file__).parents[2]
 _GIB = 2**30
-_RESOLVE_S = 5.0
 _PACKAGES = ("torch", "torchvision", "numpy", "nvidia-ml-py")
 _MARKS = ("/.dockerenv", "/run/.containerenv")  # files that container engines create
 _USER_NAMES = ("USER", "LOGNAME", "LNAME", "USERNAME", "SUDO_USER", "SLURM_JOB_USER")
@@ -44,7 +41,6 @@ class Surroundings:
         devices: NVIDIA's nodes in /dev, with this user's access, such as rw.
         kernel_module: the version of NVIDIA's module, empty if it is not loaded.
         pci_gpus: the number of NVIDIA GPUs on the PCI bus.
-        own_name_fault: why this machine's host name cannot be resolved, or empty.
     """
 
     sections: Mapping[str, Mapping[str, str]]
@@ -52,28 +48,23 @@ class Surroundings:
     devices: Mapping[str, str]
     kernel_module: str
     pci_gpus: int
-    own_name_fault: str
 
 
 def read_surroundings(
     runs_dir: Path, data_dir: Path, env: Mapping[str, str]
 ) -> tuple[Surroundings, Hidden]:
-    """Return the surroundings, and the names to hide.
-
-    If git or the name resolution hangs, this takes up to ten seconds.
-    """
-    fault, canonical, loopback = _own_name()
+    """Return the surroundings, and the names to hide."""
     marks = tuple(mark for mark in _MARKS if Path(mark).exists())
     cgroup = file_text(Path("/proc/self/cgroup"))
     signs = container_signs(env, cgroup, platform.release(), marks)
-    devices, pci_gpus = _devices(), _pci_gpus()
+    devices, on_bus = _devices(), pci_gpus()
     kernel_module = _first(r"(\d+(?:\.\d+)+)", "/proc/driver/nvidia/version")
     account, groups = _account(), " ".join(map(str, os.getgroups()))
     homes = [home for home in (env.get("HOME"), account and account.pw_dir) if home]
     homes += [os.path.realpath(home) for home in homes]
     users = [env.get(name, "") for name in _USER_NAMES] + [account.pw_name if account else ""]
     users += [Path(home).name for home in homes if home.startswith(("/home/", "/Users/"))]
-    hidden = private_names(homes, users, [socket.gethostname(), canonical, *other_hosts(env)])
+    hidden = private_names(homes, users, [socket.gethostname(), *other_hosts(env)])
     runtime = {
         "inside": ", ".join(signs) or "no container and no scheduler detected",
         "user": f"uid {os.getuid()}, gid {os.getgid()}, groups {groups or 'none'}"
@@ -81,10 +72,9 @@ def read_surroundings(
         "permissions": _permissions(file_text(Path("/proc/self/status"))),
         "/dev": ", ".join(f"{name} {access or 'no access'}" for name, access in devices.items())
         or "no nvidia*",
-        "PCI bus": f"{pci_gpus} NVIDIA GPU(s)",
+        "PCI bus": f"{on_bus} NVIDIA GPU(s)",
         "kernel module": kernel_module or "not loaded here",
         "between nodes": f"NCCL over {read_infiniband(env).network}",
-        "own host name": fault or f"resolved{' to a loopback address' if loopback else ''}",
     }
     folders = {"root": Path("/"), "home": Path(env.get("HOME") or "/"), "runs": runs_dir}
     # Doctor only looks at these folders and does not write to them.
@@ -96,7 +86,7 @@ def read_surroundings(
         "mounts and disk": {name: _folder(path, mounts) for name, path in folders.items()},
         "limits": _limits(),
     }
-    return Surroundings(sections, signs, devices, kernel_module, pci_gpus, fault), hidden
+    return Surroundings(sections, signs, devices, kernel_module, on_bus), hidden
 
 
 def container_signs(
@@ -178,10 +168,10 @@ def _devices() -> dict[str, str]:
     }
 
 
-def _pci_gpus() -> int:
+def pci_gpus(bus: Path = Path("/sys/bus/pci/devices")) -> int:
     """Return the number of NVIDIA display controllers on the PCI bus."""
-    devices = Path("/sys/bus/pci/devices").glob("*")
-    kinds = [file_text(d / "class") for d in devices if file_text(d / "vendor").strip() == "0x10de"]
+    devices = (each for each in bus.glob("*") if file_text(each / "vendor").strip() == "0x10de")
+    kinds = [file_text(device / "class") for device in devices]
     return sum(kind.startswith(("0x0300", "0x0302")) for kind in kinds)
 
 
@@ -218,29 +208,6 @@ def _limits() -> dict[str, str]:
         "pids": f"cgroup limit {lowest}",
         "ulimits": re.sub(r"-1\b", "unlimited", ulimits),
     }
-
-
-def _own_name() -> tuple[str, str, bool]:
-    """Return (why this host's name cannot be resolved, its full name, whether it is loopback).
-
-    A thread resolves the name, because a broken resolver takes minutes.
-    """
-    answers = [(f"no answer within {_RESOLVE_S:g} s", "", False)]
-
-    def resolve() -> None:
-        try:
-            found = socket.getaddrinfo(
-                socket.gethostname(), None, type=socket.SOCK_STREAM, flags=socket.AI_CANONNAME
-            )
-            loopback = all(ip_address(entry[4][0]).is_loopback for entry in found)
-            answers.append(("", found[0][3], loopback))
-        except (OSError, UnicodeError) as error:
-            answers.append((getattr(error, "strerror", None) or str(error), "", False))
-
-    thread = threading.Thread(target=resolve, daemon=True)
-    thread.start()
-    thread.join(_RESOLVE_S)
-    return answers[-1]
 
 
 def _account() -> pwd.struct_passwd | None:

@@ -25,6 +25,7 @@ from entrypoint.doctor.surroundings import (
     Surroundings,
     container_signs,
     file_system_of,
+    pci_gpus,
     read_surroundings,
 )
 from entrypoint.driver.gpus import Detection, Gpu
@@ -263,7 +264,6 @@ AROUND = Surroundings(
     devices={"nvidia0": "rw", "nvidiactl": "rw", "nvidia-uvm": "rw", "nvidia-modeset": ""},
     kernel_module="580.95.05",
     pci_gpus=2,
-    own_name_fault="",
 )
 GPUS = tuple(Gpu(index, f"GPU-{index}", "H100", 81559) for index in range(2))
 SLICES = tuple(
@@ -357,18 +357,24 @@ _PROBLEMS = [
     ),
     (replace(WITHOUT, around=replace(AROUND, kernel_module="")),
      ["2 NVIDIA GPU(s) on the PCI bus, but no driver is loaded: install the driver on the host"]),
-    (
-        replace(
-            torch(count=2), around=replace(AROUND, own_name_fault="Name or service not known")
-        ),
-        [
-            "this machine's host name cannot be resolved (Name or service not known), and "
-            "torchrun needs it: "
-            "add it to /etc/hosts (docker run: drop --network none, or add --add-host)"
-        ],
-    ),
 ]
 # fmt: on
+
+
+def test_the_gpus_on_the_pci_bus_are_counted(tmp_path: Path) -> None:
+    """Only NVIDIA's display controllers count, not its sound devices and NVSwitches."""
+    for name, vendor, kind in (
+        ("0000:17:00.0", "0x10de", "0x030200"),
+        ("0000:65:00.0", "0x10de", "0x030000"),
+        ("0000:65:00.1", "0x10de", "0x040300"),
+        ("0000:84:00.0", "0x10de", "0x068000"),
+        ("0000:00:02.0", "0x8086", "0x030000"),
+    ):
+        device = tmp_path / name
+        device.mkdir()
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "class").write_text(f"{kind}\n")
+    assert pci_gpus(tmp_path) == 2
 
 
 @pytest.mark.parametrize(("seen", "lines"), _PROBLEMS)
