@@ -32,6 +32,16 @@ _WRONG = [
      "--set labelled=10.0: use the share of examples with a label, above 0 and up to 1"),
     ("ssvae", "labelled=0",
      "--set labelled=0.0: use the share of examples with a label, above 0 and up to 1"),
+    ("images", "model=resnet17", "--set model=resnet17: torchvision has no classification model "
+                                 "resnet17: did you mean resnet18 or "),
+    ("images", "model=fcn_resnet50", "--set model=fcn_resnet50: torchvision has no classification"),
+    ("images", "model=shufflenet_v2_x0_5 weights=IMAGENET1K", "--set weights=IMAGENET1K: "
+     "torchvision has no such weights of shufflenet_v2_x0_5: did you mean IMAGENET1K_V1?"),
+    ("images", "size=0", "--set size=0: use a number from 1"),
+    ("images", "size=32 resize=16", "--set resize=16: use a number from size=32, or 0 for 37"),
+    ("images", "validation_share=1", "--set validation_share=1.0: use a number between 0 and 1"),
+    ("images", "ema=1", "--set ema=1.0: use a number from 0 to below 1"),
+    ("images", "mixup=-1", "--set mixup=-1.0: use a number above 0, such as 0.2, or 0 to train"),
     ("teacher_student", "method=sgd", "--set method=sgd: use gd "),
     ("teacher_student", "size=0", "--set size=0: use a number from 1"),
 ]

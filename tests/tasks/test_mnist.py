@@ -2,11 +2,9 @@
 
 import gzip
 import hashlib
-import http.server
 import shutil
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from torchvision import datasets
 
 from tests.support.commands import Trainbox
 from tests.support.here import Here
-from tests.support.ranks import Ranks
+from tests.support.served import served
 from trainbox.contract.errors import WrongUse
 from trainer.tasks.digits import Digits
 from trainer.tasks.fashion_mnist import FashionMnist
@@ -166,17 +164,6 @@ def test_without_network_the_command_prints_one_message_for_several_processes(
     assert "Traceback" not in ended.err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["har", "ssvae"])
-def test_without_network_one_process_has_the_message_of_all(ranks: Ranks, task: str) -> None:
-    """The other process may notice only that the first one has ended, which is code 7."""
-    ended = ranks(2, "train", task, "--device", "cpu")
-    assert ended.codes[0] == 2
-    assert ended.codes[1] in (2, 7)
-    assert ended.errs[0].startswith("trainbox: ") and ended.errs[0].count("\n") == 1
-    assert " and cannot be downloaded (" in ended.errs[0]
-
-
 def test_only_the_files_that_are_missing_are_named(tmp_path: Path, files: Path) -> None:
     (tmp_path / "FashionMNIST/raw").mkdir(parents=True)
     shutil.copy(files / _NAMES[0], tmp_path / "FashionMNIST/raw")
@@ -215,33 +202,12 @@ def test_a_damaged_file_is_reported_with_its_folder(
     assert "delete the folder, so that it is downloaded again" in err
 
 
-class _Mirror(http.server.SimpleHTTPRequestHandler):
-    requested: list[str]
-
-    def do_GET(self) -> None:
-        self.requested.append(self.path)
-        super().do_GET()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture
 def mirror(tmp_path: Path) -> Iterator[tuple[Path, str, list[str]]]:
     """Return the folder and the URL of an HTTP server, and the list of requested paths."""
-    folder, requested = tmp_path / "mirror", list[str]()
-
-    class Handler(_Mirror):
-        def __init__(self, *arguments: Any) -> None:
-            self.requested = requested
-            super().__init__(*arguments, directory=str(folder))
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield folder, f"http://127.0.0.1:{server.server_port}/", requested
-        server.shutdown()
-        thread.join()
+    folder = tmp_path / "mirror"
+    with served(folder) as (address, requested):
+        yield folder, address, requested
 
 
 def test_it_is_downloaded_once_from_the_first_mirror_that_answers(

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.forked_trainings import ForkedCommand
 from tests.support.here import Here
 from trainer.tasks.teacher_student import GuessAndCheck, Student, TeacherStudent
 
@@ -66,20 +65,6 @@ def test_gradient_descent_finds_the_teacher(here: Here) -> None:
     assert last["draws"] == 0
 
 
-def test_with_too_few_examples_the_student_fits_them_but_not_the_teacher(here: Here) -> None:
-    here.train(
-        task="teacher_student",
-        seed=3,
-        batch_size=16,
-        epochs=300,
-        eval_every=50,
-        fields={"examples": 16},
-    )
-    last = here.entries("validation")[-1]
-    assert last["train_error"] <= 1e-3
-    assert last["generalisation_error"] > 0.3
-
-
 def test_guess_and_check_stops_at_the_first_student_that_fits(here: Here) -> None:
     here.train(epochs=300, **_GNC)
     entries = here.entries("validation")
@@ -97,19 +82,6 @@ def test_guess_and_check_stops_after_max_draws(here: Here) -> None:
         epochs=300, **{**_GNC, "fields": _GNC["fields"] | {"epsilon": 0.0, "max_draws": 1234}}
     )
     assert [entry["draws"] for entry in here.entries("validation")] == [500, 1000, 1234]
-
-
-def test_a_resume_and_shards_do_not_change_the_draws(here: Here) -> None:
-    settings: dict[str, Any] = {"epochs": 6, **_GNC, "fields": _GNC["fields"] | {"epsilon": 0.0}}
-    here.train("undisturbed", **settings)
-    here.stopped(3, **settings)
-    here.train(**settings)
-    assert here.digest() == here.digest("undisturbed")
-    # Shards divide the gradients, but not the draws.
-    here.train("halves", shards=2, threads=1, **settings)
-    assert here.entries("validation", "halves")[-1]["train_error"] == pytest.approx(
-        here.entries("validation")[-1]["train_error"], rel=1e-5
-    )
 
 
 def test_the_best_of_the_drawn_students_is_kept() -> None:
@@ -144,23 +116,3 @@ def test_the_figures_show_the_student() -> None:
     assert figures["singular_values"].shape == (3, 160, 255)
     # The largest bar has nearly the full height.
     assert int((figures["singular_values"][0, 100] == 60).sum()) >= 84
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["gd", "gnc"])
-def test_the_drill_finds_the_same_bits(forked_trainings: ForkedCommand, method: str) -> None:
-    env = {"SET": f"method={method} epsilon=0 draws_per_step=200"}
-    ended = forked_trainings(
-        "drill",
-        "teacher_student",
-        "--steps",
-        "12",
-        "--shards",
-        "3",
-        "--seed",
-        "1",
-        "--cpu",
-        env=env,
-    )
-    assert ended.code == 0, ended.out + ended.err
-    assert ended.out.count("  same\n") == 5

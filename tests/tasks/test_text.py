@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.forked_trainings import ForkedCommand
 from tests.support.here import Here
-from tests.support.ranks import Ranks
 from tests.support.texts import FIELDS, write_texts
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainer.tasks.language.corpus import TextFile, Windows, split_texts, standard_library
@@ -48,46 +46,6 @@ def test_a_run_reports_its_texts_and_metrics(here: Here, texts: Path) -> None:
     (entry,) = here.entries("validation")
     assert entry["bits_per_byte"] == pytest.approx(entry["loss"] / math.log(2))
     assert entry["perplexity"] == pytest.approx(math.exp(entry["loss"]))
-
-
-def test_a_resumed_training_with_workers_and_accumulation_has_the_same_bits(
-    here: Here, texts: Path
-) -> None:
-    settings = _SHORT | {"accumulation": 3, "shards": 2}
-    here.train("whole", **settings | {"workers": 2})
-    here.stopped(2, "stopped", **settings)
-    here.train("stopped", **settings)
-    assert here.digest("whole") == here.digest("stopped")
-    assert here.entries("validation", "whole")[-1]["loss"] == pytest.approx(
-        here.entries("validation", "stopped")[-1]["loss"], abs=0
-    )
-
-
-@pytest.mark.slow
-def test_a_divided_model_has_the_loss_of_one_process(here: Here, ranks: Ranks, texts: Path) -> None:
-    fields = FIELDS | {"dropout": 0.0}
-    here.train(**_SHORT | {"fields": fields, "batch_size": 8, "accumulation": 2})
-    settings = [f"--set={name}={value}" for name, value in fields.items()]
-    ended = ranks(
-        2,
-        *("train", "text", *settings, "--max-steps=4", "--batch-size=8", "--accumulation=2"),
-        *("--threads=1", "--workers=0", "--run=divided"),
-        strategy="fsdp",
-    )
-    assert (ended.code, ended.errs) == (0, ["", ""])
-    one, divided = (here.entries("validation", run)[-1]["loss"] for run in ("r", "divided"))
-    assert divided == pytest.approx(one, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_the_same_bits_on_one_to_three_processes_and_through_kills(
-    forked_trainings: ForkedCommand, texts: Path
-) -> None:
-    fields = " ".join(f"{name}={value}" for name, value in FIELDS.items())
-    drill = ("drill", "text", "--shards", "3", "--steps", "12", "--seed", "1", "--cpu")
-    ended = forked_trainings(*drill, env={"SET": fields, "TRAINBOX_BATCH_SIZE": "6"})
-    assert ended.code == 0, ended.out + ended.err
-    assert "the same bits in all 5 trainings" in ended.out
 
 
 @pytest.mark.slow
@@ -252,17 +210,6 @@ def test_only_a_training_drops_activations() -> None:
     assert torch.equal(model.eval()(bytes_BT), without(bytes_BT))
 
 
-def test_a_training_drops_in_the_embeddings_the_attention_and_what_a_block_adds() -> None:
-    """If all is dropped, only the bias of the attention's output is left."""
-    model = Gpt(layers=1, heads=2, width=16, context=8, dropout=1.0)
-    block = model.blocks[0]
-    torch.nn.init.ones_(block.attention.output.bias)  # type: ignore[arg-type, union-attr]
-    hidden_BTE = torch.randn(2, 8, 16)
-    assert torch.equal(block.attention(hidden_BTE), torch.ones(2, 8, 16))  # type: ignore[operator]
-    assert torch.equal(block(hidden_BTE), hidden_BTE)
-    assert not model(torch.randint(256, (2, 8))).any()
-
-
 def test_the_loss_of_a_model_without_weights_is_that_of_256_bytes() -> None:
     task = Text(layers=1, heads=1, width=4, context=5)
     model = task.build_model().requires_grad_(False)
@@ -275,19 +222,6 @@ def test_the_loss_of_a_model_without_weights_is_that_of_256_bytes() -> None:
     assert metrics == pytest.approx({"loss": math.log(256), "bits_per_byte": 8, "perplexity": 256})
 
 
-def test_the_loss_of_a_window_is_the_mean_over_its_bytes() -> None:
-    task = Text(layers=1, heads=1, width=4, context=5)
-    model = task.build_model()
-    bytes_BT, next_BT = torch.randint(256, (2, 3, 5))
-    probabilities_BTK = model(bytes_BT).softmax(2)
-    expected = [
-        sum(-math.log(p_K[k]) for p_K, k in zip(p_TK, next_T, strict=True)) / 5
-        for p_TK, next_T in zip(probabilities_BTK.tolist(), next_BT.tolist(), strict=True)
-    ]
-    losses_B = task.losses(model, (bytes_BT, next_BT))["cross_entropy"]
-    assert losses_B.tolist() == pytest.approx(expected, rel=1e-5)
-
-
 # Errors.
 
 
@@ -296,12 +230,8 @@ def _no_text(folder: Path) -> None:
         path.rename(path.with_suffix(".bin"))
 
 
-def _no_folder(folder: Path) -> None:
-    folder.rename(folder.with_name("other"))
-
-
 def _a_file(folder: Path) -> None:
-    _no_folder(folder)
+    folder.rename(folder.with_name("other"))
     folder.write_text("all texts in one file")
 
 
@@ -329,7 +259,6 @@ def _dead_link(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (_no_folder, "data/texts does not exist: put text files there, as data/texts/NAME.txt, or"),
         (_a_file, "data/texts is a file: put text files into a folder, and name the folder with "),
         (_no_text, "data/texts has no text file (.txt, .md, .rst, .py): add one, or set other "),
         (_one_text, "data/texts: none of its 1 text file(s) is for "),
