@@ -18,12 +18,11 @@ import torch
 from tests.support.here import Here
 from tests.support.ranks import Ranks
 from tests.support.tiny import Split, StepCounter, Tiny
-from trainbox.contract.config import Config
 from trainbox.contract.seeding import derive_seed
-from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.run.run_folder import RunFolder
 from trainer.run.run_record import RunRecord
 from trainer.tasks.digits import Digits
+from trainer.use.evaluate import write_results
 from trainer.use.per_example import bootstrap_intervals
 
 SPLIT = "tests.support.tiny:Split"
@@ -71,7 +70,8 @@ def test_any_number_of_processes_has_the_figures_of_the_training(ranks: Ranks) -
     (recorded,) = ranks.entries("r", "validation")
     before = _files(ranks.folder / "runs/r")
     for processes in (1, 3):
-        ended = ranks(processes, "evaluate", "runs/r", "--device", "cpu")
+        words = ("--device", "cpu", "--predictions", f"out-{processes}.csv")
+        ended = ranks(processes, "evaluate", "runs/r", *words)
         assert (ended.codes, ended.errs) == ([0] * processes, [""] * processes)
         assert ended.out.splitlines()[1:] == [
             "validation: 360 examples, with 95% intervals from 1,000 resamples of them",
@@ -80,7 +80,7 @@ def test_any_number_of_processes_has_the_figures_of_the_training(ranks: Ranks) -
                 for name, (low, high) in _evaluation(ranks.folder)["intervals"].items()
             ),
             "  equal to those of training at step 3",
-            "  written to runs/r/evaluations/best-validation",
+            f"  written to runs/r/evaluations/best-validation and out-{processes}.csv",
         ]
         assert ended.outs[1:] == [""] * (processes - 1)
         found = _evaluation(ranks.folder)
@@ -89,6 +89,15 @@ def test_any_number_of_processes_has_the_figures_of_the_training(ranks: Ranks) -
     assert _files(ranks.folder / "runs/r") == before
     pictures = (ranks.folder / "runs/r/evaluations/best-validation").glob("*.png")
     assert sorted(path.name for path in pictures) == ["confusion_matrix.png", "examples.png"]
+    text = (ranks.folder / "out-1.csv").read_text()
+    assert (ranks.folder / "out-3.csv").read_text() == text
+    rows = list(csv.DictReader(io.StringIO(text)))
+    truth = Digits().validation_dataset(Path()).tensors[1].tolist()
+    assert [(row["id"], row["truth"]) for row in rows] == [
+        (str(i), str(label)) for i, label in enumerate(truth)
+    ]
+    right = sum(row["truth"] == row["prediction"] for row in rows)
+    assert right / 360 == found["figures"]["accuracy"]
 
 
 def test_the_best_and_the_last_checkpoint_are_evaluated_while_the_run_trains(here: Here) -> None:
@@ -144,32 +153,6 @@ def test_other_figures_than_those_of_the_training_exit_with_8(here: Here) -> Non
     out = here.succeeds(*_EVALUATE)
     assert "changed since the run's start: packages.torch: 1.0 -> " in out
     assert "; changed: packages.torch: 1.0 -> " in out
-
-
-@pytest.mark.parametrize(
-    ("missing", "line"),
-    [
-        ("training", "more (missing -> null)"),
-        ("evaluation", "more (null -> missing)"),
-    ],
-)
-def test_a_metric_that_only_one_of_them_has_is_a_difference(
-    here: Here, monkeypatch: pytest.MonkeyPatch, missing: str, line: str
-) -> None:
-    here.train(max_steps=2)
-    if missing == "evaluation":
-        # NaN is null in metrics.jsonl.
-        metrics = here.path() / "metrics.jsonl"
-        metrics.write_text(metrics.read_text().replace('"loss": ', '"more": null, "loss": '))
-    else:
-        own = Tiny.metrics
-        monkeypatch.setattr(
-            Tiny, "metrics", lambda task, totals: {**own(task, totals), "more": math.nan}
-        )
-    code, out, _ = here.command(*_EVALUATE)
-    assert code == 8
-    assert f"different from those of training at step 2: {line}\n" in out
-    assert not _evaluation(here.folder)["training"]["equal"]
 
 
 def test_a_run_with_fast_may_have_other_figures(here: Here) -> None:
@@ -243,18 +226,6 @@ def test_a_run_that_cannot_be_evaluated_is_one_line(
     assert not list(here.path().glob("checkpoints/*.damaged"))
 
 
-def test_a_checkpoint_that_is_removed_during_its_check_is_not_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sidecar = tmp_path / "checkpoints/step-00000001.json"
-    sidecar.parent.mkdir()
-    sidecar.write_text("{}")
-    record = RunRecord(tmp_path, {}, Config(task="digits"), {"run_id": "0"})
-    monkeypatch.setattr(CheckpointFiles, "problem", lambda *_: sidecar.unlink() or "missing")
-    with pytest.raises(FileNotFoundError, match=r"step-00000001\.json"):
-        record.find("last")
-
-
 def test_a_checkpoint_that_the_training_removes_is_an_error_of_one_line(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,35 +251,6 @@ def test_a_signal_stops_the_evaluation_with_75(here: Here, monkeypatch: pytest.M
 
 
 # Predictions and intervals.
-
-
-def test_predictions_are_the_same_on_any_number_of_processes(ranks: Ranks) -> None:
-    ranks.train(2, "digits", "--device", "cpu", "--threads", "1", "--max-steps", "30", "--run", "r")
-    for processes in (1, 3):
-        file = f"out-{processes}.csv"
-        ended = ranks(processes, "evaluate", "runs/r", "--device", "cpu", "--predictions", file)
-        assert ended.codes == [0] * processes, ended
-        assert f"written to runs/r/evaluations/best-validation and {file}\n" in ended.out
-    text = (ranks.folder / "out-1.csv").read_text()
-    assert (ranks.folder / "out-3.csv").read_text() == text
-    rows = list(csv.DictReader(io.StringIO(text)))
-    truth = Digits().validation_dataset(Path()).tensors[1].tolist()
-    assert [row["id"] for row in rows] == [str(i) for i in range(360)]
-    assert [row["truth"] for row in rows] == [str(label) for label in truth]
-    found = _evaluation(ranks.folder)
-    right = sum(row["truth"] == row["prediction"] for row in rows)
-    assert right / 360 == found["figures"]["accuracy"]
-    for row in rows:
-        shares = {name: float(row[f"probability_{name}"]) for name in "0123456789"}
-        assert sum(shares.values()) == pytest.approx(1, abs=1e-5)
-        assert max(shares, key=lambda name: shares[name]) == row["prediction"]
-    # The interval of a share of 360 examples has about the normal approximation's width.
-    low, high = found["intervals"]["accuracy"]
-    accuracy = found["figures"]["accuracy"]
-    half = 1.96 * math.sqrt(accuracy * (1 - accuracy) / 360)
-    assert low == pytest.approx(accuracy - half, abs=half / 4)
-    assert high == pytest.approx(accuracy + half, abs=half / 4)
-    assert set(found["intervals"]) == {"loss", "accuracy", "macro_f1"}
 
 
 def test_a_task_defines_its_own_predictions_and_ids(here: Here) -> None:
@@ -353,7 +295,7 @@ def test_a_wrong_path_of_predictions_is_refused_before_the_evaluation(here: Here
     Path("folder/file").write_text("")
     Path("folder/link").symlink_to("file")
     os.mkfifo("folder/pipe")
-    for path in ("folder", "folder/file/p.csv", "folder/link", "folder/pipe"):
+    for path in ("folder", "folder/file/p.csv", "folder/link", "folder/pipe", "/proc/p.csv"):
         err = here.refused(*_EVALUATE, "--predictions", path, code=4, silent=True)
         assert f"{path} cannot be written (" in err and "with --predictions FILE" in err
     assert Path("folder/link").is_symlink() and Path("folder/pipe").is_fifo()
@@ -401,6 +343,11 @@ def test_the_seed_decides_the_resamples() -> None:
     statistics = {"value": torch.arange(50.0).square()}
     zero, one, again = (bootstrap_intervals(Tiny(), statistics, seed) for seed in (0, 1, 1))
     assert zero != one == again
+
+
+def test_a_picture_with_a_slash_in_its_name_is_in_the_folder(tmp_path: Path) -> None:
+    write_results(tmp_path, {}, {"examples/wrong": torch.zeros(3, 4, 5, dtype=torch.uint8)})
+    assert (tmp_path / "examples-wrong.png").is_file()
 
 
 def test_too_many_numbers_have_no_intervals_and_no_predictions(

@@ -7,7 +7,6 @@ import pytest
 
 from tests.support.here import Here
 from tests.support.paths import ROOT
-from tests.support.tiny import TINY
 from trainbox.contract.config import Config
 from trainbox.contract.launch_facts import LaunchFacts
 from trainbox.contract.optimizers import OPTIMIZERS
@@ -95,18 +94,6 @@ def test_an_option_that_can_be_repeated_has_an_array(config_of: Callable[..., Co
     assert config_of("--config", "exp.toml", "--freeze", "head").freeze == ["head"]
 
 
-def test_a_file_and_the_command_line_are_the_same_run(here: Here) -> None:
-    Path("exp.toml").write_text(
-        f'[task]\nname = "{TINY}"\nnoise = 0.5\n[train]\nepochs = 1\nlr = 0.02'
-    )
-    arguments = ["--set", "noise=0.5", "--epochs", "1", "--lr", "2e-2", "--device", "cpu"]
-    here.succeeds("train", TINY, *arguments)
-    (name,) = (path.name for path in Path("runs").iterdir())
-    out = here.succeeds("train", "--config", "exp.toml", "--device", "cpu")
-    assert "this run is complete" in out
-    assert [path.name for path in Path("runs").iterdir()] == [name]
-
-
 def test_the_command_line_precedes_the_environment_and_the_file(
     config_of: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +157,6 @@ def test_fields_with_the_names_of_keys_have_a_table(
 _TEXTS = [
     ("[train]\nbatchsize = 3", "[train] batchsize is unknown: did you mean batch-size?"),
     ("[train]\nBatch_Size = 3", "[train] Batch-Size is unknown: did you mean batch-size?"),
-    ("[train]\nqqq = 3", "[train] qqq is unknown: use some of init, freeze, "),
     ("[train]\ngpu_ids = 3", "[train] gpu-ids is unknown: it belongs to [launch]"),
     ("[train]\nset = 3", "[train] set is unknown: write the task and its fields below [task]"),
     ("[train]\nconfig = 'x'", "[train] config is unknown: "),
@@ -180,31 +166,22 @@ _TEXTS = [
     ("[train]\nbatch-size = 1\nbatch_size = 1",
      "[train] batch_size and batch-size are the same key: drop one"),
     ("[train]\nepochs = 1.5", "[train] epochs = 1.5: '1.5' is not a whole number"),
-    ("[train]\nepochs = 0", "[train] epochs = 0: 0 is less than 1"),
     ("[train]\nepochs = true", "[train] epochs = true: write a value"),
     ("[train]\nepochs = [1]", "[train] epochs is an array: write one value"),
-    ("[train]\nepochs = {a = 1}", "[train] epochs is a table: write one value"),
-    ("[train]\nlr = nan", "[train] lr = nan: nan is not a finite number above 0"),
-    ("[train]\nlr = 'fast'", "[train] lr = fast: 'fast' is not a number"),
     ("[train]\noptimizer = 'lion'",
      f"[train] optimizer = lion: 'lion' is not one of {', '.join(map(repr, OPTIMIZERS))}\n"),
     ("[train]\ndeterministic = 'false'",
      '[train] deterministic = "false": write true or false, without quotes'),
-    ("[train]\ndeterministic = 1",
-     "[train] deterministic = 1: write true or false, without quotes"),
     ("[train]\nfast = true",
      "[train] fast is the opposite of deterministic: write deterministic = true or false"),
     ("[train]\nrun = 'a\\b'\nruns-dir = \"a\\u0000\"", "[train] runs-dir = 'a\\x00' has a "),
     (f"[train]\nseed = 0x{'f' * 5000}", "[train] seed is too large: Exceeds the limit (4300"),
-    ("[train]\nfreeze = [[1]]", "[train] freeze is an array: write one value"),
     ("[train]\nrun = 2026-01-02T03:04:05Z", "[train] run is a date or a time: write it in quotes"),
     ("[task]\nname = 3", "[task] name is 3: write the task in quotes"),
     ("[task]\nset = 3", "[task] set is not a table: write fields below [task.set]"),
     ("[task]\nwidth = 3\n[task.set]\nwidth = 4", "[task.set] width is also in [task]: drop"),
-    ("[task]\nwidth = [3]", "[task] width is an array: write one value"),
     ("[task]\nwidht = 3", "[task] widht = 3: task digits has no field widht: did you mean width?"),
     ("[task]\nwidth = 1.5", "[task] width = 1.5: give a value of type int"),
-    ("[task.set]\nwidth = 1.5", "[task.set] width = 1.5: give a value of type int"),
     (f"[task]\nwidth = {2**63}", f"[task] width = {2**63}: a whole number is more than 9223"),
 ]
 # fmt: on
@@ -334,15 +311,11 @@ def test_the_example_of_the_guide_is_trained_and_swept(
         ("grid = {lr = ['x']}", "--grid lr=x: 'x' is not a number"),
         ("range = {width = [5, 1]}", "--range width=5:1 is empty: give a low end"),
         ("seed = 3", "[sweep] seed is unknown: did you mean seeds?"),
-        ("gpus = 3", "[sweep] gpus is unknown: it belongs to [launch]"),
-        ("seeds = 0", "[sweep] seeds = 0: 0 is less than 1"),
         ("grid = 3", "[sweep] grid is not a table: write {lr = [1e-4, 1e-1]}"),
         ("grid = {lr = 1}", "[sweep] grid: lr is not an array: write lr = [..., ...]"),
         ("grid = {lr = []}", "[sweep] grid: lr = []: write values that are not empty, without "),
         ("grid = {a = ['1,2']}", "[sweep] grid: a = ['1,2']: write values that are not empty, "),
-        ("grid = {lr = [[1]]}", "[sweep] grid: lr: a value is an array: write one value"),
         ("range = {lr = [1]}", '[sweep] range: lr = [1]: write [LOW, HIGH] or [LOW, HIGH, "log"]'),
-        ("range = {lr = [1, 2, 'ln']}", "[sweep] range: lr = [1, 2, 'ln']: write [LOW, HIGH] or "),
         ("range = {lr = [1, true]}", "[sweep] range: lr = [1, True]: write [LOW, HIGH] or [LOW, "),
     ],
 )

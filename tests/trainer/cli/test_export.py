@@ -236,12 +236,6 @@ def test_the_card_shows_the_texts_of_a_user_as_they_are(here: Here) -> None:
     assert f"<td>{bad}</td>" in html.unescape(page)
 
 
-@pytest.mark.parametrize("to", FORMATS)
-def test_the_lines_of_the_card_are_python_for_inputs_of_any_shape(to: str) -> None:
-    inputs = {"a": torch.zeros(2, 3, 4, dtype=torch.uint8), "b": torch.zeros(2)}
-    compile(FORMATS[to].lines(inputs), "card", "exec")
-
-
 @pytest.mark.slow
 def test_the_lines_of_the_card_run_without_trainbox(here: Here) -> None:
     here.train(**_DIGITS | {"max_steps": 2})
@@ -377,26 +371,6 @@ def test_a_model_that_torch_cannot_write_as_onnx_exits_with_2(
     folder = here.path() / "exports/best-onnx"
     assert [path.name for path in folder.iterdir()] == ["export.log"]
     assert "step 3/3" in (folder / "export.log").read_text()
-
-
-@pytest.mark.skipif(not _ONNX, reason="the packages for ONNX are not installed")
-def test_an_operation_that_onnx_lacks_is_named(here: Here) -> None:
-    Path("inverts.py").write_text(
-        textwrap.dedent("""
-        import torch
-        from tests.support.tiny import StepCounter, Tiny
-        class Model(StepCounter):
-            def forward(self, x):
-                return super().forward(torch.linalg.pinv(x[:, None, :]).squeeze(2))
-        class Inverts(Tiny):
-            def build_model(self):
-                return Model()
-        """)
-    )
-    here.train(task="inverts.py:Inverts", max_steps=2)
-    err = here.refused(*_EXPORT, "--to", "onnx")
-    assert "cannot write the model as ONNX (No ONNX function found for <OpOverload(op='aten." in err
-    assert "linalg_pinv" in err and err.endswith(": use --to pt2\n")
 
 
 def test_a_signal_stops_the_export_with_75_and_leaves_no_file(

@@ -136,17 +136,6 @@ def test_a_task_that_cannot_read_files_is_refused(here: Here, files: Path) -> No
     assert message in err and len(err.splitlines()) == 1
 
 
-def test_a_signal_stops_the_prediction_with_75(
-    here: Here, files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here.train(task=TASK, max_steps=2, workers=0)
-    monkeypatch.setattr("trainer.system.signals.StopRequest.__bool__", lambda _stop: True)
-    code, out, err = _predict(here, "new")
-    assert (code, out) == (75, "")
-    cause = "stopped by a signal to another process before the end of the prediction"
-    assert f"{cause}: start the same command again" in err
-
-
 def test_a_full_disk_is_reported(here: Here, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(Captured):
         def write(self, text: str) -> int:
@@ -186,13 +175,6 @@ def test_folders_are_searched_in_the_order_of_names(tmp_path: Path) -> None:
     given = [tmp_path / "x.txt", tmp_path / "k"]
     assert given_files(given, (".png",)) == [tmp_path / "x.txt", tmp_path / "k/l.png"]
     assert given_files([tmp_path / "linked"], ()) == [tmp_path / "linked/l.png"]
-
-
-def test_a_fifo_in_a_folder_is_refused(tmp_path: Path) -> None:
-    """Opening it would wait for ever."""
-    os.mkfifo(tmp_path / "a.png")
-    with pytest.raises(WrongUse, match=r"a\.png is a FIFO, a device or a socket, not a file"):
-        given_files([tmp_path], (".png",))
 
 
 def test_a_fifo_is_refused_and_not_read(tmp_path: Path) -> None:
