@@ -234,17 +234,7 @@ def test_a_full_disk_is_not_a_failure_of_the_storage(here: Here) -> None:
         here.train(mirror=URL)
 
 
-@pytest.mark.parametrize(
-    ("fields", "sign", "problem"),
-    [
-        ({"run_id": "0123"}, 1, "its sidecar is of another run, with the id '0123' instead of "),
-        ({"best_step": 4}, 1, "its best step is "),
-        ({}, -1, "its weights differ from the entry of step 18 in digests.jsonl: "),
-    ],
-)
-def test_a_restore_refuses_a_forged_checkpoint_as_a_resume_does(
-    here: Here, fields: dict[str, Any], sign: int, problem: str
-) -> None:
+def test_a_restore_refuses_a_forged_checkpoint_as_a_resume_does(here: Here) -> None:
     """The marker and all other sums are those of the forged files."""
     here.train(mirror=URL, checkpoint_steps=4)
     digest = here.digest()
@@ -253,11 +243,11 @@ def test_a_restore_refuses_a_forged_checkpoint_as_a_resume_does(
     sidecar = folder / "step-00000018.json"
     state = torch.load(sidecar.with_suffix(".pt"), weights_only=True)
     for tensor in state["model"].values():
-        tensor.mul_(sign)
+        tensor.neg_()
     described = json.loads(sidecar.read_text())
     write_checkpoint(folder, 18, lambda file: torch.save(state, file), described)
-    sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | fields))
     Storage(URL, here.path()).upload(18, lambda: None)
+    problem = "its weights differ from the entry of step 18 in digests.jsonl: "
     # A resume uses the checkpoint before, and so does a restore.
     out = here.train(checkpoint_steps=4)
     assert re.search(rf"checkpoint \S+step-00000018.pt is damaged \(.*{problem}", out)

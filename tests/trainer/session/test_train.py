@@ -51,12 +51,8 @@ def _equation(
 _SETTINGS = [
     ({"batch": 384, "world": 3, "shards": 3, "device": "cuda"},
      "384 = 3 GPUs x 128 x 1 accumulation"),
-    ({"batch": 64, "world": 1, "shards": 1}, "64 = 1 process x 64 x 1 accumulation"),
     ({"batch": 64, "world": 1, "shards": 1, "device": "cuda"}, "64 = 1 GPU x 64 x 1 accumulation"),
-    ({"batch": 64, "world": 2, "shards": 2}, "64 = 2 processes x 32 x 1 accumulation"),
     ({"batch": 64, "world": 3, "shards": 3}, "64 = 3 processes x 21 or 22 x 1 accumulation"),
-    ({"batch": 64, "world": 2, "shards": 2, "accumulation": 4},
-     "64 = 2 processes x 8 x 4 accumulation"),
     ({"batch": 64, "world": 3, "shards": 3, "accumulation": 2},
      "64 = 3 processes x 10 or 11 x 2 accumulation"),
     ({"batch": 64, "world": 1, "shards": 4}, "64 = 4 shards x 16 x 1 accumulation"),
@@ -124,7 +120,6 @@ def test_a_batch_size_per_gpu_is_multiplied_by_the_number_of_processes(
     ("gpus", "batch", "expected"),
     [
         (2, 64, "64 = 2 GPUs x 32 x 1 accumulation"),
-        (2, 6, "6 = 2 GPUs x 3 x 1 accumulation"),
         (3, 7, "7 = 3 GPUs x up to 3 x 1 accumulation"),
     ],
 )
@@ -133,16 +128,6 @@ def test_the_batch_equation_of_data_parallel(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert _equation(batch, 1, 1, device="cuda", strategy="dp") == expected
-
-
-def test_a_missing_data_file_is_not_reported_as_a_full_disk(here: Here) -> None:
-    err = here.refused("train", "tests.support.tiny:NoSuchFile", "--device", "cpu", "--run", "r")
-    assert err.startswith("trainbox: task NoSuchFile: train_dataset() raised FileNotFoundError: ")
-    assert "data/readings.npy" in err
-    assert (
-        ": put the data there, or set its folder with --data-dir; traceback in "
-        "runs/r/logs/rank-0.log" in err
-    )
 
 
 def test_a_missing_device_is_never_replaced() -> None:
@@ -265,14 +250,19 @@ _TORN = '{"kind": "train", "step": 4, "ep'
 
 @pytest.mark.parametrize(
     "junk",
-    [[*_LOST, _TORN], ["\n", "[1]\n", '{"step": "x"}\n', '{"kind": [], "step": 1}\n', "\0\0\0"]],
+    [
+        [*_LOST, _TORN],
+        ["\n", "[1]\n", '{"step": "x"}\n', '{"kind": [], "step": 1}\n', "\0\0\0"],
+        ['{"step": 1, "kind": "\udcff"}\n', "[" * 99_999],
+    ],
+    ids=["lost", "entries", "text"],
 )
 def test_a_resume_drops_incomplete_lines_and_entries_of_lost_steps(
     here: Here, junk: list[str]
 ) -> None:
     here.train("undisturbed", log_steps=1)
     here.stopped(1, log_steps=1)
-    with (here.path() / "metrics.jsonl").open("a") as file:
+    with (here.path() / "metrics.jsonl").open("a", errors="surrogateescape") as file:
         file.writelines(junk)
     here.train(log_steps=1)
     for kind in ("train", "validation"):
@@ -297,15 +287,13 @@ def test_a_resume_reports_a_record_that_is_lost(
     assert f"{name} is missing or damaged: its entries up to step 1 are lost" in out
 
 
-@pytest.mark.parametrize("damage", [None, b"", b"half"])
+@pytest.mark.parametrize("damage", [None, b"half"])
 def test_a_finished_run_reports_metrics_that_are_lost(here: Here, damage: bytes | None) -> None:
     here.train(epochs=2)
     path = here.path() / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     assert "are lost" not in here.train(epochs=2)
-    path.unlink()
-    if damage is not None:
-        path.write_bytes(damage and b"".join(lines[:-1]))
+    path.unlink() if damage is None else path.write_bytes(b"".join(lines[:-1]))
     assert "metrics.jsonl is missing or damaged: its entries up to step" in here.train(epochs=2)
 
 
@@ -354,7 +342,6 @@ def test_unwritable_tensorboard_files_are_logged_once_and_training_continues(her
 @pytest.mark.parametrize(
     ("blocked", "remedy"),
     [
-        ("runs", "(a file is where a folder is needed): remove that file"),
         ("runs/r", "(a file is where a folder is needed): remove that file"),
         ("runs/r/checkpoints", "(a file is where a folder is needed): remove that file"),
         ("runs/r/lock", "(a folder is where a file is needed): remove that folder"),
@@ -477,15 +464,6 @@ def test_a_checkpoint_of_another_model_is_refused(here: Here) -> None:
             here.train()
 
 
-def test_a_complete_run_is_reported_and_not_changed(here: Here) -> None:
-    here.train()
-    before = _snapshot(here)
-    out = here.train()
-    assert "this run is complete: nothing is left to do" in out
-    assert f"digest     {here.digest()}" in out
-    assert _snapshot(here) == before
-
-
 def _edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
@@ -564,14 +542,6 @@ def test_a_complete_run_without_its_best_weights_fails(here: Here) -> None:
     )
 
 
-def test_a_complete_run_logs_changes_that_do_not_change_bits(here: Here) -> None:
-    here.train()
-    here.edit("manifest.json", python="3.0")
-    out = here.train()
-    assert "changed since the run's start: python: 3.0 -> " in out
-    assert "this run is complete" in out
-
-
 def test_a_complete_run_without_its_manifest_needs_resume_anyway(here: Here) -> None:
     here.train()
     (here.path() / "manifest.json").unlink()
@@ -580,13 +550,6 @@ def test_a_complete_run_without_its_manifest_needs_resume_anyway(here: Here) -> 
     out = here.succeeds(*_AGAIN, "--resume", "anyway")
     assert "it is unknown what this run was trained with" in out
     assert not (here.path() / "manifest.json").exists()
-
-
-def test_a_manifest_with_an_entry_of_another_type_is_damaged(here: Here) -> None:
-    here.stopped(2)
-    here.edit("manifest.json", run_id=5)
-    err = here.refused(*_AGAIN)
-    assert err.startswith("trainbox: runs/r/manifest.json is missing or damaged")
 
 
 def test_a_complete_run_cannot_be_extended(here: Here) -> None:
@@ -628,13 +591,6 @@ def test_a_setting_edited_by_hand_is_refused_with_the_difference(
     assert _snapshot(here) == before
 
 
-def test_an_edited_setting_of_another_type_is_found(here: Here) -> None:
-    here.stopped(5)
-    here.edit("config.json", batch_size="8")
-    with pytest.raises(WrongUse, match="batch_size"):
-        here.train()
-
-
 def test_a_training_that_is_killed_before_any_replacement_of_a_file_resumes(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -663,12 +619,6 @@ def test_a_training_that_is_killed_before_any_replacement_of_a_file_resumes(
         shutil.rmtree(here.path())
         numbers += 1
     assert numbers > 8
-
-
-def test_settings_that_are_free_at_a_resume_can_be_edited(here: Here) -> None:
-    here.stopped(5)
-    here.edit("config.json", keep=7, log_steps=3, checkpoint_minutes=1.0)
-    assert "resume     from step 5" in here.train()
 
 
 def test_a_run_without_its_config_json_resumes(here: Here) -> None:
