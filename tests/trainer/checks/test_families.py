@@ -3,14 +3,11 @@
 They do not change the bits of any step, so only the fingerprint finds them.
 """
 
-import array
 import collections
 import contextvars
 import ctypes
-import enum
 import functools
 import importlib
-import io
 import itertools
 import os
 import queue
@@ -43,18 +40,10 @@ _LOCAL = threading.local()
 _CONTEXT: contextvars.ContextVar[int] = contextvars.ContextVar("_CONTEXT", default=0)
 
 
-class _Meta(type):
-    total = 0
-
-
 class _Elsewhere:
     """A class that is neither the task's nor the model's."""
 
     total = 0
-
-
-class _Color(enum.Enum):
-    RED = 1
 
 
 class _Note:
@@ -90,14 +79,6 @@ class _Dict(dict[str, int]):
     pass
 
 
-class _Deque(collections.deque[int]):
-    pass
-
-
-class _Generator(random.Random):
-    pass
-
-
 def _counter() -> Callable[..., None]:
     count = 0
 
@@ -122,22 +103,6 @@ def _wrapping() -> Callable[..., Any]:
 
 class _Structure(ctypes.Structure):
     _fields_ = [("count", ctypes.c_int)]
-
-
-class _Array(array.array):  # type: ignore[type-arg]
-    pass
-
-
-class _File(io.BytesIO):
-    pass
-
-
-class _Partial(functools.partial[None]):
-    pass
-
-
-class _Error(Exception):
-    pass
 
 
 class _Matrix(numpy.ndarray):  # type: ignore[type-arg]
@@ -187,50 +152,37 @@ class _Stateful(StepCounter):
     def appended(to: list[int] = []) -> None:  # noqa: B006
         to.append(1)
 
-    def __init__(self) -> None:  # noqa: PLR0915 - one line for each kind
+    def __init__(self) -> None:
         super().__init__()
         numbers = list(range(50))
-        self.number, self.flag, self.text = 1.0, False, ""
+        self.number, self.text = 1.0, ""
         self.list, self.deque = [0], collections.deque([0], maxlen=3)
         self.set, self.dict, self.own_dict = {"b", "a"}, dict.fromkeys(numbers, 0), _Dict(a=0)
         self.nested = {"means": [torch.zeros(2)], "size": (1, 2)}
-        self.own_deque, self.own_generator = _Deque([0], maxlen=3), _Generator(0)
-        self.counts = collections.Counter("a")
-        self.lists = collections.defaultdict[str, list[int]](list)
-        self.ordered, self.chain = collections.OrderedDict(a=0), collections.ChainMap({"a": 0})
-        self.named = collections.namedtuple("_Named", "a")([0])
         self.array, self.objects = numpy.zeros(3), numpy.array([[0], 1], dtype=object)
-        self.machine_array, self.bytes = array.array("i", [0]), bytearray(1)
         self.view, self.c_array = memoryview(bytearray(1)), (ctypes.c_int * 1)()
-        self.file, self.queue = io.StringIO(), queue.Queue[int]()
+        self.queue = queue.Queue[int]()
         self.torchs = torch.Generator().manual_seed(0)
-        self.numpys, self.state = numpy.random.default_rng(0), numpy.random.RandomState(0)
-        self.pythons, self.seeds = random.Random(0), numpy.random.SeedSequence(0)  # noqa: S311
+        self.numpys, self.pythons = numpy.random.default_rng(0), random.Random(0)  # noqa: S311
         self.counter, self.cycle = itertools.count(), itertools.cycle(numbers)
-        self.listed, self.ranged, self.keys = iter(numbers), iter(range(50)), iter(dict(self.dict))
-        self.reversed, self.enumerated = reversed(numbers), enumerate(numbers)
-        self.mapped, self.zipped = map(int, numbers), zip(numbers, numbers, strict=True)
-        self.chained, self.delegating = itertools.chain(numbers), _delegating()
+        self.listed, self.delegating = iter(numbers), _delegating()
         self.expression = (number for number in numbers)
         self.object, self.slotted = _Note(), _Slotted()
         self.reducing, self.stateless = _Reducing(), _Stateless()
-        self.simple, self.made = types.SimpleNamespace(count=0), _made()
+        self.made = _made()
         self.key = _Note()
         self.weak = weakref.WeakKeyDictionary({self.key: 0})
         self.reference, self.proxy = weakref.ref(_ALIVE), weakref.proxy(self.key)
         self.closure, self.partial = _counter(), functools.partial(list.append, [])
         self.method, self.functions = _Note().__call__, [lambda: None]
-        self.draw, self.draw_numpy = random.Random(0).random, numpy.random.default_rng(0).normal  # noqa: S311
+        self.draw = random.Random(0).random  # noqa: S311
         self.wrapped, self.switch = _wrapping(), [lambda: 1, lambda: 2]
         self.read_only = types.MappingProxyType({"a": [0]})
         self.module = types.ModuleType("made")
-        self.structure, self.own_array = _Structure(), _Array("i", [0])
-        self.own_file, self.own_partial = _File(), _Partial(list.append, [])
-        self.error, self.matrix = _Error([]), numpy.zeros(1).view(_Matrix)
+        self.structure, self.matrix = _Structure(), numpy.zeros(1).view(_Matrix)
         self.own_torchs, self.of_made = _Torchs(), _made()()
         self.slotted_layer = _SlottedLayer()
         self.twins = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
-        self.modules_of_list = [nn.Linear(1, 1)]
         self.__dict__["average"] = nn.Linear(4, 1)
         self.frozen, self.activation = nn.Linear(1, 1).requires_grad_(False), nn.ReLU()
         self.inner = torch.optim.SGD([torch.zeros(1)], 0.1)
@@ -238,12 +190,10 @@ class _Stateful(StepCounter):
         self.register_buffer("loose", torch.zeros(2), persistent=False)
         for tensor in (self.linear.weight, self.forwards):
             tensor.count = 0  # type: ignore[attr-defined]
-        self.hooks = [_counter() for _ in range(5)]
+        self.hooks = [_counter() for _ in range(3)]
         self.linear.register_forward_hook(self.hooks[0])
-        self.linear.register_forward_pre_hook(self.hooks[1])
-        self.linear.register_full_backward_pre_hook(self.hooks[2])
-        self.linear.weight.register_hook(self.hooks[3])  # type: ignore[no-untyped-call]
-        self.linear.bias.register_post_accumulate_grad_hook(self.hooks[4])  # type: ignore[no-untyped-call]
+        self.linear.weight.register_hook(self.hooks[1])  # type: ignore[no-untyped-call]
+        self.linear.bias.register_post_accumulate_grad_hook(self.hooks[2])  # type: ignore[no-untyped-call]
         _HOOKS[:] = self.__dict__.pop("hooks")
 
 
@@ -298,7 +248,6 @@ def _in_environment() -> None:
 _FAMILIES: dict[str, Callable[[Tiny, Any], Any]] = {
     # Values
     "number": lambda _, model: _grow(model, "number"),
-    "flag": lambda _, model: setattr(model, "flag", not model.flag),
     "text": lambda _, model: setattr(model, "text", model.text + "."),
     # Containers
     "list": lambda _, model: model.list.append(1),
@@ -306,40 +255,21 @@ _FAMILIES: dict[str, Callable[[Tiny, Any], Any]] = {
     "set": lambda _, model: model.set.add(str(len(model.set))),
     "dict": lambda _, model: model.dict.__setitem__(len(model.dict), 1),
     "own_dict": lambda _, model: model.own_dict.__setitem__("a", model.own_dict["a"] + 1),
-    "own_deque": lambda _, model: model.own_deque.append(sum(model.own_deque) + 1),
-    "own_generator": lambda _, model: model.own_generator.random(),
     "nested": lambda _, model: model.nested["means"][0].add_(1),
-    "counts": lambda _, model: model.counts.update("a"),
-    "lists": lambda _, model: model.lists["a"].append(1),
-    "ordered": lambda _, model: model.ordered.__setitem__("a", model.ordered["a"] + 1),
-    "chain": lambda _, model: model.chain.__setitem__("a", model.chain["a"] + 1),
-    "named": lambda _, model: model.named.a.append(1),
     "array": lambda _, model: model.array.__iadd__(1),
     "objects": lambda _, model: model.objects[0].append(1),
-    "machine_array": lambda _, model: model.machine_array.append(1),
-    "bytes": lambda _, model: model.bytes.append(1),
     "view": lambda _, model: model.view.__setitem__(0, model.view[0] + 1),
     "c_array": lambda _, model: model.c_array.__setitem__(0, model.c_array[0] + 1),
-    "file": lambda _, model: model.file.write("."),
     "queue": lambda _, model: model.queue.put(1),
     # Random generators
     "torchs, a random generator": lambda _, model: torch.rand(1, generator=model.torchs),
     "numpys, a random generator": lambda _, model: model.numpys.normal(),
-    "state, a random generator": lambda _, model: model.state.normal(),
     "pythons, a random generator": lambda _, model: model.pythons.random(),
-    "seeds": lambda _, model: model.seeds.spawn(1),
     f"{_HERE}._GENERATOR, a random generator": lambda _, _model: _GENERATOR.random(),
     # Iterators and generators
     "counter": lambda _, model: next(model.counter),
     "cycle": lambda _, model: next(model.cycle),
     "listed": lambda _, model: next(model.listed),
-    "ranged": lambda _, model: next(model.ranged),
-    "keys": lambda _, model: next(model.keys),
-    "reversed": lambda _, model: next(model.reversed),
-    "enumerated": lambda _, model: next(model.enumerated),
-    "mapped": lambda _, model: next(model.mapped),
-    "zipped": lambda _, model: next(model.zipped),
-    "chained": lambda _, model: next(model.chained),
     "delegating": lambda _, model: next(model.delegating),
     "expression": lambda _, model: next(model.expression),
     # Objects and classes
@@ -347,15 +277,12 @@ _FAMILIES: dict[str, Callable[[Tiny, Any], Any]] = {
     "slotted": lambda _, model: _grow(model.slotted),
     "reducing": lambda _, model: _grow(model.reducing),
     "stateless": lambda _, model: _grow(model.stateless),
-    "simple": lambda _, model: _grow(model.simple),
     "made": lambda _, model: _grow(model.made),
     "weak": lambda _, model: model.weak.__setitem__(model.key, model.weak[model.key] + 1),
     "reference": lambda _, _model: _grow(_ALIVE),
     "key": lambda _, model: _grow(model.proxy),
     f"{_HERE}._Stateful.total": lambda _, _model: _grow(_Stateful, "total"),
     f"{_HERE}._Elsewhere.total": lambda _, _model: _grow(_Elsewhere, "total"),
-    f"{_HERE}._Meta.total": lambda _, _model: _grow(_Meta, "total"),
-    f"{_HERE}._Color.RED": lambda _, _model: _grow(_Color.RED),
     f"{_HERE}._Stateful.Settings": lambda _, _model: _grow(_Stateful.Settings, "rate"),
     # Functions
     f"{_HERE}._Stateful.appended": lambda _, _model: _Stateful.appended(),
@@ -363,7 +290,6 @@ _FAMILIES: dict[str, Callable[[Tiny, Any], Any]] = {
     "partial": lambda _, model: model.partial(1),
     "method": lambda _, model: _grow(model.method.__self__),
     "draw": lambda _, model: model.draw(),
-    "draw_numpy": lambda _, model: model.draw_numpy(),
     "functions": lambda _, model: _grow(model.functions[0]),
     f"{_HERE}._plain": lambda _, _model: _grow(_plain),
     f"{_HERE}._appending": lambda _, _model: _appending(),
@@ -371,10 +297,6 @@ _FAMILIES: dict[str, Callable[[Tiny, Any], Any]] = {
     "switch": lambda _, model: model.switch.reverse(),
     # Subclasses of a user, and objects of classes in functions
     "structure": lambda _, model: _grow(model.structure),
-    "own_array": lambda _, model: model.own_array.append(1),
-    "own_file": lambda _, model: model.own_file.write(b"."),
-    "own_partial": lambda _, model: model.own_partial(1),
-    "error": lambda _, model: model.error.args[0].append(1),
     "matrix": lambda _, model: _grow(model.matrix),
     "own_torchs, a random generator": lambda _, model: _grow(model.own_torchs),
     "of_made": lambda _, model: _grow(type(model.of_made)),
@@ -391,7 +313,6 @@ _FAMILIES: dict[str, Callable[[Tiny, Any], Any]] = {
     "the order of the modules": lambda _, model: _reorder(model),
     "the tensors that share memory": lambda _, model: _tie(model),
     "linear.weight.attributes@layout": lambda _, model: _move(model.linear.weight),
-    "modules_of_list": lambda _, model: _add_one(model.modules_of_list[0]),
     "average": lambda _, model: _add_one(model.average),
     "activation.__class__": lambda _, model: _replace(model),
     "inner": lambda _, model: model.inner.param_groups[0].update(
@@ -401,12 +322,9 @@ _FAMILIES: dict[str, Callable[[Tiny, Any], Any]] = {
     "leaf": lambda _, model: model.leaf.sum().backward(),
     "loose": lambda _, model: model.loose.add_(1),
     "linear.weight.attributes@own": lambda _, model: _grow(model.linear.weight),
-    "forwards.attributes": lambda _, model: _grow(model.forwards),
     "linear.hook@forward": lambda _, _model: _HOOKS[0](),
-    "linear.hook@before the forward": lambda _, _model: _HOOKS[1](),
-    "linear.hook@before the backward": lambda _, _model: _HOOKS[2](),
-    "linear.weight.attributes@gradient hook": lambda _, _model: _HOOKS[3](),
-    "linear.bias.attributes@accumulate hook": lambda _, _model: _HOOKS[4](),
+    "linear.weight.attributes@gradient hook": lambda _, _model: _HOOKS[1](),
+    "linear.bias.attributes@accumulate hook": lambda _, _model: _HOOKS[2](),
     # The task
     "Tiny.calls": lambda task, _model: vars(task).update(calls=vars(task).get("calls", 0) + 1),
 }
@@ -451,7 +369,7 @@ def test_the_fingerprint_names_state_that_changes(here: Here, family: str) -> No
     assert described(first, before, after).startswith(family.partition("@")[0])
 
 
-@pytest.mark.parametrize("family", ["number", f"{_HERE}._COUNT", "the environment"])
+@pytest.mark.parametrize("family", ["number", f"{_HERE}._COUNT"])
 def test_state_that_each_forward_changes_is_refused_before_step_1(
     here: Here, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
@@ -469,10 +387,10 @@ def test_a_model_with_such_attributes_trains_if_none_changes(here: Here) -> None
     assert here.steps() == [2]
 
 
-@pytest.mark.parametrize("family", [f"{_HERE}._Stateful.total", "Tiny.calls"])
 def test_state_that_changes_later_fails_the_run_at_the_next_digest(
-    here: Here, monkeypatch: pytest.MonkeyPatch, family: str
+    here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    family = "Tiny.calls"
     _changing(monkeypatch, lambda forwards: [family] if forwards == 4 else [])
     with pytest.raises(
         WrongUse, match=f"^task Tiny: by step 6 it has changed {family}.*, which check"
@@ -522,24 +440,7 @@ def test_fast_and_no_rehearsal_train_a_task_with_hidden_state(
     assert here.steps("fast") == here.steps("skipped") == [3]
 
 
-def test_a_class_in_a_function_that_counts_is_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Local(StepCounter):
-        calls = 0
-
-        def forward(self, inputs_B4: Tensor) -> Tensor:
-            _grow(Local, "calls")
-            return super().forward(inputs_B4)
-
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: Local())
-    with pytest.raises(WrongUse, match="a resume would change .*Local.calls from . to .,"):
-        here.train(max_steps=2)
-
-
-@pytest.mark.parametrize(
-    "method", ["prepare", "schedule", "finished", "statistics", "metrics", "figures"]
-)
+@pytest.mark.parametrize("method", ["prepare", "finished", "metrics", "figures"])
 def test_a_method_that_counts_is_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -646,21 +547,11 @@ def _lookahead(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     optimizer.register_step_post_hook(hook)
 
 
-def _moving_average(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    means = [parameter.detach().clone() for parameter in model.parameters()]
-
-    def hook(*_: object) -> None:
-        for mean, parameter in zip(means, model.parameters(), strict=True):
-            mean.lerp_(parameter.data, 0.1)
-
-    optimizer.register_step_post_hook(hook)
-
-
 def _attribute(optimizer: torch.optim.Optimizer, _model: nn.Module) -> None:
     optimizer.register_step_pre_hook(lambda *_: _grow(optimizer))
 
 
-@pytest.mark.parametrize("plant", [_lookahead, _moving_average, _attribute])
+@pytest.mark.parametrize("plant", [_lookahead, _attribute])
 def test_an_optimizer_with_a_state_of_its_own_is_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch, plant: Callable[..., None]
 ) -> None:
@@ -729,7 +620,6 @@ class _Rows(Dataset[Any]):
 
     def __init__(self, kind: str) -> None:
         self.kind, self.count = kind, 0
-        self.pythons, self.numpys = random.Random(0), numpy.random.default_rng(0)  # noqa: S311
         self.torchs = torch.Generator()
 
     def __len__(self) -> int:
@@ -738,15 +628,13 @@ class _Rows(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         changes: dict[str, Callable[[], Any]] = {
             "count": lambda: _grow(self),
-            "pythons": self.pythons.random,
-            "numpys": self.numpys.normal,
             "torchs": lambda: torch.rand(1, generator=self.torchs),
         }
         changes[self.kind]()
         return torch.full((4,), float(index)), torch.tensor(1.0)
 
 
-@pytest.mark.parametrize("kind", ["count", "pythons", "numpys", "torchs"])
+@pytest.mark.parametrize("kind", ["count", "torchs"])
 def test_a_dataset_that_the_training_reads_itself_is_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -756,20 +644,17 @@ def test_a_dataset_that_the_training_reads_itself_is_refused(
         here.train(max_steps=12, workers=0)
 
 
-@pytest.mark.parametrize("kind", ["file", "library"])
 def test_state_out_of_reach_is_refused_if_it_changes_step_2(
-    here: Here, monkeypatch: pytest.MonkeyPatch, kind: str
+    here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here the bits find what the fingerprint cannot."""
     plain, file = Tiny.losses, Path("count")
     file.touch()
-    monkeypatch.setattr(array, "_count", 0, raising=False)
 
     def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
         if model.training:
             file.write_text(file.read_text() + ".")
-            _grow(array, "_count")
-        count = len(file.read_text()) if kind == "file" else array._count  # type: ignore[attr-defined]
+        count = file.stat().st_size
         return {name: loss_B * (1 + count) for name, loss_B in plain(task, model, batch).items()}
 
     monkeypatch.setattr(Tiny, "losses", losses)
