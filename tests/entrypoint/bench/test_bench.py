@@ -1,13 +1,12 @@
 """The bench's cases and tables, from values."""
 
 import html
-import json
 from typing import Any
 
 import markdown as renderer
 import pytest
 
-from entrypoint.bench.report import as_json, markdown
+from entrypoint.bench.report import markdown
 from entrypoint.bench.runs import _last_message
 from entrypoint.bench.tables import (
     BenchCase,
@@ -300,21 +299,6 @@ def test_one_count_has_no_speed_up_and_reports_idle_workers() -> None:
     assert text.endswith(
         "The data is in memory and is loaded without workers: `--workers` has no effect."
     )
-
-
-def test_the_json_has_rows_and_rounds() -> None:
-    outcomes = {ONE: outcome(1.0, 2.0), TWO: BenchResult(failure="out of memory", exit_code=5)}
-    found = json.loads(
-        json.dumps(as_json(rows([Line("strong", TWO, ONE)], outcomes), outcomes, FACTS))
-    )
-    assert found["command"] == "trainbox bench digits"
-    assert found["rows"][0]["line"] == {
-        "scaling": "strong",
-        "case": {"count": 2, "strategy": "ddp", "batch_size": 64, "workers": 4},
-        "base": {"count": 1, "strategy": "single", "batch_size": 64, "workers": 4},
-    }
-    assert [one["samples_per_second"] for one in found["cases"][0]["rounds"]] == [1.0, 2.0]
-    assert (found["cases"][1]["failure"], found["cases"][1]["rounds"]) == ("out of memory", [])
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,11 @@ def test_two_processes_against_one(trainbox: Trainbox, either: ForkedCommand, hu
         "round 1 of 1, 2 processes ddp, batch 64",
     ]
     report = json.loads((tables / "bench.json").read_text())
+    assert report["rows"][1]["line"] == {
+        "scaling": "strong",
+        "case": {"count": 2, "strategy": "ddp", "batch_size": 32, "workers": None},
+        "base": {"count": 1, "strategy": "single", "batch_size": 32, "workers": None},
+    }
     one, two, weak = ([measured] for case in report["cases"] for measured in case["rounds"])
     assert (one[0]["exchange_seconds"], one[0]["threads"]) == (None, two[0]["threads"])
     for (measured,), batch in (two, 32), (weak, 64):

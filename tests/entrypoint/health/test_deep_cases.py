@@ -15,7 +15,6 @@ from entrypoint.health.deep.cases import (
     env_of,
     exchanges,
     findings,
-    in_unit,
     out_of_time,
     readings,
 )
@@ -95,13 +94,9 @@ def test_the_exchanges_are_pairs_and_then_all_without_slices(
 
 
 def test_one_device_has_one_process_and_several_have_ranks() -> None:
-    assert argv_of(Probe(_GPUS[:1]), "python") == [
-        "python",
-        "-P",
-        "-m",
-        "trainer.machine.selftest",
-        "compute",
-    ]
+    assert " ".join(argv_of(Probe(_GPUS[:1]), "python")) == (
+        "python -P -m trainer.machine.selftest compute"
+    )
     assert " ".join(argv_of(Probe(_GPUS[:3]), "python")) == (
         "python -P -m trainer.launch.torchrun --standalone --nproc-per-node=3 -m -- "
         "trainer.machine.selftest exchange"
@@ -154,8 +149,9 @@ def test_a_correct_result_passes_with_its_speed() -> None:
             uuid="GPU-2",
         ),
     ]
+    of_libraries = 'NCCL version 2.27\n{"rank"\n{"level": "info"}\nnull\n'
     slower = text(line("all-reduce", 41.2e9), line("all-reduce", 39.9e9, rank=1))
-    (pair,) = readings(ended(_PAIR, slower, "", 0))
+    (pair,) = readings(ended(_PAIR, of_libraries + slower, "", 0))
     assert (pair.finding.result, pair.finding.subject, pair.finding.uuid) == (
         Result.PASS,
         "GPU 0+1",
@@ -269,14 +265,6 @@ def test_a_failed_child_is_critical_with_its_last_message(
     assert (finding.result, finding.read, finding.action) == (Result.CRITICAL, read, "ask_host")
 
 
-def test_lines_of_libraries_are_ignored() -> None:
-    noise = 'NCCL version 2.27\n{"rank"\n{"level": "info"}\nnull\n'
-    (finding,) = found(
-        ended(_PAIR, noise + text(line("all-reduce"), line("all-reduce", rank=1)), "", 0)
-    )
-    assert finding.result is Result.PASS
-
-
 def results(given: list[Finding], check: str = "deep-memory") -> list[str]:
     return [finding.result for finding in given if finding.check == check]
 
@@ -377,18 +365,6 @@ def test_a_device_left_out_of_the_exchange_is_unknown_and_closes() -> None:
     (finding,) = (f for f in given if f.check == "deep-all-reduce" and f.result is not Result.PASS)
     assert (finding.gpu, finding.result, finding.action) == ("2", Result.UNKNOWN, "ask_host")
     assert finding in Verdict(Mode.DEEP, (finding,)).closing
-
-
-@pytest.mark.parametrize(
-    ("test", "speed", "text"),
-    [
-        ("matmul", 51.23e12, "51.2 TFLOP/s"),
-        ("matmul", 6.82e10, "0.0682 TFLOP/s"),
-        ("memory", 3012.4e9, "3,012 GB/s"),
-    ],
-)
-def test_speeds_have_three_digits_or_more(test: str, speed: float, text: str) -> None:
-    assert in_unit(test, speed) == text
 
 
 def test_the_screen_has_a_row_for_each_test_and_explains_failures() -> None:
