@@ -136,24 +136,3 @@ def test_tensorboard_has_the_pictures_of_each_best_validation(
             assert image.width >= 400
             assert image.height >= 400
         assert len({hashlib.sha256(image.encoded_image_string).digest() for image in images}) > 1
-
-
-def test_tensorboard_has_the_settings_and_the_best_metrics_of_the_run(
-    board: Any, trained: tuple[Path, str]
-) -> None:
-    from tensorboard.plugins.hparams import plugin_data_pb2
-
-    contents = board.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    start = plugin_data_pb2.HParamsPluginData.FromString(contents).session_start_info
-    assert start.hparams["batch_size"].number_value == 64
-    assert start.hparams["learning_rate"].number_value == pytest.approx(0.003)
-    assert start.hparams["optimizer"].string_value == "adamw"
-    assert start.hparams["task"].string_value == "digits"
-    contents = board.SummaryMetadata("_hparams_/experiment").plugin_data.content
-    experiment = plugin_data_pb2.HParamsPluginData.FromString(contents).experiment
-    names = {info.name.tag.rpartition("/")[2]: info.name.tag for info in experiment.metric_infos}
-    # The best validation is the first with the highest accuracy.
-    entry = max(_entries(trained[0], "validation"), key=lambda entry: entry["accuracy"])
-    for name in ("accuracy", "loss", "macro_f1"):
-        (event,) = board.Scalars(names[next(key for key in names if key.endswith(name))])
-        assert event.value == pytest.approx(entry[name], rel=1e-6)

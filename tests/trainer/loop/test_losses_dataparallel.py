@@ -144,22 +144,3 @@ def test_a_built_in_task_in_mixed_precision(
     plain = LossModule(task, module.model, "cpu", None)(batch)
     assert not plain["cross_entropy"].equal(expected["cross_entropy"])  # autocast was active
     assert not plain["cross_entropy"].equal(found["cross_entropy"])
-
-
-def test_the_weighted_sum_over_the_whole_batch_is_not_a_mean_of_means(
-    data_parallel: Callable[[nn.Module, Any, int], Any],
-) -> None:
-    """A weighted mean of each shard would differ. Per-example losses avoid this."""
-    task, batch = Pairs(), _batch("tuple", 7)
-    torch.manual_seed(0)
-    module = LossModule(task, task.build_model(), "cpu", None)
-    slices = slice(0, 3), slice(3, 6), slice(6, 7)
-    with torch.no_grad():
-        whole = float(data_parallel(module, batch, 3)["weighted"].sum() / 7)
-        expected = float(module(batch)["weighted"].mean())
-        parts = [
-            float(module(tuple(tensor[part] for tensor in batch))["weighted"].mean())
-            for part in slices
-        ]
-    assert whole == pytest.approx(expected, rel=1e-6)
-    assert whole != pytest.approx(sum(parts) / 3, rel=1e-3)

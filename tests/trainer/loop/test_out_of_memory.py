@@ -3,7 +3,6 @@
 The batch size and the steps stay the same, and the split is logged.
 """
 
-import json
 import re
 import weakref
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from tests.support.here import Here
-from tests.support.tiny import TINY, Large, Tiny
+from tests.support.tiny import Large, Tiny
 from trainbox.contract.errors import OutOfMemory, WrongUse
 from trainer.loop.out_of_memory import memory_used_up
 from trainer.run.compare import first_difference
@@ -152,7 +151,6 @@ def test_a_batch_that_cannot_be_split_exits_with_code_5(
     [
         ({"batch_size": 7}, 3, "7 = 1 process x 1 or 2 x 4 accumulation"),
         ({"batch_size": 7, "shards": 2}, 2, "7 = 2 shards x 1 or 2 x 2 accumulation"),
-        ({"fields": {"norm": True}}, 3, "8 = 1 process x 2 x 4 accumulation"),
         ({"batch_size": 7, "fields": {"norm": True}}, 3, "7 = 1 process x 2 or 3 x 3 accumulation"),
     ],
 )
@@ -213,18 +211,6 @@ def test_a_run_whose_batch_was_split_is_verified_and_repeated_by_its_config(
     config = ("--config", "runs/r/config.json", "--device", "cpu")
     here.succeeds("train", *config, "--run", "again")
     assert here.digest("again") == here.digest()
-
-
-def test_the_accumulation_of_a_config_file_is_kept(here: Here) -> None:
-    Path("c.json").write_text(json.dumps({"batch_size": 6, "accumulation": 2}))
-    here.succeeds(
-        *("train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "r"),
-        *("--config", "c.json", "--batch-size", "4"),
-    )
-    assert (here.json("config.json")["batch_size"], here.json("config.json")["accumulation"]) == (
-        4,
-        2,
-    )
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.support.here import Here
-from tests.support.tiny import StepCounter, Tiny
+from tests.support.tiny import Tiny
 from trainbox.contract.config import warmup_then_cosine
 from trainbox.contract.errors import Failure, WrongUse
 from trainer.loop.pace import Pace
@@ -64,12 +64,10 @@ def _by_hand(
 _SETTINGS = [
     ({}, torch.optim.AdamW, {}),
     ({"optimizer": "adamw", "weight_decay": 0.5}, torch.optim.AdamW, {"weight_decay": 0.5}),
-    ({"optimizer": "adam"}, torch.optim.Adam, {}),
     ({"optimizer": "adam", "weight_decay": 0.5}, torch.optim.Adam, {"weight_decay": 0.5}),
     ({"optimizer": "sgd"}, torch.optim.SGD, {"momentum": 0.9}),
     ({"optimizer": "sgd", "weight_decay": 0.1}, torch.optim.SGD,
      {"momentum": 0.9, "weight_decay": 0.1}),
-    ({"weight_decay": 0.0}, torch.optim.AdamW, {"weight_decay": 0.0}),
 ]
 # fmt: on
 
@@ -137,16 +135,6 @@ def test_the_logged_loss_is_the_mean_since_the_previous_entry(here: Here) -> Non
     assert here.digest("some") == here.digest("each")
 
 
-def test_the_logged_mean_survives_a_stop_between_entries(here: Here) -> None:
-    here.train("undisturbed", log_steps=4)
-    here.stopped(3, log_steps=4)
-    here.train(log_steps=4)
-    losses = [
-        [entry["loss"] for entry in here.entries("train", run)] for run in ("r", "undisturbed")
-    ]
-    assert losses[0] == losses[1]
-
-
 def test_the_learning_rate_warms_up_scales_and_falls(here: Here) -> None:
     here.train(
         epochs=3,
@@ -199,12 +187,6 @@ def test_after_early_stopping_the_same_command_does_not_resume(here: Here) -> No
     assert len(here.entries("validation")) == 3
 
 
-def test_early_stopping_waits_while_the_metric_improves(here: Here) -> None:
-    out = here.train(epochs=5, early_stopping="loss", patience=1)
-    assert len(here.entries("validation")) == 5
-    assert "ended early" not in out
-
-
 def test_patience_continues_after_a_stop(here: Here) -> None:
     settings: dict[str, Any] = {"epochs": 9, "early_stopping": "max:loss", "patience": 3}
     here.stopped(14, **settings)
@@ -213,7 +195,7 @@ def test_patience_continues_after_a_stop(here: Here) -> None:
     assert [entry["step"] for entry in here.entries("validation")] == [6, 12, 18, 24]
 
 
-@pytest.mark.parametrize(("best_by", "best"), [(None, 18), ("loss", 18), ("max:loss", 6)])
+@pytest.mark.parametrize(("best_by", "best"), [(None, 18), ("max:loss", 6)])
 def test_the_requested_metric_selects_the_best_checkpoint(
     here: Here, best_by: str | None, best: int
 ) -> None:
@@ -231,7 +213,7 @@ def test_the_requested_metric_selects_the_best_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("every", "steps"), [(1, [6, 12, 18, 24, 30]), (2, [12, 24, 30]), (3, [18, 30]), (9, [30])]
+    ("every", "steps"), [(1, [6, 12, 18, 24, 30]), (2, [12, 24, 30]), (9, [30])]
 )
 def test_validations_come_every_few_epochs_and_at_the_end(
     here: Here, every: int, steps: list[int]
@@ -240,7 +222,7 @@ def test_validations_come_every_few_epochs_and_at_the_end(
     assert [entry["step"] for entry in here.entries("validation")] == steps
 
 
-@pytest.mark.parametrize(("max_steps", "validated"), [(4, [4]), (6, [6]), (14, [6, 12, 14])])
+@pytest.mark.parametrize(("max_steps", "validated"), [(6, [6]), (14, [6, 12, 14])])
 def test_max_steps_may_end_within_an_epoch_and_are_validated(
     here: Here, max_steps: int, validated: list[int]
 ) -> None:
@@ -269,20 +251,11 @@ def test_checkpoints_come_every_few_minutes(here: Here) -> None:
 _STARTS = (1, 5, 6, 18)
 
 
-@pytest.mark.parametrize(
-    "starts",
-    [
-        pytest.param(_STARTS, id="some"),
-        pytest.param(sorted({*range(1, 19)} - {*_STARTS}), id="others", marks=pytest.mark.slow),
-    ],
-)
-def test_a_resume_from_any_step_has_the_same_weights_and_the_same_log(
-    here: Here, starts: Sequence[int]
-) -> None:
+def test_a_resume_from_any_step_has_the_same_weights_and_the_same_log(here: Here) -> None:
     settings: dict[str, Any] = {"log_steps": 4, "accumulation": 2, "early_stopping": "loss"}
     here.train("undisturbed", **settings)
     undisturbed = _digest_and_losses(here, "undisturbed")
-    for start in starts:
+    for start in _STARTS:
         run = f"from-{start}"
         here.stopped(start, run, **settings)
         assert here.steps(run)[-1] == start
@@ -349,16 +322,6 @@ def test_a_running_save_is_finished_when_the_training_fails(
     assert here.steps() == [3]
 
 
-def test_exploding_weights_are_reported(here: Here) -> None:
-    with pytest.raises(Failure, match="not finite"):
-        here.train(optimizer="sgd", learning_rate=1e30, log_steps=50)
-    assert all(
-        tensor.isfinite().all()
-        for step in here.steps()
-        for tensor in here.state(step)["model"].values()
-    )
-
-
 def test_fast_trains_without_deterministic_algorithms(here: Here) -> None:
     here.train("exact")
     assert torch.get_deterministic_debug_mode() == 2
@@ -373,17 +336,10 @@ def test_fast_trains_without_deterministic_algorithms(here: Here) -> None:
 
 
 def test_the_seed_changes_the_start_and_the_order(here: Here) -> None:
-    for run, seed in (("a", 1), ("b", 2), ("c", 1)):
+    for earlier, (run, seed) in enumerate((("a", 1), ("b", 2), ("c", 1))):
+        torch.manual_seed(earlier)  # does not matter
         here.train(run, seed=seed, max_steps=3)
     assert here.digest("a") == here.digest("c") != here.digest("b")
-
-
-def test_the_earlier_state_of_torchs_generator_does_not_matter(here: Here) -> None:
-    here.train("a", max_steps=3)
-    torch.manual_seed(12345)
-    here.train("b", max_steps=3)
-    assert here.digest("a") == here.digest("b")
-    assert isinstance(Tiny().build_model(), StepCounter)
 
 
 def test_a_checkpoint_that_falls_due_before_a_validation_is_not_lost(

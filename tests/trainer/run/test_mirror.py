@@ -1,7 +1,6 @@
 """Copies of checkpoints in an object storage: complete or not used, whatever happens to it."""
 
 import contextlib
-import errno
 import json
 import shutil
 import threading
@@ -358,13 +357,6 @@ def test_a_step_that_is_saved_again_during_its_copy_is_copied_again(tmp_path: Pa
     assert here == there
 
 
-def test_a_file_that_only_the_storage_misses_is_a_failure(tmp_path: Path) -> None:
-    Storages.fail(FileNotFoundError(errno.ENOENT, "no such bucket"), "put")
-    run = Copied(tmp_path)
-    run.save(1)
-    assert "(FileNotFoundError: [Errno 2] no such bucket): the training continues" in run.reports[0]
-
-
 def test_a_signal_limits_the_wait_for_the_last_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,11 +457,8 @@ _URLS = [
     ("bucket/prefix", "--mirror 'bucket/prefix' is not a storage: write s3://bucket/prefix"),
     ("/mnt/my disk",
      "--mirror '/mnt/my disk' is a path: for a folder, write 'file:///mnt/my disk'"),
-    ("file:///", "--mirror 'file:///' is not a storage: write s3://bucket/prefix"),
     ("file://a\n", "is not a storage: write s3://bucket/prefix"),
-    ("simplecache::s3://bucket", "is not a storage: write s3://bucket/prefix"),
     ("memory://a", "--mirror 'memory://a' ends with the process: write s3://bucket/prefix"),
-    ("none://bucket", "--mirror 'none://bucket' has an unknown scheme: use one of fsspec, "),
     (f"ftp://me:{SECRET}@host/x", "--mirror ftp://... contains a login, which other users"),
 ]
 # fmt: on
