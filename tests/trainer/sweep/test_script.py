@@ -15,7 +15,7 @@ from trainer.sweep.grid import Range, Sweep, from_identity
 from trainer.sweep.reports import JsonLines, Output, Report, Reports, TensorBoard, parse
 from trainer.sweep.script import Script, check_regex, check_template, not_reported
 from trainer.sweep.trials import Record, Trial
-from trainer.sweep.work import again, run_command, run_environment, script_work, task_work
+from trainer.sweep.work import again, run_command, run_environment
 
 
 def script(*template: str, name: str = "train.py", is_module: bool = False) -> Script:
@@ -272,22 +272,6 @@ def test_a_trial_is_one_process_on_the_device_of_its_slot(device: str, options: 
     ]
     module = run_command(script(name="my.train", is_module=True), _TRIAL, run, device)
     assert module[-3:] == ["-m", "my.train", "--"]
-
-
-def test_the_order_has_the_log_of_the_script_and_the_limits() -> None:
-    sweep = Sweep(script("{seed}"), metric="max:accuracy", pruner="median")
-    order = script_work(sweep, "cpu", 1.5).order(_TRIAL, Path("runs/s/t"))
-    assert order.pop("command")
-    assert order == {
-        "run": "runs/s/t",
-        "log": "runs/s/t/logs/rank-0.log",
-        "metric": ("max", "accuracy"),
-        "has_no_metric": False,
-        "metric_regex": None,
-        "pruned": True,
-        "trial_minutes": 1.5,
-    }
-    assert script_work(sweep, "cpu", None).worker != task_work(Sweep(Config()), Path(), True).worker
 
 
 def test_a_trial_has_no_settings_of_the_sweep_and_of_the_scheduler() -> None:

@@ -101,13 +101,10 @@ def test_the_metric_is_read_from_the_output_or_from_files_of_tensorboard_or_not_
 @pytest.mark.parametrize(
     ("code", "answered", "message"),
     [
-        (1, 1, "the script exited with code 1; its last lines: no such file"),
         (2, 2, "the script exited with code 2; its last lines: no such file"),
-        (4, 1, "the script exited with code 4; its last lines: no such file"),
         (6, 6, "the script exited with code 6; its last lines: no such file"),
         (75, 1, "the script exited with code 75; its last lines: no such file"),
         (137, 1, "the script was killed by SIGKILL; its last lines: no such file"),
-        (200, 1, "the script exited with code 200; its last lines: no such file"),
     ],
 )
 def test_a_script_that_fails_is_described_by_its_code_and_its_last_line(

@@ -327,10 +327,8 @@ def test_a_sampler_that_repeats_itself_draws_again(
     ("drawn", "low", "high", "log", "rounded"),
     [
         (0.00123456, 1e-4, 0.1, True, 0.00123),
-        (0.0567891, 1e-4, 0.1, True, 0.0568),
         (0.000100001, 1e-4, 0.1, True, 1e-4),
         (1.00567, 1.0, 1.01, True, 1.0057),
-        (0.123456, 0.0, 1.0, False, 0.123),
         (1000.123456, 1000.0, 1001.0, False, 1000.123),
         (0.99996, 0.1, 0.99997, False, 0.99997),
     ],
@@ -339,16 +337,6 @@ def test_a_drawn_number_is_rounded_within_its_range(
     drawn: float, low: float, high: float, log: bool, rounded: float
 ) -> None:
     assert samplers.rounded(drawn, FloatDistribution(low, high, log=log)) == rounded
-
-
-def test_the_requested_metric_must_exist(opened: Open) -> None:
-    view = opened(Sweep(Config(), {"a": [1]}, metric="max:f1"))
-    trial = view.claim()
-    assert trial
-    with pytest.raises(
-        WrongUse, match="--metric max:f1: the task has no metric f1: use one of loss, accuracy"
-    ):
-        view.done(trial, {"loss": 1.0, "accuracy": 0.5}, 0.0)
 
 
 @pytest.mark.parametrize(

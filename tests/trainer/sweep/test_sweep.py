@@ -272,7 +272,6 @@ Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
 # fmt: off
 _OUTPUTS = [
     ("", ""),
-    ("\n \n", ""),
     ("one\n\n  two\n", "; its last lines: one | two"),
     ("1\n2\n3\n4\n", "; its last lines: 2 | 3 | 4"),
     ("x" * 900, "; its last lines: " + "x" * 300),
@@ -281,7 +280,6 @@ _OUTPUTS = [
      " in build_model (/home/me/my.py, line 11); its last lines: what(): no"),
     (_REPORT.replace("/home/me", "/usr/lib/python3.11"),
      " in build (/app/trainer/loop/build.py, line 119)"),
-    ("Fatal Python error: Aborted\n\nCurrent thread 0x1:\n  <no Python frame>\n", ""),
 ]
 # fmt: on
 
@@ -468,21 +466,6 @@ def test_a_failed_trial_stays_on_its_gpu_if_no_other_trial_is_left(sweep_run: Sw
     assert sweep_run._next_for(first) is None
 
 
-def test_a_sweep_stopped_by_a_signal_saves_its_trials_and_resumes(sweeps: Sweeps) -> None:
-    (sweeps.folder / "hold").touch()
-    arguments = ("--seeds", "3", "--log-steps", "1", "--set", "holds=true")
-    process = sweeps.start(*arguments)
-    _wait_until_held(sweeps.folder, process, 0, 1)
-    process.send_signal(signal.SIGTERM)
-    stopped = sweeps.end(process)
-    assert stopped.code == 75, stopped.err
-    _check_stopped(sweeps.folder, stopped, 3, 0, 1)
-    (sweeps.folder / "hold").unlink()
-    ended = sweeps(*arguments)
-    assert ended.code == 0, ended.out + ended.err
-    _check_resumed(sweeps.folder, 3, 0, 1)
-
-
 def test_trainbox_sweep_is_stopped_by_a_signal_and_resumes(
     trainbox: Trainbox, ranks: Ranks
 ) -> None:
@@ -658,14 +641,11 @@ _ARGUMENTS = [
     (["--grid", "widht=1,2"], "--grid widht=1,2: task tests.trainer.sweep.tasks:Brittle has no "
      "field widht: did you mean width?"),
     (["--grid", "width=a,2"], "--grid width=a,2: give a value of type int"),
-    (["--grid", f"width={'1' * 5000}"], "111: a whole number is more than 9223372036854775807"),
-    (["--grid", f"width=1{'0' * 401}"], f"--grid width=1{'0' * 401}: a whole number is more "),
     (["--grid", "lr=0.1,nan"], "--grid lr=0.1,nan: nan is not a finite number above 0"),
     (["--grid", "deterministic=0,1"],
      "--grid deterministic=0,1: --deterministic is a switch without values"),
     (["--grid", "freeze=a,b"],
      "--grid freeze=a,b: --freeze can be repeated, so it cannot be swept"),
-    (["--grid", "lr=0.1,0.10"], "--grid lr=0.1,0.10: a value is given twice"),
     (["--grid", "width=4", "--grid", "width=8"],
      "--grid width=...: width is given twice: drop one"),
     (["--grid", "width=4,8", "--set", "width=2"],
@@ -677,7 +657,6 @@ _ARGUMENTS = [
     (["--range", "batch-size=-3:2"], "-3 is less than 1"),
     (["--name", "a/b"], "--name 'a/b' must be a folder name"),
     (["--run", "r"], "--run and --resume are for one training: use --name; a sweep always resumes"),
-    (["--sampler", "tpe"], "--sampler tpe needs --trials N, --metric NAME and settings to draw"),
 ]
 # fmt: on
 
