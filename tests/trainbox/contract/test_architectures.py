@@ -14,11 +14,9 @@ from trainbox.contract.architectures import without_code
     ("capability", "architectures", "runs"),
     [
         ((7, 0), "sm_75 sm_80", False),
-        ((6, 1), "sm_75 sm_80", False),
         ((7, 5), "sm_75 sm_80", True),
         ((8, 6), "sm_80", True),
         ((8, 0), "sm_86", False),
-        ((9, 0), "sm_80 sm_86", False),
         ((9, 0), "sm_80 compute_80", True),
         ((7, 5), "sm_80 compute_80", False),
         ((9, 0), "sm_90a", True),
@@ -27,7 +25,6 @@ from trainbox.contract.architectures import without_code
         ((10, 3), "sm_100a", False),
         ((10, 3), "sm_100f", True),
         ((12, 0), "sm_100f compute_100f", False),
-        ((12, 1), "sm_120", True),
         ((7, 0), "", True),
     ],
 )

@@ -129,23 +129,6 @@ def test_contradictions_are_refused_with_a_remedy(
 
 
 @pytest.mark.parametrize(
-    ("settings", "device"),
-    [
-        ({}, "cpu"),
-        ({"epochs": 3}, "auto"),
-        ({"max_steps": 3}, "auto"),
-        ({"batch_size": 4, "accumulation": 4}, "auto"),
-        ({"precision": "fp16"}, "cuda"),
-        ({"precision": "fp16"}, "auto"),
-        ({"precision": "bf16"}, "cpu"),
-        ({"best_by": "accuracy", "early_stopping": "min:loss"}, "auto"),
-    ],
-)
-def test_consistent_settings_pass(settings: dict[str, Any], device: str) -> None:
-    check(Config(**settings), device)
-
-
-@pytest.mark.parametrize(
     ("compiler", "triton", "device", "missing"),
     [
         (False, True, "cpu", "a C compiler, but PATH does not have one"),
@@ -259,21 +242,15 @@ def test_a_missing_config_file_is_refused(tmp_path: Path) -> None:
     "settings",
     [
         {"fields": 5},
-        {"fields": {"noise": [1]}},
         {"shards": 0},
-        {"shards": "two"},
-        {"epochs": "many"},
         {"learning_rate": float("nan")},
         {"optimizer": "adagrad"},
-        {"deterministic": "perhaps"},
     ],
 )
 def test_a_config_file_with_a_wrong_value_exits_with_code_2_without_a_traceback(
     here: Here, settings: dict[str, Any]
 ) -> None:
-    Path("c.json").write_text(
-        json.dumps({"max_steps": 1} | settings if "epochs" not in settings else settings)
-    )
+    Path("c.json").write_text(json.dumps({"max_steps": 1} | settings))
     here.refused("train", TINY, "--config", "c.json", "--device", "cpu")
 
 
@@ -286,28 +263,8 @@ def test_config_on_a_runs_config_json_repeats_the_run(here: Here) -> None:
     here.succeeds("train", "--config", str(config), "--device", "cpu", "--run", "second")
     assert (here.path("second") / "config.json").read_text() == config.read_text()
     assert here.digest("second") == here.digest("first")
-    settings = json.loads(config.read_text())
-    assert (
-        settings
-        | {
-            "task": TINY,
-            "fields": {"noise": "0.5"},  # text: the types are known only after an import
-            "epochs": 2,
-            "max_steps": None,
-            "batch_size": 10,
-            "batch_size_per_gpu": None,
-            "learning_rate": 0.02,
-            "accumulation": 2,
-            "optimizer": "sgd",
-            "seed": 5,
-            "clip_norm": 1.5,
-            "deterministic": False,
-            "precision": "fp32",
-            "best_by": "min:loss",
-            "shards": 1,
-        }
-        == settings
-    )
+    # A field is a text, because its type is known only after an import.
+    assert json.loads(config.read_text())["fields"] == {"noise": "0.5"}
 
 
 def test_options_override_a_config_file(here: Here) -> None:
@@ -322,23 +279,6 @@ def test_options_override_a_config_file(here: Here) -> None:
         {"noise": "0.25"},
         0.5,
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--max-steps", "4"], {"max_steps": 4, "epochs": None, "batch_size": 8}),
-        (["--batch-size-per-gpu", "16"], {"max_steps": None, "epochs": 3, "batch_size": 16}),
-    ],
-)
-def test_an_option_overrides_the_alternative_setting_of_a_config_file(
-    here: Here, arguments: list[str], expected: dict[str, Any]
-) -> None:
-    here.train("first")
-    config = str(here.path("first") / "config.json")
-    here.succeeds("train", "--config", config, *arguments, "--device", "cpu", "--run", "second")
-    settings = here.json("config.json", "second")
-    assert {name: settings[name] for name in expected} == expected
 
 
 def test_settings_come_from_the_environment_too(
@@ -358,20 +298,13 @@ def test_settings_come_from_the_environment_too(
     ("arguments", "message"),
     [
         (["--epochs", "0"], "0 is less than 1"),
-        (["--lr", "nan"], "nan is not a finite number above 0"),
         (["--lr", "inf"], "inf is not a finite number above 0"),
-        (["--lr", "fast"], "'fast' is not a number"),
         (["--warmup-epochs", "-1"], "-1 is not a finite number from 0"),
-        (["--weight-decay", "-0.1"], "-0.1 is not a finite number from 0"),
         (["--seed", str(2**63)], f"is more than {2**63 - 1}"),
-        (["--workers", "9999999999"], "9999999999 is more than 1024"),
         (["--batch-size", "1e3"], "'1e3' is not a whole number"),
         (["--optimizer", "adagrad"], "'adagrad' is not one of"),
         (["--set", "noise"], "--set noise: write NAME=VALUE"),
-        (["--set", "=3"], "--set =3: write NAME=VALUE"),
         (["--run", "../r"], "--run '../r' must be a folder name"),
-        (["--run", ""], "--run '' must be a folder name"),
-        (["--run", "a\nb"], "must be a folder name"),
         (["--epochs", "2", "--max-steps", "3"], "both set the length of the run"),
         (["--no-such-option"], "No such option"),
     ],

@@ -1,10 +1,7 @@
 """The profile of some steps."""
 
 import json
-import re
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,31 +33,6 @@ def test_a_profile_has_a_trace_and_the_longest_operators_and_the_same_bits(here:
     here.command(*WORDS, "--run", "other")
     assert here.digest() == here.digest("other")
     assert not (here.path("other") / "profile.json").exists()
-
-
-def test_the_start_of_the_profiler_is_not_part_of_a_step(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started, real, start = [False], time.monotonic, torch.profiler.profile.start
-
-    def slow_start(profiler: torch.profiler.profile) -> None:
-        start(profiler)
-        started[0] = True
-
-    def monotonic() -> float:
-        return real() + (1e6 if started[0] else 0.0)
-
-    monkeypatch.setattr(torch.profiler.profile, "start", slow_start)
-    monkeypatch.setattr("trainer.measure.profile.time", SimpleNamespace(monotonic=monotonic))
-    _, out, _ = here.command(*WORDS, "--run", "r", "--profile", "3")
-    (each_ms,) = re.findall(r"profile of 3 steps, ([\d.]+) ms each", out)
-    assert float(each_ms) < 1e6
-
-
-def test_a_training_that_ends_early_has_a_profile_of_its_last_steps(here: Here) -> None:
-    _, out, _ = here.command(*WORDS, "--run", "r", "--profile", "100")
-    assert "profile of 8 steps, " in out  # after 10 steps of warm-up
-    assert (here.path() / "profile.json").exists()
 
 
 def test_a_training_that_is_stopped_has_a_profile_of_its_last_steps(

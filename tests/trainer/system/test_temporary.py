@@ -18,7 +18,6 @@ from torch.utils.data import TensorDataset
 from tests.support.faults import needs_linux
 from tests.support.here import Here
 from trainbox.contract import temporary
-from trainbox.contract import temporary as entrypoint_temporary
 from trainbox.contract.errors import StorageFailure
 from trainer.data.examples import read_examples
 
@@ -51,15 +50,8 @@ def _forked(make: Callable[[], "contextlib.AbstractContextManager[Path]"]) -> It
         os.close(write)
 
 
-_MAKERS = {
-    "trainer": lambda: temporary.temporary_folder("verify-"),
-    "entrypoint": lambda: entrypoint_temporary.temporary_folder("bench-"),
-}
-
-
-@pytest.mark.parametrize("made_by", _MAKERS)
-def test_a_folder_is_removed_only_after_its_owner_was_killed(root: Path, made_by: str) -> None:
-    with _forked(_MAKERS[made_by]):
+def test_a_folder_is_removed_only_after_its_owner_was_killed(root: Path) -> None:
+    with _forked(lambda: temporary.temporary_folder("verify-")):
         (folder,) = root.iterdir()
         (folder / "runs").mkdir()
         (folder / "runs/file").touch()
@@ -69,9 +61,8 @@ def test_a_folder_is_removed_only_after_its_owner_was_killed(root: Path, made_by
     assert list(root.iterdir()) == []
 
 
-@pytest.mark.parametrize("made_by", _MAKERS)
-def test_a_folder_is_removed_at_its_owners_end(root: Path, made_by: str) -> None:
-    with _MAKERS[made_by]() as folder:
+def test_a_folder_is_removed_at_its_owners_end(root: Path) -> None:
+    with temporary.temporary_folder("bench-") as folder:
         assert folder.name.startswith("trainbox-")
         temporary.remove_abandoned()
         assert folder.exists()
@@ -79,8 +70,8 @@ def test_a_folder_is_removed_at_its_owners_end(root: Path, made_by: str) -> None
 
 
 def test_a_kept_folder_stays(root: Path) -> None:
-    with entrypoint_temporary.temporary_folder("drill-") as folder:
-        entrypoint_temporary.keep(folder)
+    with temporary.temporary_folder("drill-") as folder:
+        temporary.keep(folder)
     temporary.remove_abandoned()
     assert folder.exists()
 

@@ -236,18 +236,6 @@ def test_a_run_that_wandb_cannot_write_to_is_refused(
         sent(_tracker(), make_run("one", [train_entry(5, loss=0.5)]))
 
 
-def test_a_run_that_was_removed_meanwhile_does_not_fail(make_run: MakeRun, server: Server) -> None:
-    server.mode = "offline"
-    run = make_run("one", [train_entry(5, loss=0.5)])
-
-    def wait() -> bool:
-        run.rename(run.with_name("away"))
-        return True
-
-    send_runs([run], _tracker(), lambda line: None, wait)
-    assert not run.exists()
-
-
 def _answered() -> Exception:
     error = AuthenticationError("Failed to verify credentials")
     error.__cause__ = Exception("401")
