@@ -1,7 +1,7 @@
 """`trainbox bench` on CPU processes: its tables, a case that fails, a signal.
 
-The bench runs in the test's process, and its trainings are forks. The test of a signal and a slow
-test start real processes.
+The bench runs in the test's process, and its trainings are forks. The test of a signal starts real
+processes.
 """
 
 import functools
@@ -50,23 +50,11 @@ def left_over(trainbox: Trainbox) -> list[str]:
     return sorted(path.name for pattern in patterns for path in trainbox.folder.glob(pattern))
 
 
-@pytest.fixture(params=["forks", pytest.param("starts", marks=pytest.mark.slow)])
-def either(
-    request: pytest.FixtureRequest, trainbox: Trainbox, bench: ForkedCommand
-) -> ForkedCommand:
-    """Run `trainbox bench` in forks and, as a slow test, with real starts."""
-    if request.param == "forks":
-        return bench
-    return lambda *arguments, env: trainbox(
-        "bench", *arguments, env={"TMPDIR": str(trainbox.folder / "tmp")} | env
-    )
-
-
-def test_two_processes_against_one(trainbox: Trainbox, either: ForkedCommand, hungry: str) -> None:
+def test_two_processes_against_one(trainbox: Trainbox, bench: ForkedCommand, hungry: str) -> None:
     arguments = ["--processes", "1,2", "--device", "cpu", "--batch-size", "32", "--rounds", "1"]
     arguments += ["--seconds", "0.3", "--out", "tables", "--lr", "0.002"]
     # A training of one process must not inherit the strategy.
-    ended = either(hungry, *arguments, env={"TRAINBOX_EPOCHS": "3", "STRATEGY": "ddp"})
+    ended = bench(hungry, *arguments, env={"TRAINBOX_EPOCHS": "3", "STRATEGY": "ddp"})
     assert ended.code == 0, ended.err
     tables = trainbox.folder / "tables"
     assert sorted(path.name for path in tables.iterdir()) == ["bench.json", "bench.md", "bench.svg"]

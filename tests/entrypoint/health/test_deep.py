@@ -5,13 +5,13 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.commands import Ended, Trainbox, finish, wait_until
+from tests.support.commands import Trainbox, finish, wait_until
 from tests.support.nvml_stub.build import stub_env, write_config
 from tests.support.paths import SUPPORT
 from tests.support.processes import started_with, wait_until_none
@@ -59,23 +59,11 @@ def stopped(folder: Path, text: str) -> bool:
     return "T" in states
 
 
-@pytest.fixture(params=["forks", pytest.param("starts", marks=pytest.mark.slow)])
-def either(
-    request: pytest.FixtureRequest, trainbox: Trainbox, ranks: Ranks
-) -> Callable[..., Ended]:
-    """Run `trainbox` in forks and, as a slow test, with real starts."""
-
-    def forked(*words: str, env: Mapping[str, str]) -> Ended:
-        ended = ranks.launch(*words, env=env).wait()
-        return Ended(ended.code, ended.out, ended.errs[0])
-
-    return forked if request.param == "forks" else trainbox
-
-
-def test_two_processes(either: Callable[..., Ended]) -> None:
+def test_two_processes(ranks: Ranks) -> None:
     required = "deep,deep-matmul,deep-memory,deep-all-reduce"
-    ended = either(*_ON_CPUS, "--json", "--require", required, "--runs-dir", ".", env=_OF_A_JOB)
-    assert ended.code == 0, ended.out + ended.err
+    words = (*_ON_CPUS, "--json", "--require", required, "--runs-dir", ".")
+    ended = ranks.launch(*words, env=_OF_A_JOB).wait()
+    assert ended.code == 0, ended.out + ended.errs[0]
     verdict, findings = deep_findings(ended.out)
     assert (verdict["mode"], verdict["open"]) == ("deep", True)
     assert {(f["result"], f["gpu"], f["uuid"], f["action"]) for f in findings} == {
@@ -110,7 +98,7 @@ def test_two_processes(either: Callable[..., Ended]) -> None:
         findings[1]["source"]
         == "Higham, Accuracy and Stability of Numerical Algorithms, section 3.1"
     )
-    lines = ended.err.splitlines()
+    lines = ended.errs[0].splitlines()
     assert len(lines) == 5
     assert re.fullmatch(rf"deep: matmul CPU process 0: {number} TFLOP/s, right", lines[0])
     assert re.fullmatch(rf"deep: all-reduce CPU processes 0 and 1: {number} GB/s, right", lines[4])

@@ -150,15 +150,6 @@ def test_a_child_killed_by_a_signal_gives_the_exit_code_of_a_shell(
     )
 
 
-def test_the_message_for_a_killed_child_that_does_not_resume(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert _exit_code(-signal.SIGKILL, (), None, None, UNSAVED_TRAINING, []) == 137
-    assert capsys.readouterr().err == (
-        "trainbox: the training was killed by SIGKILL: the same command starts it again\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [
