@@ -11,12 +11,21 @@ from trainbox.contract.errors import DeviceMissing, WrongUse
 def choose_gpus(
     request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster
 ) -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs to use, and how they were chosen: "requested", "named" or "visible".
+    """Return the GPUs to use, and a text with the requested and the found GPUs or processes.
 
     Raises:
         WrongUse: the request contradicts itself.
-        DeviceMissing: requested GPUs are missing. The CPU never replaces them.
+        DeviceMissing: requested GPUs are missing or cannot be used. The CPU never replaces them.
     """
+    chosen, how = _choose(request, gpus, cluster)
+    _refuse_unusable(chosen, request.architectures)
+    return chosen, _described(chosen, gpus, how, request)
+
+
+def _choose(
+    request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster
+) -> tuple[tuple[Gpu, ...], str]:
+    """Return the GPUs to use, and how they were chosen: "requested", "named" or "visible"."""
     count = cluster.nproc_per_node if request.gpus is None and gpus else request.gpus
     wanted, instead = _wanted(request)
     if request.device in ("cpu", "mps"):
@@ -84,21 +93,16 @@ def processes_of(request: LaunchRequest, chosen: Sequence[Gpu], cluster: Cluster
     return cluster.nproc_per_node or 1
 
 
-def refuse_faults(chosen: Sequence[Gpu]) -> None:
-    """Raise DeviceMissing if a GPU cannot be used."""
+def _refuse_unusable(chosen: Sequence[Gpu], architectures: Sequence[str]) -> None:
+    """Raise DeviceMissing for a broken GPU, or if torch, built for `architectures`, has no code."""
+    if chosen:
+        from trainbox.contract.architectures import without_code  # takes a millisecond
     for gpu in chosen:
         if gpu.fault:
             raise DeviceMissing(
                 f"GPU {gpu.label} cannot be used ({gpu.fault}): name others with --gpu-ids, or fix "
                 "it (reset, reboot)"
             )
-
-
-def refuse_architectures(chosen: Sequence[Gpu], architectures: Sequence[str]) -> None:
-    """Raise DeviceMissing if torch, built for `architectures`, has no code for a GPU."""
-    from trainbox.contract.architectures import without_code  # takes a millisecond, only for GPUs
-
-    for gpu in chosen:
         if gpu.capability and (reason := without_code(gpu.capability, architectures)):
             raise DeviceMissing(
                 f"torch has no code for GPU {gpu.label}, {gpu.name} ({reason}): use other GPUs, an "
@@ -118,10 +122,9 @@ def refuse_mig_groups(chosen: Sequence[Gpu]) -> None:
         )
 
 
-def describe_choice(
-    chosen: Sequence[Gpu], visible: Sequence[Gpu], choice: str, nproc: int, request: LaunchRequest
+def _described(
+    chosen: Sequence[Gpu], visible: Sequence[Gpu], how: str, request: LaunchRequest
 ) -> str:
-    """Return the part of the reason with the requested and the found GPUs or processes."""
     if chosen:
         kind = "MIG slice" if chosen[0].mig_parent else "GPU"
         noun, named = (kind if len(some) == 1 else f"{kind}s" for some in (visible, chosen))
@@ -130,9 +133,14 @@ def describe_choice(
             "requested": f"{of_them} visible {noun} requested",
             "named": f"{named} {labels(chosen)} named, of {len(visible)} visible",
             "visible": f"{of_them} {noun} visible",
-        }[choice]
+        }[how]
     if request.processes:
-        return f"{nproc} CPU process{'es' if nproc > 1 else ''} requested"
+        return f"{count_of(request.processes, 'CPU process')} requested"
     if visible:
         return f"{len(visible)} visible GPU(s) excluded by request"
     return "no NVIDIA GPU visible" if request.device == "mps" else "no GPU visible"
+
+
+def count_of(number: int, kind: str) -> str:
+    """Return `1 process` or `2 processes`."""
+    return f"{number} {kind}{'es' if number > 1 else ''}"
