@@ -9,8 +9,9 @@ import pytest
 import torch.distributed.run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from trainer.launch.messages import End
 from trainer.launch.store import have_met
-from trainer.launch.torchrun import _exit_code, _PeerEnd, _run_torchrun, _without_saved
+from trainer.launch.torchrun import _exit_code, _run_torchrun, _without_saved
 
 _ABORT, _KILL = -signal.SIGABRT, -signal.SIGKILL
 
@@ -68,7 +69,7 @@ def test_ranks_that_end_because_a_node_is_lost_have_the_code_of_the_loss(
         raise error
 
     monkeypatch.setattr(torch.distributed.run, "run", fail)
-    ends = [_PeerEnd("node 1 is lost", 7)]
+    ends = [End("node 1 is lost", 7)]
     assert (
         _run_torchrun(
             argparse.Namespace(

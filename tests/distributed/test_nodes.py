@@ -285,7 +285,7 @@ def three(party: Party) -> list[Meeting]:
 
 
 def _watch(node: Meeting, heard: "queue.Queue[tuple[str, int]]") -> None:
-    node.watch(lambda what, due: heard.put((what, due)))
+    node.watch(heard.put)
 
 
 def test_all_nodes_learn_that_a_node_is_lost(three: list[Meeting]) -> None:

@@ -41,12 +41,11 @@ class Meeting:
         """
         return interface_of(self.connections[0].socket.getsockname()[0])
 
-    def watch(self, on_end: Callable[[str, int], None]) -> None:
+    def watch(self, on_end: Callable[[End], None]) -> None:
         """Call `on_end`, on a new thread, when another node exits or is lost.
 
-        If it returns, it is called again for the next node. The arguments are a description and the
-        exit code for this node. Node 0 forwards failures, because the other nodes have no
-        connections to each other.
+        If it returns, it is called again for the next node. Node 0 forwards failures, because the
+        other nodes have no connections to each other.
         """
         threading.Thread(target=self._watch, args=(on_end,), daemon=True).start()
 
@@ -55,7 +54,7 @@ class Meeting:
         for connection in self.connections:
             connection.send({"ended": code})
 
-    def _watch(self, on_end: Callable[[str, int], None]) -> None:
+    def _watch(self, on_end: Callable[[End], None]) -> None:
         """Wait for the ends of the other nodes, forward failures and call `on_end`."""
         with selectors.DefaultSelector() as selector:
             for connection in self.connections:
@@ -72,7 +71,7 @@ class Meeting:
                     for connection in self.connections:
                         if connection is not key.data:
                             connection.send({"lost": end.what})
-                on_end(end.what, end.code)
+                on_end(end)
 
 
 def _end_of(connection: Connection) -> End | None:

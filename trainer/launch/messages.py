@@ -29,13 +29,12 @@ class Hello(NamedTuple):
         Raises:
             ValueError: A value is missing or has another type, or the rank is not that of a node.
         """
-        hello = cls(**{name: _value(message, name, kind) for name, kind in _HELLO.items()})
+        hello = cls(
+            **{name: _value(message, name, kind) for name, kind in cls.__annotations__.items()}
+        )
         if not 0 < hello.rank < hello.nnodes or hello.processes < 1:
             raise ValueError("a number is out of range")
         return hello
-
-
-_HELLO = {"rank": int, "nnodes": int, "processes": int, "job": str, "host": str}
 
 
 class Refusal(NamedTuple):

@@ -15,17 +15,16 @@ docs/decisions/0012-nodes-meet-on-one-interface.md.
 """
 
 import argparse
-import contextlib
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from trainbox.contract.errors import (
     STOPPED_ITSELF,
@@ -41,6 +40,7 @@ from trainbox.contract.streams import message_line, open_streams, outlive_reader
 from trainbox.contract.temporary import temporary_folder
 from trainer.launch.early_exits import watch_exits
 from trainer.launch.meeting import Meeting
+from trainer.launch.messages import End
 from trainer.launch.node import Node
 from trainer.launch.rendezvous import meet
 from trainer.launch.store import have_met, open_store, use_file_store, use_loopback_store
@@ -141,10 +141,11 @@ def _run_on_nodes(
         ) from error
     # When another node exits or is lost, kill the ranks of this node, and then torchrun. A lost
     # node is recorded at once, because the ranks exit with errors of their own.
-    ends: list[_PeerEnd] = []
+    ends: list[End] = []
 
-    def on_end(what: str, code: int) -> None:
-        end = _PeerEnd(what, code or ExitCode.NETWORK)
+    def on_end(end: End) -> None:
+        what, code = end
+        end = End(what, code or ExitCode.NETWORK)
         if code == ExitCode.NETWORK:
             ends.append(end)
             time.sleep(_LOST_S)
@@ -162,7 +163,7 @@ def _run_on_nodes(
                 os.kill(os.getpid(), signal.SIGTERM)  # `forward` runs on the main thread
             time.sleep(_EXITED_S)
             ends.append(end)
-        _kill(children(os.getpid()), signal.SIGKILL)
+        _kill_ranks()
         time.sleep(_TORCHRUN_S)
         _log(f"{what}; torchrun on this node did not exit, so it is killed")
         os._exit(end.code)
@@ -203,19 +204,13 @@ def _silence_torchrun() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-class _PeerEnd(NamedTuple):
-    """The end of another node, and the exit code of ranks that were killed because of it."""
-
-    what: str
-    code: int
-
-
 def _run_torchrun(
-    arguments: argparse.Namespace, messages: Path, forwarded: list[int], ends: list[_PeerEnd]
+    arguments: argparse.Namespace, messages: Path, forwarded: list[int], ends: list[End]
 ) -> int:
     """Run torchrun, print why the ranks exited, and return the exit code.
 
-    A thread adds the ends of other nodes to `ends` meanwhile.
+    A thread adds the ends of other nodes to `ends` meanwhile, with the exit code of ranks that are
+    killed because of them.
     """
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -373,11 +368,9 @@ def _exit_code(codes: set[int], stopped: bool) -> int:
     return ExitCode.NETWORK if codes == {ExitCode.NETWORK} else ExitCode.UNEXPECTED
 
 
-def _kill(pids: Iterable[int], number: signal.Signals) -> None:
-    """Send the signal `number` to the processes `pids`."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # the process has just exited
-            os.kill(pid, number)
+def _kill_ranks() -> None:
+    for rank in children(os.getpid()):
+        forward_signal(rank, signal.SIGKILL)
 
 
 def _log(text: str) -> None:
