@@ -279,7 +279,7 @@ def test_a_signal_at_the_end_does_not_replace_the_exit_code() -> None:
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_the_second_signal_kills_the_whole_session(start: Start, second: signal.Signals) -> None:
-    process = start(IGNORES_AS_TWO, program=NO_ECHO)
+    process = start(IGNORES_AS_TWO, program=NO_ECHO, budget_s=1e6)
     first_line(process)
     first_line(process)
     process.send_signal(signal.SIGTERM)
@@ -506,6 +506,7 @@ def test_the_exit_code_of_a_script(
 def test_a_script_that_saves_on_broken_hardware_exits_with_the_hardware_code() -> None:
     fault = _Fault("GPU 1 has failed", ExitCode.HARDWARE)
     assert _exit_code(0, [signal.SIGTERM], None, fault, SCRIPT_RUN, []) == 3
+    assert _exit_code(2, [], None, fault, SCRIPT_RUN, []) == 2
 
 
 @pytest.mark.parametrize("code", [0, 75, 1, -15])
