@@ -210,6 +210,7 @@ def test_other_limits_are_mounted_where_both_look(given: str, source: str) -> No
 def test_mounts() -> None:
     here = services()
     assert mounts(here["train"])["/workspace/my_tasks"] == (f"{ROOT}/my_tasks", True)
+    assert mounts(here["folders"])["/workspace/my_tasks"] == (f"{ROOT}/my_tasks", False)
     assert mounts(here["gpu-health"]) == {"/workspace/runs": (f"{ROOT}/runs", False)}
     resolved = services(RUNS_DIR="/big/runs", DATA_DIR="/big/data", TASKS_DIR="examples")
     assert mounts(resolved["train"]) == {

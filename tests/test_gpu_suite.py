@@ -182,12 +182,6 @@ def test_the_outcome_of_a_convolution_is_named(values: dict[str, Any], outcome: 
     assert digests.outcome(values, "a").startswith(outcome)
 
 
-def test_topics_have_an_order_and_files() -> None:
-    files = {path.stem for path in (ROOT / "tests/gpu").glob("test_*.py")}
-    assert {rows.topic_of(stem) for stem in files} == set(rows.TOPICS)
-    assert rows.rank("readers") < rows.rank("speed") < rows.rank("unknown")
-
-
 def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     running = check.Check("cpu", tmp_path, deadline_s=0)
     process = running.start("-c", "import time; time.sleep(60)")
@@ -202,13 +196,6 @@ def test_a_command_that_fails_shows_its_last_line_first(tmp_path: Path) -> None:
     with pytest.raises(pytest.fail.Exception, match=r"exit code 1: the reason\n"):
         running.finish(process)
     assert running.finish(process, codes=(1,)).out == "out\n"
-
-
-def test_a_missing_module_skips_the_check(tmp_path: Path) -> None:
-    running = check.Check("cpu", tmp_path, deadline_s=0)
-    running.needs("json")
-    with pytest.raises(pytest.skip.Exception, match="this Python has no nosuchmodule"):
-        running.needs("json", "nosuchmodule")
 
 
 def test_digests_of_runs_are_compared(tmp_path: Path) -> None:
@@ -263,9 +250,3 @@ def test_ranks_that_share_a_gpu_have_the_variables_of_torchrun(tmp_path: Path) -
     assert found["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
     alone = shared.rank_environment(0, 1, tmp_path / "store", "ddp", "cuda", "nccl")
     assert "NCCL_MULTI_RANK_GPU_ENABLE" not in alone
-
-
-def test_the_gpu_is_needed_beyond_a_dry_run(tmp_path: Path) -> None:
-    check.Check("cuda", tmp_path, deadline_s=0).needs_gpu()
-    with pytest.raises(pytest.skip.Exception, match="a dry run"):
-        check.Check("cpu", tmp_path, deadline_s=0).needs_gpu()

@@ -42,48 +42,62 @@ LEFT_BY_A_LAUNCHER = {
 }
 
 
-Run = Callable[..., str]
+# The exit code 0 must not hide that a module ran.
+_LEAVES_A_MARK = """
+import os, sys
+with open({marks!r}, "a") as file:
+    print(__name__, sys.argv, file=file)
+os._exit(0)
+"""
+
+Run = Callable[..., Ended]
 
 
-@pytest.fixture
-def run_among_hostile_files(tmp_path: Path) -> Run:
-    """Run the real command in a folder of modules that leave a mark and fail.
+def runner(tmp_path: Path, hostile: Path, names: str, packages: str, **always: str) -> Run:
+    """Return a function that runs the real command beside modules of which none may run."""
+    text = _LEAVES_A_MARK.format(marks=str(tmp_path / "marks"))
+    for name in names.split():
+        (hostile / f"{name}.py").write_text(text)
+    for name in packages.split():  # packages come before modules
+        (hostile / name).mkdir()
+        (hostile / name / "__init__.py").write_text(text)
 
-    Its environment has the variables of a launcher that has ended.
-    """
-    fails = (
-        "open({mark!r}, 'w').close()\nraise SystemExit('imported from the current folder: ' "
-        "+ __name__)\n"
-    )
-    for name in MODULES.split():
-        (tmp_path / f"{name}.py").write_text(fails.format(mark=str(tmp_path / f"ran-{name}")))
-    for name in ("entrypoint", "trainer", "torch"):  # packages come before modules
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(
-            fails.format(mark=str(tmp_path / f"ran-{name}-package"))
-        )
-
-    def run(*arguments: str) -> str:
+    def run(*arguments: str, **env: str) -> Ended:
         ended = subprocess.run(
             [TRAINBOX, *arguments],
             cwd=tmp_path,
-            env=clean_environment(**LEFT_BY_A_LAUNCHER, OMP_NUM_THREADS="1"),
+            env=clean_environment(OMP_NUM_THREADS="1", **always | env),
             capture_output=True,
             text=True,
             timeout=200,
         )
-        assert [path.name for path in tmp_path.glob("ran-*")] == []
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
+        assert not (tmp_path / "marks").exists(), (tmp_path / "marks").read_text()
+        return Ended(ended.returncode, ended.stdout, ended.stderr)
 
     return run
+
+
+@pytest.fixture
+def run_among_hostile_files(tmp_path: Path) -> Callable[..., str]:
+    """Run the command in a folder of hostile modules; return its output.
+
+    Its environment has the variables of a launcher that has ended.
+    """
+    run = runner(tmp_path, tmp_path, MODULES, "entrypoint trainer torch", **LEFT_BY_A_LAUNCHER)
+
+    def succeeds(*arguments: str) -> str:
+        ended = run(*arguments)
+        assert ended.code == 0, ended.err
+        return ended.out
+
+    return succeeds
 
 
 _TASK = ("digits", "--device", "cpu", "--max-steps", "1")
 
 
 def test_no_file_of_the_current_folder_runs_and_no_rank_of_another_job_counts(
-    run_among_hostile_files: Run,
+    run_among_hostile_files: Callable[..., str],
 ) -> None:
     run = run_among_hostile_files
     assert '"nproc_per_node": 1' in run("plan", *_TASK)
@@ -94,7 +108,7 @@ def test_no_file_of_the_current_folder_runs_and_no_rank_of_another_job_counts(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_no_file_of_the_current_folder_runs_in_torchrun_verify_or_sweep(
-    run_among_hostile_files: Run,
+    run_among_hostile_files: Callable[..., str],
 ) -> None:
     run = run_among_hostile_files
     for name, processes, text in (
@@ -144,41 +158,16 @@ def test_the_run_folder_of_a_script_is_not_the_name_of_a_run() -> None:
 
 
 @pytest.fixture
-def run_with_hostile_path(tmp_path: Path) -> Callable[..., Ended]:
-    """Run the real command with a PYTHONPATH of modules that leave a mark and exit with code 0.
-
-    Beside them is a task, and a module `own` of the user.
-    """
+def run_with_hostile_path(tmp_path: Path) -> Run:
+    """Run the command with a PYTHONPATH of hostile modules and of a module `own` of the user."""
     hostile = tmp_path / "hostile"
     hostile.mkdir()
-    for name in ("trainer", "trainbox", "click", "json", "statistics", "torch", "pynvml"):
-        (hostile / f"{name}.py").write_text(_LEAVES_A_MARK)
-    (hostile / "entrypoint").mkdir()
-    (hostile / "entrypoint/__init__.py").write_text(_LEAVES_A_MARK)
     (hostile / "own.py").write_text(_TASK_ON_THE_PATH)
     (tmp_path / "script.py").write_text(_SCRIPT)
-
-    def run(*arguments: str, **env: str) -> Ended:
-        ended = subprocess.run(
-            [TRAINBOX, *arguments],
-            cwd=tmp_path,
-            env=clean_environment(OMP_NUM_THREADS="1", **{"PYTHONPATH": "hostile", **env}),
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-        assert not (tmp_path / "marks").exists(), (tmp_path / "marks").read_text()
-        return Ended(ended.returncode, ended.stdout, ended.stderr)
-
-    return run
+    names = "trainer trainbox click json statistics torch pynvml"
+    return runner(tmp_path, hostile, names, "entrypoint", PYTHONPATH="hostile")
 
 
-_LEAVES_A_MARK = """
-import os, sys
-with open("marks", "a") as file:
-    print(__name__, sys.argv, file=file)
-os._exit(0)
-"""
 _TASK_ON_THE_PATH = """
 import os, sys
 from trainer.tasks.digits import Digits
@@ -202,7 +191,7 @@ print("a script with", sys.argv[1:], flush=True)
 
 
 def test_no_module_on_the_path_runs_instead_of_ours(
-    run_with_hostile_path: Callable[..., Ended],
+    run_with_hostile_path: Run,
 ) -> None:
     """Neither with run folders that have the names of verbs."""
     run = run_with_hostile_path
@@ -230,7 +219,7 @@ def test_no_module_on_the_path_runs_instead_of_ours(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_no_module_on_the_path_runs_in_a_process_of_torchrun_a_sweep_or_a_drill(
-    run_with_hostile_path: Callable[..., Ended],
+    run_with_hostile_path: Run,
 ) -> None:
     run, cpu = run_with_hostile_path, ("--device", "cpu")
     two = run("train", "own:Mine", *_TASK[1:], "--processes", "2")
