@@ -46,6 +46,19 @@ _REMEDIES = {
         "a label or an index is out of range: number the classes from 0, and give the "
         "model one output for each"
     ),
+    r"Using a target size": (
+        "give the output and the targets the same shape: squeeze an output of shape (B, 1) with "
+        "nn.Flatten(0) or .squeeze(1)"
+    ),
+    r"Expected input batch_size": (
+        "the first dimension of the output must be the batch: use batch_first=True for an RNN"
+    ),
+    r"positional argument.*the model got a (tuple|list)": (
+        "a Classification calls model(inputs): unpack the inputs in forward(self, inputs)"
+    ),
+    r"resize storage|stack expects each tensor to be equal size": (
+        "examples have different shapes: pad or crop them in __getitem__, or pad them in collate()"
+    ),
     r"default_collate.*NoneType": "an example is or contains None: return tensors or numbers from "
     "__getitem__",
     r"default_collate": "an example cannot be batched: return tensors, arrays, numbers, tuples or "

@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import functools
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -47,6 +48,18 @@ class Three(Classification):
 def _rows(count: int) -> TensorDataset:
     labels_N = torch.arange(count) % 3
     return TensorDataset(nn.functional.one_hot(labels_N, 4).float(), labels_N)
+
+
+class _TimeFirst(nn.Module):
+    """A model whose output has one row fewer than the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        logits_B3: Tensor = self.layer(inputs_B4)
+        return logits_B3[1:]
 
 
 class Listed(Dataset[Any]):
@@ -153,6 +166,11 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "fewer outputs than class names": (Three, {"build_model": lambda _task: nn.Linear(4, 2)},
      "task Three: losses() raised IndexError: Target 2 is out of bounds: a label or an index is "
      "out of range: number the classes from 0, and give the model one output for each"),
+    "the time first": (Three, {"build_model": lambda _task: _TimeFirst()},
+     "match target batch_size (8): the first dimension of the output must be the batch"),
+    "two inputs": (Three, {"train_dataset": lambda *_: Listed([(([0.0], [1.0]), 0)] * 26),
+     "build_model": lambda _task: nn.Bilinear(1, 1, 3)},
+     ": a Classification calls model(inputs): unpack the inputs in forward(self, inputs); "),
     "no build_model": (Tiny, {"build_model": Task.build_model},
      "task Tiny has no method build_model(): define it, and return the nn.Module to train"),
     **{
@@ -372,6 +390,23 @@ def test_a_softmax_at_the_end_of_a_classification_is_reported_once(
     monkeypatch.setattr(Three, "build_model", lambda _task: copy.deepcopy(end))
     out = here.succeeds(*words, "--run", "softmax")
     assert out.count(warning + "cross-entropy has one\n") == 1
+
+
+def test_a_loss_of_two_shapes_is_refused_instead_of_broadcast(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def losses(_task: Task, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        inputs_B4, targets_B = batch
+        output_B1 = model(inputs_B4)[:, None]
+        loss_BB = nn.functional.mse_loss(output_B1, targets_B, reduction="none")
+        return {"mse": loss_BB.mean(1)}
+
+    monkeypatch.setattr(Tiny, "losses", losses)
+    words = ("train", "tests.support.tiny:Tiny", "--device", "cpu", "--run", "r")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as torch's warning is one line among others
+        err = here.refused(*words)
+    assert ": give the output and the targets the same shape: squeeze an output of shape" in err
 
 
 # fmt: off

@@ -196,18 +196,22 @@ def _check_compiler(device: str) -> None:
         )
 
 
+# The ends of the names of metrics of which a lower value is better.
+_LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "mape", "nll", "wer", "cer", "fid")
+
+
 def split_metric(text: str, option: str) -> tuple[str, str]:
     """Return (`min` or `max`, name) of a metric such as `max:accuracy`.
 
-    Without a direction, lower is better for names that end with loss, error or perplexity. Higher
-    is better for other names.
+    Without a direction, lower is better for names that end as those of an error do, such as
+    `val_loss` and `rmse`. Higher is better for other names.
 
     Raises:
         WrongUse: the direction is unknown, or the name is missing.
     """
     direction, colon, name = text.rpartition(":")
     if not colon:
-        direction = "min" if name.endswith(("loss", "error", "perplexity")) else "max"
+        direction = "min" if name.endswith(_LOWER_IS_BETTER) else "max"
     if direction not in ("min", "max") or not name:
         raise WrongUse(f"{option} {text}: write the name of a metric, or min:NAME or max:NAME")
     return direction, name

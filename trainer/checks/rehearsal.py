@@ -20,6 +20,7 @@ from trainer.checks.hidden_state import FAST, described, differing, hidden_state
 from trainer.checks.validation_sample import validate_sample
 from trainer.data.batches import training_batches
 from trainer.loop.digests import common_digests
+from trainer.loop.not_finite import check_running
 from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
 from trainer.loop.task_checks import collate_of
@@ -124,6 +125,7 @@ def _started(job: Job) -> _Outcome | None:
             "is not trained, and --strategy fsdp would lose the change: make it a buffer, or use "
             "--strategy ddp"
         )
+    check_running(job, job.state.running.gather())  # before the weights are saved
     sample = validate_sample(job, is_first=True)
     console.count_step()
     state = job.state.capture(job.strategy)

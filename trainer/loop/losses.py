@@ -96,7 +96,9 @@ def check_losses(task: Task, losses: dict[str, Tensor], size: int) -> None:
                 f"an output of shape ({size}, 1) met targets of shape ({size},), so squeeze the "
                 "output with nn.Flatten(0) or .squeeze(1)"
                 if shape == (size, size)
-                else "use reduction='none' and average over all dimensions but the first"
+                else "use reduction='none'"
+                if not shape
+                else "average over all dimensions but the first"
             )
             raise WrongUse(
                 f"task {type(task).__name__}: loss {name!r} has shape {shape} instead of "

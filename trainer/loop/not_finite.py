@@ -1,6 +1,8 @@
 """The error for a loss or a gradient that is infinite or NaN, and its cause in the data."""
 
+import math
 import time
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -29,6 +31,17 @@ def not_finite(job: Job, what: str) -> Failure:
         f"{best}",
         exit_code=ExitCode.NOT_FINITE,
     )
+
+
+def check_running(job: Job, running: Mapping[str, Sequence[float]]) -> None:
+    """Check the sums of the losses since the last log entry; all ranks must call this.
+
+    Raises:
+        Failure: A loss is infinite or NaN. A metric may be.
+    """
+    for name, sums in running.items():
+        if name not in job.task.train_metrics and not all(map(math.isfinite, sums)):
+            raise not_finite(job, f"loss {name!r}")
 
 
 def _bad_example(job: Job) -> int | None:

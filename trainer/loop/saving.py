@@ -1,13 +1,12 @@
 """Save checkpoints when they are due, and end the training when it is stopped."""
 
-import math
 import time
 from collections.abc import Mapping
 from typing import NoReturn
 
 from trainbox.contract.errors import Preempted
 from trainer.loop.digests import DigestLog
-from trainer.loop.not_finite import not_finite
+from trainer.loop.not_finite import check_running
 from trainer.loop.pace import Pace
 from trainer.loop.state import Job
 from trainer.run.mirror import STOP_S
@@ -41,9 +40,7 @@ class Saving:
         job = self._job
         job.check_unchanged()
         state = job.state.capture(job.strategy)
-        for name, sums in state["running"].items():
-            if name not in job.task.train_metrics and not all(map(math.isfinite, sums)):
-                raise not_finite(job, f"loss {name!r}")
+        check_running(job, state["running"])
         progress = job.state.progress
         record = self._digests.of_checkpoint()
         # Rank 0 waits for the thread that writes the previous checkpoint.

@@ -151,6 +151,11 @@ def judge(job: Job, metrics: Mapping[str, float]) -> bool:
     best = _is_better(metrics, config.best_by, "--best-by", progress.best_metrics.get(name))
     if best:
         progress.best_step, progress.best_metrics = progress.step, dict(metrics)
+    elif math.isnan(metrics[name]):
+        job.run.report(
+            f"step {progress.step}: {name} of the validation is NaN, so this checkpoint cannot be "
+            "the best: check the validation data"
+        )
     if (spec := config.early_stopping) is not None:
         option = "--early-stopping"
         if _is_better(metrics, spec, option, progress.patience_best):

@@ -111,8 +111,8 @@ class RunRecord:
         best_step = read_object(files.path(found.step)).get("best_step")
         if best_step is None:
             raise WrongUse(
-                f"{self.path} was never validated, so no checkpoint is the best: wait for the "
-                f"first validation, or use --checkpoint {LAST}"
+                f"{self.path} has no best checkpoint: it was not validated yet, or only with NaN "
+                f"as the metric: wait for a validation, or use --checkpoint {LAST}"
             )
         return found if best_step == found.step else self._checked(best_step)
 

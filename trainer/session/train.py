@@ -3,12 +3,13 @@
 import contextlib
 import copy
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainbox.contract.config import Config, Settings, check, split_metric
-from trainbox.contract.errors import OutOfMemory, Preempted, StorageFailure
+from trainbox.contract.errors import ExitCode, Failure, OutOfMemory, Preempted, StorageFailure
 from trainbox.contract.temporary import sockets_in_a_folder
 from trainer.checks.hidden_state import HiddenState
 from trainer.checks.rehearsal import rehearse
@@ -78,6 +79,8 @@ def train_task(
         Failure: The training did not succeed. The class of the failure has the exit code.
     """
     with errors_as_failures(runs_dir):
+        # A loss of (B, 1) and (B,) has (B, B) values, whose mean trains to nonsense.
+        warnings.filterwarnings("error", message="Using a target size")
         # The import of a task may use the GPU.
         if config.deterministic:
             set_cuda_variables()
@@ -254,6 +257,7 @@ def _train(
 
     Raises:
         OutOfMemory: The first steps do not fit in memory.
+        Failure: Each validation had NaN as the metric that selects the best checkpoint.
     """
     # Look at the data.
     run, progress = job.run, job.state.progress
@@ -288,3 +292,9 @@ def _train(
         )
     run.end_progress()
     closing(job)
+    if progress.evaluated_step and progress.best_step is None:
+        raise Failure(
+            "each validation had NaN as the metric that selects the best checkpoint "
+            f"({job.config.best_by}): check the validation data; the last checkpoint is valid",
+            exit_code=ExitCode.NOT_FINITE,
+        )

@@ -168,6 +168,7 @@ def test_compile_needs_its_compilers(
         ("loss", ("min", "loss")),
         ("squared_error", ("min", "squared_error")),
         ("perplexity", ("min", "perplexity")),
+        ("val_rmse", ("min", "val_rmse")),
         ("min:accuracy", ("min", "accuracy")),
         ("max:loss", ("max", "loss")),
         ("lossless", ("max", "lossless")),

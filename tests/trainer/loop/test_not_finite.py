@@ -35,10 +35,15 @@ class _Read(Dataset[Any]):
         return self._dataset[index]
 
 
-@pytest.mark.parametrize(("value", "read"), [(math.nan, False), (-math.inf, True)])
+@pytest.mark.parametrize(
+    ("value", "read", "rehearses"),
+    [(math.nan, False, False), (-math.inf, True, False), (math.nan, False, True)],
+)
 def test_a_bad_number_of_an_example_is_named(
-    here: Here, monkeypatch: pytest.MonkeyPatch, value: float, read: bool
+    here: Here, monkeypatch: pytest.MonkeyPatch, value: float, read: bool, rehearses: bool
 ) -> None:
+    """Also by the rehearsal, before it saves weights that are not finite."""
+    here.rehearses = rehearses
     dataset = _with_a_bad_example(value)
     monkeypatch.setattr(Tiny, "train_dataset", lambda *_: _Read(dataset) if read else dataset)
     err = here.refused("train", TINY, "--device", "cpu", "--run", "r", "--workers", "0", code=6)
@@ -62,4 +67,19 @@ def test_a_rate_that_is_too_high_is_named_with_the_best_checkpoint(
     assert ": lower --lr, add --warmup-epochs or --clip-norm, or use --precision fp32; " in err
     assert (
         f"earlier checkpoints are valid (best: step {here.entries('validation')[0]['step']})" in err
+    )
+
+
+def test_a_training_whose_validations_are_all_nan_fails_at_its_end(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = _with_a_bad_example(math.nan)
+    monkeypatch.setattr(Tiny, "validation_dataset", lambda *_: dataset)
+    words = ("train", TINY, "--device", "cpu", "--run", "r")
+    code, out, err = here.command(*words)
+    assert code == 6
+    assert "loss of the validation is NaN, so this checkpoint cannot be the best: check" in out
+    assert "each validation had NaN as the metric that selects the best checkpoint (" in err
+    assert here.refused("evaluate", str(here.path()), "--device", "cpu").endswith(
+        "or only with NaN as the metric: wait for a validation, or use --checkpoint last\n"
     )

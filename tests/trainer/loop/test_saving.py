@@ -54,7 +54,7 @@ def test_a_loss_that_is_not_finite_is_not_saved(
     monkeypatch: pytest.MonkeyPatch, name: str, saved: list[str]
 ) -> None:
     """A metric of the training may be NaN."""
-    monkeypatch.setattr("trainer.loop.saving.not_finite", lambda _job, what: Failure(f"{what} is"))
+    monkeypatch.setattr("trainer.loop.not_finite.not_finite", lambda _job, what: Failure(f"{what} is"))
     job: Any = _Parts(gathers_states=False)
     job.state.capture = lambda _strategy: {"running": {"fine": [1.0], name: [1.0, math.nan]}}
     job.state.progress = SimpleNamespace(step=7, best_step=None)
