@@ -7,7 +7,6 @@ import os
 import pickle
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -416,16 +415,6 @@ except trainbox.WrongUse as error:
     assert (ended.stdout, ended.stderr) == (message, "")
     assert _names(tmp_path) == before
     assert _value(Checkpoints(tmp_path)) == (1, 1)  # this process may have several
-
-
-def test_the_checkpoints_of_another_run_are_not_loaded(tmp_path: Path) -> None:
-    for folder, steps in (("a", (1, 2)), ("b", (3,))):
-        _save_all(Checkpoints(tmp_path / folder), *steps)
-    for suffix in (".pt", ".json"):
-        name = f"step-00000003{suffix}"
-        shutil.copy(tmp_path / "b" / name, tmp_path / "a" / name)
-    assert _value(Checkpoints(tmp_path / "a")) == (2, 2)
-    assert "step-00000003.pt.damaged" in _names(tmp_path / "a")
 
 
 def test_a_folder_that_has_lost_its_checkpoints_does_not_restart(tmp_path: Path) -> None:

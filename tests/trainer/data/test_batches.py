@@ -264,19 +264,6 @@ def test_a_gpu_copies_the_next_batch_while_it_computes(
     ]
 
 
-def test_validations_use_the_copy_stream_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's allocator keeps the memory of a stream, so each new stream would need its own."""
-    gpu, dataset = torch.device("cuda", 0), Plain(torch.arange(6))
-    loaded = [(numbers_2,) for numbers_2 in torch.arange(6).split(2)]
-    monkeypatch.setattr("trainer.data.batches.example_loader", lambda *_arguments: loaded)
-    streams = _Streams(monkeypatch)
-    list(training_batches(dataset, _schedule(examples=6, batch_size=2, steps=3), 0, gpu, 0))
-    evaluation = EvaluationBatches(dataset, 2, range(3), gpu, 0)
-    for _ in range(2):
-        assert [count for count, _ in evaluation.iterate()] == [2, 2, 2]
-    assert streams.created == [gpu]
-
-
 def _batches(workers: int, start: int) -> list[tuple[list[int], list[list[float]]]]:
     schedule = _schedule(examples=23, batch_size=5, steps=9, seed=7)
     batches = training_batches(Augmented(), schedule, start, CPU, workers)

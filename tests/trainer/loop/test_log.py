@@ -3,16 +3,14 @@
 import itertools
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from tests.support.here import Here
-from tests.support.tiny import Tiny
 from trainer.data.batches import TimedBatches
 from trainer.loop.log import TrainingLog
 from trainer.loop.state import Stopwatch
@@ -200,21 +198,3 @@ def test_an_entry_has_its_epoch_and_its_speed(here: Here, monkeypatch: pytest.Mo
         (entry["step"], entry["epoch"], entry["samples_per_second"])
         for entry in here.entries("train")
     ] == [(3, 1, 12.0), (6, 1, 12.0), (9, 2, 12.0), (12, 2, 12.0)]
-
-
-class Listed(Tiny):
-    """Reads its training set example by example."""
-
-    def train_dataset(self, data_dir: Path) -> Any:
-        return Subset(super().train_dataset(data_dir), range(50))
-
-
-@pytest.mark.parametrize(("task", "warns"), [("Listed", True), ("Tiny", False)])
-def test_a_training_warns_of_slow_data_once(
-    here: Here, monkeypatch: pytest.MonkeyPatch, task: str, warns: bool
-) -> None:
-    monkeypatch.setattr("trainer.loop.log._SLOW_DATA", 0.0)
-    monkeypatch.setattr("trainer.loop.log._SLOW_FOR_S", 0.0)
-    out = here.train(task=f"{__name__}:{task}", workers=0)
-    assert out.count("waiting for data takes") == warns
-    assert ["data_share" in entry for entry in here.entries("train")] == [False, True, True]

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -163,31 +162,6 @@ def test_a_wait_for_the_digests_of_a_save_ends_when_they_are_recorded(saver: Sav
     saver.checkpoints.wait()
 
 
-def test_a_state_may_change_its_shape_between_saves(saver: Saver) -> None:
-    saver.checkpoints.prepare(simple(0))
-    for step in (1, 2, 3):
-        state = {
-            "model": {"weight": torch.full((step, 2), float(step)), "more": torch.arange(step)}
-        }
-        saver.save(step, state)
-        assert _equal(saver.checkpoints.files.load(step), state)
-
-
-def test_the_newest_few_and_the_best_are_kept(saver: Saver) -> None:
-    saver.checkpoints.keep = 2
-    for step in range(1, 7):
-        saver.save(step, best=1 if step < 4 else 4)
-    assert saver.checkpoints.files.steps() == [4, 5, 6]
-    assert saver.names() == [
-        f"step-0000000{step}{suffix}" for step in (4, 5, 6) for suffix in (".json", ".pt")
-    ]
-    saver.save(7, best=4)
-    saver.save(8, best=4)
-    assert saver.checkpoints.files.steps() == [4, 7, 8]
-    saver.save(9, best=9)
-    assert saver.checkpoints.files.steps() == [8, 9]
-
-
 def test_the_best_weights_are_written_to_model_safetensors(saver: Saver) -> None:
     saver.save(1, best=1)
     saver.save(2, best=1)
@@ -244,19 +218,6 @@ def test_a_foreign_file_with_a_temporary_name_is_set_aside(saver: Saver, tmp_pat
     saver.save(5)
     assert saver.checkpoints.files.newest() == 5
     assert (tmp_path / "precious").read_text() == "the user's own"
-
-
-def test_stray_files_are_ignored(saver: Saver) -> None:
-    saver.save(1)
-    for name in ("step-latest00.json", "step-12.json", "latest", "step-00000009 (copy).json"):
-        (saver.folder / name).write_text("")
-    assert saver.checkpoints.files.newest() == 1
-    assert saver.reports == []
-
-
-def test_a_new_run_has_no_checkpoint_and_no_failure(saver: Saver) -> None:
-    assert saver.checkpoints.files.newest() is None
-    saver.checkpoints.files.remove_leftovers()
 
 
 def _truncate(path: Path) -> None:
@@ -433,49 +394,6 @@ def test_a_missing_sidecar_of_an_older_checkpoint_is_reported(saver: Saver) -> N
     assert "step-00000001.pt.damaged" in saver.names()
 
 
-class Crashed(BaseException):
-    """The process is killed, so no handler of the save runs."""
-
-
-def _crash_when_replacing(monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    """Crash at the first rename to a name with `suffix`, and leave the temporary file."""
-    replace, unlink = Path.replace, Path.unlink
-
-    def crash(self: Path, target: Path) -> Path:
-        if target.name.endswith(suffix):
-            monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
-            raise Crashed
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", crash)
-    monkeypatch.setattr(Path, "unlink", unlink)
-
-
-def _save_and_crash(saver: Saver, step: int, state: dict[str, Any], at: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        _crash_when_replacing(patch, at)
-        saver.checkpoints.save(step, state, {}, step)
-        with pytest.raises(Crashed):
-            saver.checkpoints.wait()
-
-
-@pytest.mark.parametrize("at", [".pt", "model.safetensors", ".json"])
-def test_a_crash_during_a_save_keeps_the_previous_checkpoint(saver: Saver, at: str) -> None:
-    saver.save(1, best=1)
-    _save_and_crash(saver, 2, simple(2), at)
-    assert any(name.endswith(".tmp") for name in saver.names()) or at == "model.safetensors"
-
-    after = Saver(saver.folder.parent)
-    after.checkpoints.files.remove_leftovers()
-    saved = [1, 2] if at == ".json" else [1]  # only the last rename was missing
-    assert after.names() == sorted(
-        f"step-0000000{step}{suffix}" for step in saved for suffix in (".json", ".pt")
-    )
-    assert after.checkpoints.files.newest() == saved[-1]
-    assert after.reports == []
-    assert _equal(after.checkpoints.files.load(saved[-1]), simple(saved[-1]))
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_refused_and_nothing_is_written(
     saver: Saver, value: float
@@ -517,27 +435,6 @@ def test_a_buffer_may_have_infinities_as_a_mask(saver: Saver, value: float, save
     with contextlib.nullcontext() if saved else pytest.raises(Failure, match="'mask'"):
         saver.checkpoints.wait()
     assert (saver.folder / "step-00000001.pt").exists() == saved
-
-
-@pytest.fixture
-def file_size_limit() -> Iterator[Callable[[int], None]]:
-    """Return a function that limits the file size of this process. A larger write is an OSError."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_failed_second_save_of_a_step_keeps_the_first(
-    saver: Saver, file_size_limit: Callable[[int], None]
-) -> None:
-    saver.save(1)
-    file_size_limit(10_000)
-    saver.checkpoints.save(1, {"model": {"weight": torch.ones(100_000)}}, {}, None)
-    with pytest.raises(StorageFailure):
-        saver.checkpoints.wait()
-    file_size_limit(resource.RLIM_INFINITY)
-    assert saver.checkpoints.files.newest() == 1
-    assert _equal(saver.checkpoints.files.load(1), simple(1))
 
 
 def test_replacing_leaves_the_old_file_if_the_body_fails(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.here import Here
 from trainer.data.schedule import Schedule
 from trainer.run.console import Console
 
@@ -98,33 +97,3 @@ def test_a_first_part_of_more_than_two_seconds_has_a_bar(
         started[0].function()
         console.close()
     assert "rehearsal    0% |" in terminal.getvalue()
-
-
-def test_a_rehearsal_counts_its_parts(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts: list[int] = []
-    counted: list[Console] = []
-
-    def count(console: Console) -> None:
-        counted.append(console)
-
-    monkeypatch.setattr(Console, "start_rehearsal_bar", lambda _console, count: parts.append(count))
-    monkeypatch.setattr(Console, "count_step", count)
-    here.train(max_steps=2, rehearses=True)
-    assert (parts, len(counted)) == ([6], 6 + 2)
-    here.train("fast", max_steps=2, rehearses=True, deterministic=False)
-    assert (parts, len(counted)) == ([6, 3], 6 + 2 + 3 + 2)
-
-
-def test_a_validation_shows_its_own_batches(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[tuple[int, int]] = []
-
-    def note(_console: Console, batches: Iterator[int], count: int) -> list[int]:
-        given = list(batches)
-        shown.append((len(given), count))
-        return given
-
-    monkeypatch.setattr(Console, "validation_bar", note)
-    here.stopped(7)
-    assert shown == [(3, 3)]  # 20 examples in batches of 8
-    here.succeeds("evaluate", "runs/r", "--checkpoint", "last")
-    assert shown == [(3, 3)] * 2

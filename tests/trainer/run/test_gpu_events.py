@@ -16,8 +16,6 @@ from trainer.run import run_log
 from trainer.run.gpu_events import new_events, note_run, record_left_over
 from trainer.run.jsonl import read_entries
 from trainer.run.run_log import RunLog
-from trainer.sweep import worker
-from trainer.system.signals import StopRequest
 
 
 def _event(time_unix_s: float, check: str = "xid", **other: Any) -> dict[str, Any]:
@@ -210,24 +208,6 @@ def test_only_the_first_process_writes_events(here: Here, events: Path) -> None:
     second.advance()
     second.close()
     assert not (here.path() / "metrics.jsonl").exists()
-
-
-def test_a_trial_of_a_sweep_does_not_get_earlier_events(
-    here: Here, events: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def train_task(*_arguments: Any, **_more: Any) -> dict[str, float]:
-        _append(events, _line(2.0))
-        seen.extend(new_events([]))
-        return {}
-
-    seen: list[dict[str, Any]] = []
-    monkeypatch.setattr("trainer.session.train.train_task", train_task)
-    monkeypatch.setattr(worker, "_log_to", lambda _path: None)
-    order = {"config": {}, "run": "runs/r", "data_dir": "data", "log": "log", "swept": []}
-    order |= {"rehearses": False}
-    events.write_text(_line(1.0))
-    worker._trained(order, "cpu", StopRequest(), lambda _step, _metrics: None)
-    assert seen == [_event(2.0)]
 
 
 @pytest.mark.parametrize("torn", ["", '{"kind": "tra'])

@@ -489,25 +489,6 @@ def test_a_mirror_in_the_folder_of_the_runs_is_refused(
     check_url(f"file://{tmp_path}/disk", runs)
 
 
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (ValueError("Must provide a connection_string"), WrongUse),
-        (ConnectionError("no route"), NetworkFailure),
-    ],
-)
-def test_a_storage_that_cannot_be_opened_is_reported(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception]
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr("fsspec.url_to_fs", refuse)
-    monkeypatch.setattr("trainer.run.mirror_storage.check_url", lambda *_: None)
-    with pytest.raises(kind, match=rf"^--mirror: s3://lab/r cannot be used \(.*: {error}\)"):
-        Storage("s3://lab", Path("runs/r"))
-
-
 def test_torn_copies_do_not_fill_a_full_storage(tmp_path: Path) -> None:
     def fail(operation: str, path: str) -> None:
         if operation == "put" and len(Storages.store) > 0:

@@ -4,7 +4,6 @@ import _ctypes
 import ctypes
 import itertools
 import json
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,6 @@ from trainbox.contract.errors import WrongUse
 from trainer.parallel.strategy import STRATEGIES, Strategy
 from trainer.parallel.world import World
 from trainer.run import gpu_reader
-from trainer.run.gpu_reader import GpuReader
 from trainer.run.run_folder import RunFolder
 from trainer.run.run_gpus import RunGpus
 
@@ -283,18 +281,6 @@ def test_without_a_driver_the_gpus_have_their_names_only(
     lines = here.train(max_steps=1).splitlines()
     assert any(line.startswith("gpus       NVIDIA H100 GPU-00000000 on ") for line in lines)
     assert "energy     not measured" in lines
-
-
-def test_a_late_answer_is_dropped(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_reader, "_FIRST_S", 0.01)
-    put("h100", {"hang.utilization": 1})
-    reader = GpuReader(UUIDS[:1])
-    assert math.isnan(reader.read()[0].utilization_percent)
-    put("h100", {"gpu0.utilization.gpu": 55})
-    while math.isnan(percent := reader.read()[0].utilization_percent):
-        pass
-    assert percent == 55.0
-    reader.close()
 
 
 def test_a_run_on_the_cpu_has_no_gpus(here: Here) -> None:
