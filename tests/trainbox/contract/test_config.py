@@ -305,6 +305,7 @@ def test_settings_come_from_the_environment_too(
         (["--batch-size", "1e3"], "'1e3' is not a whole number"),
         (["--optimizer", "adagrad"], "'adagrad' is not one of"),
         (["--set", "noise"], "--set noise: write NAME=VALUE"),
+        (["--set", "=3"], "--set =3: write NAME=VALUE"),
         (["--run", "../r"], "--run '../r' must be a folder name"),
         (["--epochs", "2", "--max-steps", "3"], "both set the length of the run"),
         (["--no-such-option"], "No such option"),

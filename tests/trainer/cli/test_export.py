@@ -408,19 +408,14 @@ def test_a_changed_task_is_refused_unless_accepted(here: Here) -> None:
     ("found", "wanted", "apart", "allowed"),
     [
         ([1.0, -4.0], [1.0, -4.0], 0, 4 * TOLERANCE),
-        ([1.5, 4.0], [1.0, 4.0], 0.5, 4 * TOLERANCE),
         ([torch.inf, torch.nan, 2.0], [torch.inf, torch.nan, 2.0], 0, 2 * TOLERANCE),
         ([torch.inf], [-torch.inf], torch.inf, ROUNDING),
-        ([torch.nan], [1.0], torch.inf, TOLERANCE),
         ([1.0], [torch.nan], torch.inf, ROUNDING),
-        ([0.0], [5e-7], 5e-7, ROUNDING),
         ([0.0, 0.002], [0.0, 0.001], 0.001, ROUNDING),
         ([0.0], [0.1], 0.1, 0.1 * TOLERANCE),
         ([3], [4], 1, 0),
-        ([True], [False], 1, 0),
         ([1], [1.0], torch.inf, 0),
         ([1.0], [1.0, 1.0], torch.inf, 0),
-        ([], [], 0, ROUNDING),
     ],
 )
 def test_the_difference_of_two_outputs(

@@ -106,20 +106,6 @@ def test_the_mirror_keeps_what_the_run_keeps(tmp_path: Path) -> None:
     assert run.reports == [f"mirror     {URL}/r has the checkpoint of step 5"]
 
 
-def test_a_lost_run_is_restored_with_its_best_checkpoint_and_its_records(tmp_path: Path) -> None:
-    run = Copied(tmp_path, keep=1)
-    for step in (1, 2, 3):
-        run.save(step, 1)
-    whole = {path.relative_to(run.path): path for path in run.path.rglob("*.*") if path.is_file()}
-    assert restored(tmp_path / "new") == [f"restored the checkpoint of step 3 from {URL}/r"]
-    for name, path in whole.items():
-        if name.name != "model.safetensors":
-            assert (tmp_path / "new/r" / name).read_bytes() == path.read_bytes()
-    found = {path.name for path in (tmp_path / "new/r").rglob("*.*")}
-    assert found == {path.name for path in whole.values()} - {"model.safetensors"}
-    assert restored(tmp_path / "new") == []  # nothing is newer
-
-
 def test_a_folder_that_was_removed_during_the_training_keeps_its_copies(tmp_path: Path) -> None:
     run = Copied(tmp_path, keep=1)
     for step in (1, 2):
@@ -293,23 +279,6 @@ def test_the_copies_of_another_run_are_neither_used_nor_replaced(tmp_path: Path)
         restored(tmp_path / "two")
 
 
-def test_a_failure_is_logged_once_and_the_last_copy_is_tried_again(tmp_path: Path) -> None:
-    run = Copied(tmp_path)
-    Storages.fail(OSError(5, f"error of the server, key {SECRET}"))
-    run.save(1)
-    run.save(2)
-    Storages.work()
-    run.mirror.finish()
-    first, last = run.reports
-    assert first == (
-        f"--mirror: a checkpoint could not be copied to {URL}/r (OSError: [Errno 5] error of the "
-        "server, key (not shown)): the training continues, and the next checkpoint is copied "
-        "again; the same cause is not logged again"
-    )
-    assert last == f"mirror     {URL}/r has the checkpoint of step 2; 2 copies failed"
-    assert stored_steps() == [2]
-
-
 def test_a_storage_that_hangs_delays_neither_saves_nor_the_end(tmp_path: Path) -> None:
     released, hanging = threading.Event(), threading.Event()
 
@@ -355,21 +324,6 @@ def test_a_step_that_is_saved_again_during_its_copy_is_copied_again(tmp_path: Pa
         for folder in (tmp_path, tmp_path / "new")
     )
     assert here == there
-
-
-def test_a_signal_limits_the_wait_for_the_last_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    released = threading.Event()
-    Storages.before = staticmethod(lambda operation, path: operation == "put" and released.wait(60))
-    monkeypatch.setattr("trainer.run.mirror.STOP_S", 0.05)
-    run = Copied(tmp_path)
-    run.start_to_save(1)
-    run.stop.signal_name = "SIGTERM"
-    run.mirror.finish()
-    assert run.reports[-1].endswith("the last copy was not finished in time")
-    released.set()
-    assert has_ended(run.mirror)
 
 
 def test_a_slow_storage_gets_the_newest_checkpoint_and_not_each_one(tmp_path: Path) -> None:

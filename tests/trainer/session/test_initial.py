@@ -1,7 +1,6 @@
 """Start from the weights of another run or of a file (--init), and train some (--freeze)."""
 
 import os
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -188,12 +187,6 @@ _PREPARES = [
     (lambda here: torch.save(MakesFolder(Path("ran")), "w.pt"), ["--init", "w.pt"],
      "w.pt has no weights that can be loaded (it has an object of posix.mkdir, and only tensors, "
      "numbers and texts are read): use a .safetensors"),
-    (
-        # As whole pickles of another protocol, of which torch warns.
-        lambda here: Path("w.pt").write_bytes(pickle.dumps(MakesFolder(Path("ran")), 4)),
-        ["--init", "w.pt"],
-        "w.pt has no weights that can be loaded (it is damaged, or torch.save did not write it",
-    ),
     (lambda here: os.mkfifo("w.pt"), ["--init", "w.pt"],
      "--init w.pt is not a file: give the folder of a run, or a file of weights"),
     (lambda here: torch.save({"net": _state(), "epoch": 3}, "w.pt"), ["--init", "w.pt"],

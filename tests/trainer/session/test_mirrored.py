@@ -17,7 +17,7 @@ from tests.support.storages import Storages
 from tests.support.tiny import TINY
 from tests.support.unsafe_pickle import MakesFolder
 from trainbox.contract.config import Config
-from trainbox.contract.errors import Preempted, StorageFailure, WrongUse
+from trainbox.contract.errors import Preempted, StorageFailure
 from trainbox.contract.sidecar import write_checkpoint
 from trainer.parallel.world import World
 from trainer.run.mirror import mirrored
@@ -172,19 +172,6 @@ def test_an_empty_url_overrides_the_environment(
     assert not Storages.store
     here.succeeds(*words)
     assert "mirror     faulty://bucket/prefix/r has" in here.command(*words)[1]
-
-
-def test_a_mirror_with_another_run_and_resume_never_are_refused(here: Here) -> None:
-    here.train(mirror=URL)
-    shutil.rmtree(here.path())
-    with pytest.raises(WrongUse, match="^--resume never was given, but faulty"):
-        here.train(mirror=URL, resume="never")
-    with pytest.raises(WrongUse, match="was started with other settings"):
-        here.train(mirror=URL, seed=1)
-    shutil.rmtree(here.path())
-    here.train()
-    with pytest.raises(WrongUse, match=f"^{URL}/r has another run, with the id "):
-        here.train(mirror=URL)
 
 
 @pytest.mark.waits

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support import tiny
-from tests.support.here import Here, StopAfter, close_files, open_files
+from tests.support.here import Here, StopAfter
 from tests.support.pictures import make_pictures
 from tests.support.tiny import TINY, Tiny
 from trainbox.contract.config import Config
@@ -31,7 +31,6 @@ from trainer.run.compare import manifest_differences
 from trainer.run.run_log import RunLog
 from trainer.session.agreement import refuse_difference
 from trainer.session.settle import settle
-from trainer.system.signals import StopRequest
 
 
 def _equation(
@@ -364,13 +363,6 @@ def test_an_unwritable_run_folder_is_refused_with_code_4_before_the_data_are_rea
     assert out == ""  # before any data was read
 
 
-def test_a_null_setting_in_config_json_is_reported_as_damage(here: Here) -> None:
-    here.stopped(2)
-    here.edit("config.json", threads=None)
-    err = here.refused(*_AGAIN)
-    assert err == "trainbox: runs/r/config.json is damaged (threads is null): restore it\n"
-
-
 @pytest.mark.parametrize("text", ["{", '{"no_such_setting": 1}', "null"])
 def test_a_damaged_config_json_is_reported(here: Here, text: str) -> None:
     here.path().mkdir(parents=True)
@@ -378,32 +370,6 @@ def test_a_damaged_config_json_is_reported(here: Here, text: str) -> None:
     err = here.refused("train", TINY, "--device", "cpu", "--run", "r")
     assert err.startswith("trainbox: runs/r/config.json is not a configuration (")
     assert "restore it or use another --run" in err
-
-
-def test_a_failed_call_releases_the_run_while_its_error_is_referenced(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A caller may train several times in one process, so no file or lock may stay open."""
-    opened: list[RunLog] = []
-    init = RunLog.__init__
-
-    def note(self: RunLog, path: Path, rank: int) -> None:
-        opened.append(self)
-        init(self, path, rank)
-
-    from trainer.session.train import train_task
-
-    monkeypatch.setattr(RunLog, "__init__", note)
-    stop = StopRequest()
-    stop.signal_name = "SIGTERM"  # before the first step
-    try:
-        for _ in range(2):
-            with pytest.raises(Preempted):
-                train_task(Config(task=TINY), stop, "cpu", Path("runs"), "r", Path("data"), "auto")
-        assert [file.name for run in opened for file in open_files(run)] == []
-    finally:
-        for run in opened:
-            close_files(run)
 
 
 def test_the_heartbeat_file_is_touched(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -711,29 +677,6 @@ def test_a_fifo_in_a_runs_folder_is_an_error_at_once(here: Here, name: str) -> N
     assert code in (2, 4)
     assert name in err
     assert err.count("\n") == 1
-
-
-def test_two_losses_are_logged_by_name_and_as_a_sum(here: Here) -> None:
-    here.train(task="tests.support.tiny:FigureCount", log_steps=1, max_steps=3)
-    for entry in here.entries("train"):
-        assert entry["loss_tenth"] == pytest.approx(entry["loss_squared_error"] / 10)
-        assert entry["loss"] == pytest.approx(1.1 * entry["loss_squared_error"])
-    assert len(here.entries("validation")[-1]["sums"]) == 4
-    here.train("single", log_steps=1, max_steps=1)
-    assert [name for name in here.entries("train", "single")[0] if "loss" in name] == ["loss"]
-
-
-def test_a_traceback_is_written_to_the_runs_log(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(_task: Any) -> Any:
-        raise RuntimeError("no such layer")
-
-    monkeypatch.setattr(Tiny, "build_model", broken)
-    here.refused("train", TINY, "--device", "cpu", "--run", "r")
-    log = (here.path() / "logs/rank-0.log").read_text()
-    assert "Traceback (most recent call last)" in log
-    assert log.rstrip().endswith("RuntimeError: no such layer")
 
 
 def test_a_task_that_calls_sys_exit_has_not_trained(here: Here) -> None:

@@ -258,16 +258,6 @@ def test_a_trial_without_a_finite_value_of_the_metric_has_failed(opened: Open) -
     ]
 
 
-def test_a_process_that_claims_a_lost_trial_is_not_mistaken_for_the_lost_one(opened: Open) -> None:
-    lost, third = opened(owner="x no/where 1 1"), opened(owner="third")
-    trial = lost.claim()
-    assert trial
-    third._back(trial.id)
-    again = third._study.ask()  # claimed, and its owner not yet written
-    assert again.user_attrs["owner"] == ""
-    assert opened(owner="fourth").give_back_of_the_lost() == 0
-
-
 def test_a_study_that_is_not_started_cannot_be_shown(opened: Open) -> None:
     missing = r"^sweep s does not exist: start it with `.*sweep TASK --name s`$"
     with pytest.raises(WrongUse, match=missing):
@@ -305,22 +295,6 @@ def test_a_sampler_draws_each_combination_once(sampler: str, tmp_path: Path) -> 
         drawn.append((trial.point["a"], trial.point["layers"]))
         view.done(trial, {"loss": 1.0 * trial.number}, 0.0)
     assert sorted(drawn) == [(a, layers) for a in (1, 2) for layers in (1, 2, 3, 4, 5)]
-
-
-def test_a_sampler_that_repeats_itself_draws_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two numbers that differ by less than three digits are the same trial."""
-    numbers = iter([0.012341, 0.012342, 0.012343, 0.0567, 0.05671, 0.02])
-
-    def next_number(*_: Any) -> float:
-        return next(numbers)
-
-    monkeypatch.setattr(TPESampler, "sample_independent", next_number)
-    ranges = {"lr": Range(1e-4, 1.0, True)}
-    view = open_study(None, tmp_path, "s", Sweep(Config(), {}, ranges, 1, "tpe", 3, "min:loss"))
-    drawn = [trial.point["lr"] for trial in (view.claim(), view.claim(), view.claim()) if trial]
-    assert drawn == [0.0123, 0.0567, 0.02]
 
 
 @pytest.mark.parametrize(
