@@ -1,6 +1,7 @@
 """A loss that is not finite: exit code 6, with its cause in the data if that is found."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +36,26 @@ class _Read(Dataset[Any]):
         return self._dataset[index]
 
 
-@pytest.mark.parametrize(
-    ("value", "read", "rehearses"),
-    [(math.nan, False, False), (-math.inf, True, False), (math.nan, False, True)],
-)
+@pytest.mark.parametrize(("value", "read"), [(math.nan, False), (-math.inf, True)])
 def test_a_bad_number_of_an_example_is_named(
-    here: Here, monkeypatch: pytest.MonkeyPatch, value: float, read: bool, rehearses: bool
+    here: Here, monkeypatch: pytest.MonkeyPatch, value: float, read: bool
 ) -> None:
-    """Also by the rehearsal, before it saves weights that are not finite."""
-    here.rehearses = rehearses
     dataset = _with_a_bad_example(value)
     monkeypatch.setattr(Tiny, "train_dataset", lambda *_: _Read(dataset) if read else dataset)
     err = here.refused("train", TINY, "--device", "cpu", "--run", "r", "--workers", "0", code=6)
     assert f": example {_BAD} of the training set has a number that is infinite or NaN: " in err
     assert "--lr" not in err
+
+
+def test_the_rehearsal_names_an_example_before_it_saves_weights_that_are_not_finite(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.rehearses = True
+    inputs_N4, targets_N = Tiny().train_dataset(Path()).tensors
+    dataset = TensorDataset(inputs_N4 * math.nan, targets_N)
+    monkeypatch.setattr(Tiny, "train_dataset", lambda *_: dataset)
+    err = here.refused("train", TINY, "--device", "cpu", "--run", "r", code=6)
+    assert re.search(r"by step 1: example \d+ of the training set has a number that is", err)
 
 
 def test_a_rate_that_is_too_high_is_named_with_the_best_checkpoint(

@@ -54,7 +54,8 @@ def test_a_loss_that_is_not_finite_is_not_saved(
     monkeypatch: pytest.MonkeyPatch, name: str, saved: list[str]
 ) -> None:
     """A metric of the training may be NaN."""
-    monkeypatch.setattr("trainer.loop.not_finite.not_finite", lambda _job, what: Failure(f"{what} is"))
+    fails = lambda _job, what: Failure(f"{what} is")  # noqa: E731
+    monkeypatch.setattr("trainer.loop.not_finite.not_finite", fails)
     job: Any = _Parts(gathers_states=False)
     job.state.capture = lambda _strategy: {"running": {"fine": [1.0], name: [1.0, math.nan]}}
     job.state.progress = SimpleNamespace(step=7, best_step=None)
