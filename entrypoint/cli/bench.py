@@ -11,7 +11,7 @@ from entrypoint.bench import report, tables
 from entrypoint.bench.runs import Bench, write_files, writing
 from entrypoint.cli.verb import verb
 from entrypoint.driver.process import count_visible
-from entrypoint.system.cpus import usable_cpus
+from entrypoint.system.cgroup import usable_cpus
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.secret_rule import shown_variable
 from trainbox.contract.streams import message

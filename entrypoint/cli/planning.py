@@ -15,7 +15,7 @@ from entrypoint.driver.process import Driver, detect, visible_to_cuda
 from entrypoint.launch.cluster import detect_cluster
 from entrypoint.launch.plan import LaunchPlan, plan_launch
 from entrypoint.launch.request import LaunchRequest
-from entrypoint.system.cpus import usable_cpus
+from entrypoint.system.cgroup import usable_cpus
 from entrypoint.system.infiniband import read_infiniband
 from entrypoint.system.torch_build import torch_architectures
 from trainbox.contract.config import Config, check, check_strategy

@@ -17,10 +17,8 @@ from pathlib import Path
 
 from entrypoint.doctor.redaction import Hidden, other_hosts, private_names
 from entrypoint.health.node import nearest
-from entrypoint.system.cgroup import file_text, levels
-from entrypoint.system.cpus import usable_cpus
+from entrypoint.system.cgroup import file_text, levels, memory_of_cgroups, usable_cpus
 from entrypoint.system.infiniband import read_infiniband
-from entrypoint.system.memory import memory_of_cgroups
 from entrypoint.system.revision import revision
 from trainbox.contract.build_info import build_info
 

@@ -9,10 +9,8 @@ from pathlib import Path
 from entrypoint.driver.readings import Readings
 from entrypoint.health.limits import Limits
 from entrypoint.health.verdict import Finding, Result
-from entrypoint.system.cgroup import file_text
-from entrypoint.system.cpus import usable_cpus
+from entrypoint.system.cgroup import file_text, memory_of_cgroups, usable_cpus
 from entrypoint.system.infiniband import InfiniBand, read_infiniband
-from entrypoint.system.memory import memory_of_cgroups
 from entrypoint.system.torch_build import torch_architectures, torch_cuda
 
 _MIB = 2**20

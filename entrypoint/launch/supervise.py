@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple, Protocol
 
-from entrypoint.system.memory import CgroupMemory, memory_of_cgroups, used_up_since
+from entrypoint.system.cgroup import CgroupMemory, memory_of_cgroups, used_up_since
 from trainbox.contract.errors import ExitCode, shell_code, stopped_without_loss
 from trainbox.contract.processes import (
     STOP_SIGNALS,

@@ -4,16 +4,21 @@ Each other node keeps its connection to node 0 open. TCP keepalive shows whether
 still answers.
 """
 
+import ipaddress
 import selectors
 import socket
+import struct
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from trainbox.contract.errors import ExitCode
 from trainer.launch.connection import Connection
-from trainer.launch.interface import interface_of
 from trainer.launch.messages import End
+
+_SIOCGIFADDR = 0x8915  # Linux: read the IPv4 address of an interface
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Meeting:
         None if the connection uses another than the first IPv4 address of its interface. None on
         systems other than Linux.
         """
-        return interface_of(self.connections[0].socket.getsockname()[0])
+        return _interface_of(self.connections[0].socket.getsockname()[0])
 
     def watch(self, on_end: Callable[[End], None]) -> None:
         """Call `on_end`, on a new thread, when another node exits or is lost.
@@ -85,3 +90,30 @@ def _end_of(connection: Connection) -> End | None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         return End(f"{connection.name} is lost ({reason})", ExitCode.NETWORK)
+
+
+def _interface_of(address: str) -> str | None:
+    """Return the name of the interface that has `address`, or None if it is not found."""
+    if sys.platform != "linux":
+        return None
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if ip.is_loopback:
+        return "lo"
+    # Linux lists IPv6 addresses in a file, and it returns the first IPv4 address by an ioctl.
+    if ip.version == 6:
+        rows = [
+            row.split()
+            for row in Path("/proc/net/if_inet6").read_text(encoding="utf-8").splitlines()
+        ]
+        return next((row[5] for row in rows if int(row[0], 16) == int(ip)), None)
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:
+                continue  # the interface has no IPv4 address
+            if answer[20:24] == ip.packed:
+                return name
+    return None

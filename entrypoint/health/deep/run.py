@@ -22,7 +22,7 @@ from entrypoint.health.deep.cases import (
 )
 from entrypoint.health.limits import Limits
 from entrypoint.health.verdict import Finding, Result, Verdict
-from entrypoint.system.cpus import usable_cpus
+from entrypoint.system.cgroup import usable_cpus
 from trainbox.contract.processes import die_with_parent, kill_tree
 
 

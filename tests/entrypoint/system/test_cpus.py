@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.system.cpus import usable_cpus
+from entrypoint.system.cgroup import usable_cpus
 
 HOST_CPUS = 64
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.system.memory import CgroupMemory, memory_of_cgroups, used_up_since
+from entrypoint.system.cgroup import CgroupMemory, memory_of_cgroups, used_up_since
 
 _MIB = 2**20
 _NONE = CgroupMemory(None, None, None)
