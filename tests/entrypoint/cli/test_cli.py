@@ -261,7 +261,8 @@ def test_all_options_of_train_are_listed_in_sections(forked: Trainbox) -> None:
         *("Launch", "Health", "Cluster"),
         *("Training", "Batch", "Same bits", "Validation", "Storage"),
     ]
-    assert option_names(ended.out) == declared_options("train")
+    declared = {f"--{row.key}" for row in options.options("train") if not row.hidden}
+    assert option_names(ended.out) == declared
     assert options_of(forked("plan", "--help-all").out) == options_of(ended.out)
 
 
@@ -287,10 +288,6 @@ def option_names(page: str) -> set[str]:
         re.split(r"[ ,]", line.replace("-h, ", "").strip())[0]
         for line in re.findall(r"^  -.*", page, re.MULTILINE)
     }
-
-
-def declared_options(command: str) -> set[str]:
-    return {f"--{row.key}" for row in options.options(command) if not row.hidden}
 
 
 # The plan as JSON, and launch options from arguments and from the environment.

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import Ended
 from tests.support.forked import ForkedTrainbox
 from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.options import COMMANDS
@@ -99,24 +98,15 @@ def test_a_wrong_file_is_refused_with_the_key(
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
 
 
-@pytest.fixture
-def sweep(forked: ForkedTrainbox) -> Callable[..., Ended]:
-    """Start a sweep that the trainer refuses after the plan, or earlier."""
-
-    def call(text: str) -> Ended:
-        (forked.folder / "exp.toml").write_text(text)
-        return forked("sweep", "--config", "exp.toml", "--run", "x")
-
-    return call
-
-
-def test_a_sweep_reads_the_launch_table_and_per_gpu(sweep: Callable[..., Ended]) -> None:
-    text = "[launch]\nprocesses = 2\ndevice = 'cpu'\nnnodes = 2\nstrategy = 'fsdp'\n"
-    # It got as far as the trainer's check.
-    assert sweep(text + "[sweep]\nper-gpu = 2\n").err.startswith("trainbox: --run and --resume are")
-    ended = sweep(text + "[sweep]\nper-gpu = 0\n")
-    assert ended.err == "trainbox: exp.toml: [sweep] per-gpu = 0: 0 is less than 1\n"
-    assert ended.code == 2
+def test_a_sweep_reads_the_launch_table_and_per_gpu(forked: ForkedTrainbox) -> None:
+    text = "[launch]\nprocesses = 2\ndevice = 'cpu'\nnnodes = 2\nstrategy = 'fsdp'\n[sweep]\n"
+    for per_gpu, message in (
+        (2, "--run and --resume are"),  # it got as far as the trainer's check
+        (0, "exp.toml: [sweep] per-gpu = 0: 0 is less than 1\n"),
+    ):
+        (forked.folder / "exp.toml").write_text(f"{text}per-gpu = {per_gpu}\n")
+        ended = forked("sweep", "--config", "exp.toml", "--run", "x")
+        assert (ended.code, ended.err.startswith(f"trainbox: {message}")) == (2, True)
 
 
 def test_help_does_not_need_the_file(forked: ForkedTrainbox) -> None:
