@@ -42,13 +42,6 @@ class _Begins:
     reading: str
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """The error that the forked process sends instead of an answer."""
-
-    text: str
-
-
 def deadline_s() -> float:
     """Return the seconds to wait for the driver, from the environment or DEADLINE_S.
 
@@ -153,11 +146,9 @@ class Driver:
             if isinstance(reply, _Begins):
                 self._reading = reply.reading
         self.waiting_since_s = None
-        if isinstance(reply, _Failure):
+        if isinstance(reply, DeviceMissing):
             self.died_at_s = time.monotonic()
-            raise DeviceMissing(
-                f"the query of the NVIDIA driver failed{self._where()}: {reply.text}"
-            )
+            raise DeviceMissing(f"the query of the NVIDIA driver failed{self._where()}: {reply}")
         return reply
 
     def _where(self) -> str:
@@ -270,7 +261,7 @@ def serve(asked: int, answered: int, kept: Sequence[int], left_out: Sequence[str
         os._exit(0)
     except BaseException as error:  # noqa: BLE001 - sent to the parent
         with contextlib.suppress(OSError):
-            _send(answered, _Failure(f"{type(error).__name__}: {error}"))
+            _send(answered, DeviceMissing(f"{type(error).__name__}: {error}"))
         os._exit(1)
 
 

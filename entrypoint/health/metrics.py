@@ -17,18 +17,9 @@ from prometheus_client.registry import Collector
 
 from entrypoint.health.figures import FIGURES
 from entrypoint.health.screen import closing_line
-from entrypoint.health.verdict import Result, Verdict
+from entrypoint.health.verdict import LEVELS, Result, Verdict
 from entrypoint.system.torch_build import torch_cuda
 
-# Prometheus alerts compare these numbers. From 3 on, a run must not start.
-LEVELS = {
-    Result.NA: -1,
-    Result.PASS: 0,
-    Result.INFO: 1,
-    Result.WARN: 2,
-    Result.UNKNOWN: 3,
-    Result.CRITICAL: 4,
-}
 _XIDS = ("trainbox_gpu_xids", "Xids since the monitor was started")
 _LAST_XID = ("trainbox_gpu_last_xid", "The newest Xid since the monitor was started, 0 for none")
 _GPU = ("gpu", "uuid", "name")

@@ -20,14 +20,15 @@ class Result(StrEnum):
 
 
 # The result of a verdict is the worst of its findings. NA, a feature that the hardware does not
-# have, never makes it worse.
-_WEIGHT = {
-    Result.NA: 0,
-    Result.PASS: 1,
-    Result.INFO: 2,
-    Result.WARN: 3,
-    Result.UNKNOWN: 4,
-    Result.CRITICAL: 5,
+# have, never makes it worse. Prometheus alerts compare these numbers: from 3 on, a run must not
+# start.
+LEVELS = {
+    Result.NA: -1,
+    Result.PASS: 0,
+    Result.INFO: 1,
+    Result.WARN: 2,
+    Result.UNKNOWN: 3,
+    Result.CRITICAL: 4,
 }
 
 
@@ -191,9 +192,9 @@ class Verdict:
 
 def worst(results: Iterable[Result]) -> Result:
     """Return the most severe of `results`, or PASS without results."""
-    return max((Result.PASS, *(r for r in results if r is not Result.NA)), key=_WEIGHT.__getitem__)
+    return max((Result.PASS, *(r for r in results if r is not Result.NA)), key=LEVELS.__getitem__)
 
 
 def by_weight(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings with the most severe first, otherwise in their order."""
-    return sorted(findings, key=lambda finding: -_WEIGHT[finding.result])
+    return sorted(findings, key=lambda finding: -LEVELS[finding.result])

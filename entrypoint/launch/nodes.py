@@ -94,14 +94,11 @@ def _check_endpoint(endpoint: str) -> None:
 
 
 def _is_host(host: str) -> bool:
-    """Return whether the resolver accepts `host`.
-
-    The resolver fails on a name with a part that is empty or too long.
-    """
-    if ":" not in host:
-        return all(0 < len(part) < 64 for part in host.removesuffix(".").split("."))
+    """Return whether `host` is an IPv6 address, or a name that the resolver can encode."""
     try:
-        ipaddress.ip_address(host)
-    except ValueError:  # for example the part of ::1 before its last colon
+        ipaddress.ip_address(host) if ":" in host else host.encode("idna")
+    except (
+        ValueError
+    ):  # for example the part of ::1 before its last colon, or a long part of a name
         return False
     return True

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from entrypoint.driver import nvml
+from entrypoint.driver.process import Driver
 from tests.support.commands import clean_environment
 from tests.support.nvml_stub.build import stub_env, write_config
+from trainbox.contract.errors import DeviceMissing
 
 # Orphans of the command become children of this program, which counts them.
 _COUNT_ORPHANS = """
@@ -95,3 +97,12 @@ def test_a_reading_that_was_left_out_is_made_again_after_minutes(
     assert str(read()) == "left out: an earlier call crashed or hung"
     now_s += nvml.RETRIED_AFTER_S
     assert read() == 33
+
+
+def test_an_error_in_the_process_is_reported_with_its_type() -> None:
+    driver = Driver()
+    driver.ask("no_such_question")
+    with pytest.raises(DeviceMissing, match="^the query of the NVIDIA driver failed: Attribute"):
+        driver.answer()
+    assert driver.died_at_s is not None
+    driver.close()
