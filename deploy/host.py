@@ -42,6 +42,11 @@ NOT_MOUNTED = (
     "/ ./ runs/ data/ /workspace/ /workspace/runs/ /workspace/data/ /tmp/ /opt/ /bin/ /sbin/ /lib/ "
     "/lib64/ /usr/* /etc/* /proc/* /sys/* /dev/* /opt/venv/* /opt/trainbox/*"
 ).split()
+# What this file, the Makefile and its build of the image read besides.
+_OF_MAKE = (
+    "ARGS CONFIG SCRIPT MODULE RUN_OPTIONS RUN FILES RUN_IN IMAGE BUILD BASE_IMAGE COMPILE "
+    "REQUIREMENTS DOCKER_BUILD_FLAGS PYTHON VENV SHELL V HOST_GPUS INFINIBAND NVIDIA_DEVICE"
+).split()
 KINDS = ("docker-gpu", "docker-cpu", "venv")
 _OF_RUN = ("verify", "evaluate", "predict", "export")  # these need RUN
 _WITH_CONFIG = ("train", "plan", "sweep")  # of a task
@@ -130,6 +135,26 @@ def is_of_script(verb: str, env: Mapping[str, str]) -> bool:
     return verb == "run" or bool(named and verb in ("plan", "sweep", "drill"))
 
 
+def check_settings(verb: str, env: Mapping[str, str]) -> None:
+    """Check that the verb uses each setting of make's command line.
+
+    A script may read other variables, and exported ones may be for other programs.
+
+    Raises:
+        Refusal: it does not use one of them.
+    """
+    of_script = is_of_script(verb, env)
+    for name in re.findall(r"(?<!\\) ([A-Za-z_]\w*)=(?=\S)", env.get("MAKEFLAGS", "")):
+        if name == "CONFIG" and (of_script or verb not in _WITH_CONFIG):
+            what = f"{verb} of a script" if of_script else verb
+            raise Refusal(f"make {what} does not use CONFIG: drop it")
+        if not of_script and not _matches(name, (*SETTINGS, *_OF_COMPOSE, *_HANDED_ON, *_OF_MAKE)):
+            raise Refusal(
+                f"make {verb} does not use {name}: write options of trainbox in ARGS, as in "
+                "ARGS='--epochs 5' (`make help` lists the settings)"
+            )
+
+
 def project(env: Mapping[str, str]) -> tuple[str, list[str]]:
     """Return the folder of the script, or "" for this one, and the arguments that name it."""
     script, module, folder = (env.get(n, "") for n in ("SCRIPT", "MODULE", "PROJECT_DIR"))
@@ -168,12 +193,8 @@ def task_folder(env: Mapping[str, str]) -> str:
 
 def config_words(verb: str, env: Mapping[str, str], kind: str) -> tuple[list[str], list[str]]:
     """Return the arguments of trainbox for CONFIG, and those of Docker that mount the file."""
-    config, of_script = env.get("CONFIG", ""), is_of_script(verb, env)
-    if not config or of_script or verb not in _WITH_CONFIG:
-        # An exported variable of this name may be for the script itself.
-        if config and re.search(r"(?<!\\) CONFIG=", env.get("MAKEFLAGS", "")):
-            what = f"{verb} of a script" if of_script else verb
-            raise Refusal(f"make {what} does not use CONFIG: drop it")
+    config = env.get("CONFIG", "")
+    if not config or is_of_script(verb, env) or verb not in _WITH_CONFIG:
         return [], []
     if kind == "venv":
         return ["--config", config], []
@@ -301,10 +322,11 @@ def _given(env: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
 
 
 def _handed_on(env: Mapping[str, str]) -> list[str]:
-    def matches(name: str, patterns: Iterable[str]) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in patterns)
+    return sorted(n for n in env if _matches(n, _HANDED_ON) and not _matches(n, _OF_THIS_MACHINE))
 
-    return sorted(n for n in env if matches(n, _HANDED_ON) and not matches(n, _OF_THIS_MACHINE))
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 # Effects: what the machine has, and what runs.
@@ -415,6 +437,7 @@ def main(verb: str) -> None:
         make(env, "lock-venv" if kind == "venv" else "lock-docker")
         return
     # A mistake is found before the image is built.
+    check_settings(verb, env)
     command = in_venv(verb, env) if kind == "venv" else in_docker(verb, env, machine, kind)
     ready(verb, env, kind)
     variables = {**env, **command.variables}

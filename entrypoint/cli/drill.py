@@ -10,7 +10,6 @@ from entrypoint.cli.verb import ScriptCommand, verb
 from entrypoint.driver.process import count_visible
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import from_here
-from trainbox.contract.options import MOST_PROCESSES
 
 
 @verb("drill")
@@ -96,7 +95,7 @@ def drill_run(
     gpus = 0 if cpu else count_visible()
     if counts and torchrun is False:
         raise WrongUse("--no-torchrun and --processes contradict each other: drop one")
-    if max(counts or (1,)) > (gpus or MOST_PROCESSES):
+    if gpus and max(counts or (1,)) > gpus:
         raise WrongUse(
             f"--processes {max(counts or (1,))} needs as many GPUs, and {gpus} are visible: use "
             "fewer, or --cpu"

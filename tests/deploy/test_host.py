@@ -37,6 +37,7 @@ def test_where_a_verb_runs(env: dict[str, str], machine: Machine, expected: str)
 
 def command(verb: str, env: dict[str, str], machine: Machine) -> host.Command:
     kind = host.place(env, machine)
+    host.check_settings(verb, env)
     if kind == "venv":
         return host.in_venv(verb, env)
     return host.in_docker(verb, env, machine, kind)
@@ -156,6 +157,9 @@ _REFUSED: list[tuple[str, dict[str, str], Machine, str]] = [
        f"make {verb}{' of a script' * bool(script)} does not use CONFIG: drop it")
       for verbs, script in (("bench verify", {}), ("run plan sweep drill", {"SCRIPT": "a.py"}))
       for verb in verbs.split()),
+    ("train", {"MAKEFLAGS": "n -- ARGS=--x\\ Y=1 GPUS=0 TRAINBOX_LR=1 EPOCHS=1"}, Machine(),
+     "make train does not use EPOCHS: write options of trainbox in ARGS, as in ARGS='--epochs 5' "
+     "(`make help` lists the settings)"),
     # The mount would hide other files of the container.
     *(("train", {"TASK": f"{folder}a.py:A"}, _CPU,
        f"{folder}a.py:A: the container cannot mount the folder of this file: move the file into a "
@@ -175,7 +179,9 @@ def test_a_machine_or_setting_that_is_refused(
 
 @pytest.mark.parametrize("env", [{"CONFIG": "model.yaml"}, {"CONFIG": "", "MAKEFLAGS": " CONFIG="}])
 def test_an_exported_or_empty_config_is_not_refused(env: dict[str, str]) -> None:
-    assert str(host.in_venv("run", {"SCRIPT": "train.py", **env})) == f"{_HERE} run train.py"
+    settings = {"SCRIPT": "train.py", **env}
+    host.check_settings("run", settings)
+    assert str(host.in_venv("run", settings)) == f"{_HERE} run train.py"
 
 
 _SETTINGS = "GPUS=2 GPU_IDS=0,2 STRATEGY=dp PROCESSES=2 DEVICE=cpu NNODES=1 NODE_RANK=0"

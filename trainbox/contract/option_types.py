@@ -85,12 +85,12 @@ class GpuCount(click.ParamType[int | str]):
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
-    """A list of different whole numbers of at least `low`, as in 1,2,4. Returned in order."""
+    """A list of different whole numbers from `low` to `high`, as in 1,2,4. Returned in order."""
 
     name = "N,N,..."
 
-    def __init__(self, low: int) -> None:
-        self.low = low
+    def __init__(self, low: int, high: int = 2**53) -> None:
+        self.low, self.high = low, high
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -105,7 +105,7 @@ class Numbers(click.ParamType[tuple[int, ...]]):
                 param,
                 ctx,
             )
-        numbers = [Whole(self.low).convert(text, param, ctx) for text in texts]
+        numbers = [Whole(self.low, self.high).convert(text, param, ctx) for text in texts]
         if len(set(numbers)) < len(numbers):
             self.fail(f"{value!r} repeats a number: give each number once", param, ctx)
         return tuple(sorted(numbers))

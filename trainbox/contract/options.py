@@ -425,7 +425,7 @@ _CPU = Option("--cpu", bool, "Train on CPU processes even if there are GPUs.")
 _BENCH: tuple[Row, ...] = (
     Option("--gpus", Numbers(1), "Numbers of GPUs. Default: 1, 2, 4 ... and all visible.",
         name="counts", variables=("GPUS",)),
-    Option("--processes", Numbers(1),
+    Option("--processes", Numbers(1, MOST_PROCESSES),
         "Numbers of CPU processes. Default without GPUs: 1, 2 ... up to 4.",
         variables=("PROCESSES",)),
     Option("--device", click.Choice(["auto", "cuda", "cpu"]), "Device to measure. Default: auto.",
@@ -465,7 +465,7 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
         Option("--compare", None,
             "File in the run folder with the result: .safetensors, .pt, .npz, .csv, .json.",
             name="file", metavar="FILE", required=True),
-        Option("--processes", Numbers(1),
+        Option("--processes", Numbers(1, MOST_PROCESSES),
             "Numbers of GPUs or CPU processes. Default: all visible GPUs, or 1 process.",
             name="counts"),
         Option("--kills", Whole(1, 100), "Kills of each training, by SIGKILL and SIGTERM in turn.",

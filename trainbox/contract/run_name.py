@@ -40,8 +40,8 @@ def check_run_name(name: str | None, option: str = "--run") -> None:
     """Raise WrongUse if `name`, the value of `option`, cannot be the name of a folder."""
     if name is not None and not is_run_name(name):
         raise WrongUse(
-            f"{option} {name!r} must be a folder name, not a path: set the parent folder with "
-            "--runs-dir"
+            f"{option} {name!r} must be a folder name of at most 255 bytes, not a path: set the "
+            "parent folder with --runs-dir"
         )
 
 

@@ -562,7 +562,8 @@ NO_NAMES = ["../x", "..", ".", ".hidden", "/x", "a/", "a\nb", "\x1b[2J", "\u202e
 def test_a_run_must_be_a_name_and_not_a_path(check: Command, name: str) -> None:
     text = refused(check("--run", name))
     assert text == (
-        f"--run {name!r} must be a folder name, not a path: set the parent folder with --runs-dir"
+        f"--run {name!r} must be a folder name of at most 255 bytes, not a path: set the "
+        "parent folder with --runs-dir"
     )
 
 

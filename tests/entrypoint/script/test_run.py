@@ -549,10 +549,10 @@ def test_a_drill_on_more_processes_than_gpus_trains_nothing(
 REFUSALS = [
     (("run",), "no script is named: name it, as in `trainbox run train.py -- --epochs 3`"),
     (("run", "no.py"), "the script no.py cannot be read"),
-    (("run", "--run", "a/b", "train.py"), "--run 'a/b' must be a folder name, not a path"),
-    (("run", "--run", "", "train.py"), "--run '' must be a folder name, not a path"),
-    (("run", "--run", "..", "train.py"), "--run '..' must be a folder name, not a path"),
-    (("run", "--run", "a\tb", "train.py"), "--run 'a\\tb' must be a folder name, not a path"),
+    (("run", "--run", "a/b", "train.py"), "--run 'a/b' must be a folder name of at most 255"),
+    (("run", "--run", "", "train.py"), "--run '' must be a folder name of at most 255"),
+    (("run", "--run", "..", "train.py"), "--run '..' must be a folder name of at most 255"),
+    (("run", "--run", "a\tb", "train.py"), "--run 'a\\tb' must be a folder name of at most 255"),
     (("run", "--gpu", "2", "train.py"), "No such option '--gpu'"),
     # The hidden option --trial is not proposed.
     (("run", "--tria", "train.py"), "No such option '--tria'.\n"),
