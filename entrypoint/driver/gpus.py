@@ -31,6 +31,11 @@ class Gpu:
     capability: tuple[int, int] | None = None
 
     @property
+    def whole_uuid(self) -> str:
+        """The UUID of the whole GPU, of which the driver reads most values."""
+        return self.mig_parent or self.uuid
+
+    @property
     def label(self) -> str:
         """The short name that users write: `2`, or `2:1` for the second slice of GPU 2."""
         return f"{self.index}" if self.mig_index is None else f"{self.index}:{self.mig_index}"

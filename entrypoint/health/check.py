@@ -164,11 +164,7 @@ def examine(
 
 def take_sample(driver: Driver, question: Question, events: bool) -> Sample:
     """Return one sample, with a fault if the driver does not answer in time."""
-    uuids = tuple(
-        dict.fromkeys(
-            gpu.mig_parent or gpu.uuid for gpu in question.selection.gpus if not gpu.fault
-        )
-    )
+    uuids = tuple(dict.fromkeys(gpu.whole_uuid for gpu in question.selection.gpus if not gpu.fault))
     while True:
         try:
             return driver.sample(uuids, names_of(question), events)
@@ -201,9 +197,7 @@ def verdict(samples: Sequence[Sample], question: Question, node: NodeReadings | 
         if uses_gpus and not question.one_node:
             findings += judge_infiniband(node.infiniband)
     version = newest.driver.get("driver_version")
-    gpus = tuple(
-        description(gpu, newest.gpus.get(gpu.mig_parent or gpu.uuid, {})) for gpu in selection.gpus
-    )
+    gpus = tuple(description(gpu, newest.gpus.get(gpu.whole_uuid, {})) for gpu in selection.gpus)
     return _of(question, findings, gpus, version if isinstance(version, str) else None)
 
 

@@ -76,7 +76,7 @@ class Watch:
     ) -> None:
         self.events, self._ends_a_run, self._telemetry = events, ends_a_run, telemetry
         self._selection, self._limits = Selection(gpus), limits
-        uuids = tuple(dict.fromkeys(gpu.mig_parent or gpu.uuid for gpu in gpus))
+        uuids = tuple(dict.fromkeys(gpu.whole_uuid for gpu in gpus))
         names = (*names_to_read(_RULES), *(telemetry.names if telemetry else ()))
         self._questions: dict[Driver, tuple[Any, ...]] = {
             listener: ("xids", uuids),

@@ -54,7 +54,7 @@ def _of_all(sample: Sample, selection: Selection) -> Values:
     links = [readings.get("nvlink_active") for readings in sample.gpus.values()]
     return {
         "per_gpu": selection.per_gpu,
-        "gpus_in_use": len({gpu.mig_parent or gpu.uuid for gpu in selection.gpus}),
+        "gpus_in_use": len({gpu.whole_uuid for gpu in selection.gpus}),
         "nvlink_peers": tuple(each for each in links if isinstance(each, tuple)),
         "nvswitch": any(_has_nvswitch(readings) for readings in sample.gpus.values()),
     }
@@ -70,7 +70,7 @@ def _judge_gpu(
 ) -> list[Finding]:
     """Return the findings on one GPU. If the GPU does not answer, there is only one."""
     # A GPU that cannot be used, or that the driver has lost, has no values to judge.
-    uuid = gpu.mig_parent or gpu.uuid
+    uuid = gpu.whole_uuid
     if gpu.fault and gpu.fault.code == NOT_NVML:
         read = str(gpu.fault)
         return [Finding("handle", Result.CRITICAL, read, "usable", "CUDA", "use_others")]

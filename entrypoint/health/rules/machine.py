@@ -37,10 +37,7 @@ def judge_count(selection: Selection, wanted: str) -> list[Finding]:
 
 def judge_mixture(sample: Sample, selection: Selection) -> list[Finding]:
     """Return findings on differences between GPUs that train together."""
-    readings = {
-        gpu.mig_parent or gpu.uuid: sample.gpus.get(gpu.mig_parent or gpu.uuid, {})
-        for gpu in selection.gpus
-    }
+    readings = {gpu.whole_uuid: sample.gpus.get(gpu.whole_uuid, {}) for gpu in selection.gpus}
     if len(readings) < 2:
         return []
     findings = []
