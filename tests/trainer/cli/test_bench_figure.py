@@ -73,13 +73,6 @@ def test_each_scaling_has_a_panel_and_each_constant_setting_a_line() -> None:
     ]
 
 
-def test_weak_scaling_from_two_gpus_is_labelled_with_the_batch_per_gpu() -> None:
-    rows = [row("weak", 2, 128, 190), row("weak", 4, 256, 380)]
-    for one in rows:
-        one["line"]["base"] = {"count": 2, "strategy": "ddp", "batch_size": 128, "workers": None}
-    assert drawn(rows) == [{"ddp, 64 each": ([2, 4], [190, 380])}]
-
-
 def test_one_number_of_gpus_is_drawn_over_the_batch_size() -> None:
     (panel,) = drawn(
         [
@@ -103,10 +96,6 @@ def test_each_number_of_gpus_over_the_batch_size_has_a_line_within_the_limits() 
     assert all(
         axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 2020 for axes in figure(rows, "GPU").axes
     )
-
-
-def test_rows_without_a_result_are_not_drawn() -> None:
-    assert drawn([row("strong", 1, 64, None)], "process") == [{}]
 
 
 def test_the_file_is_the_same_each_time(here: Here) -> None:

@@ -333,28 +333,6 @@ def test_a_file_with_other_outputs_exits_with_8_and_is_removed(
     assert [path.name for path in (here.path() / "exports/best-pt2").iterdir()] == ["export.log"]
 
 
-def test_a_model_that_torch_cannot_export_exits_with_2(here: Here) -> None:
-    Path("branches.py").write_text(
-        textwrap.dedent("""
-        import torch
-        from tests.support.tiny import StepCounter, Tiny
-        class Model(StepCounter):
-            def forward(self, x):
-                return super().forward(x if x.sum() > 0 else -x)
-        class Branches(Tiny):
-            def build_model(self):
-                return Model()
-        """)
-    )
-    here.train(task="branches.py:Branches", max_steps=2)
-    err = here.refused(*_EXPORT)
-    assert "task Branches: the model cannot be exported (Could not guard on data-dependent " in err
-    assert "use torch.where(condition, a, b)" in err
-    folder = here.path() / "exports/best-pt2"
-    assert [path.name for path in folder.iterdir()] == ["export.log"]
-    assert "Traceback" in (folder / "export.log").read_text()
-
-
 def test_a_model_that_torch_cannot_write_as_onnx_exits_with_2(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

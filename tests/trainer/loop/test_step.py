@@ -16,27 +16,13 @@ from tests.support.tiny import Tiny
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.seeding import derive_seed
 from trainer.data.schedule import MicroBatch
-from trainer.loop.step import EagerStep, _seeds, learning_rate
+from trainer.loop.step import _seeds, learning_rate
 
 
 def test_a_learning_rate_is_the_same_as_in_a_float32_tensor_on_a_gpu() -> None:
     in_a_tensor = torch.tensor(0.1 * 0.7, dtype=torch.float32).item()
     assert learning_rate(0.1, 0.7, on_gpu=True) == in_a_tensor != 0.1 * 0.7
     assert learning_rate(0.1, 0.7, on_gpu=False) == 0.1 * 0.7
-
-
-def test_a_step_clears_all_gradients(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    left: list[object] = []
-    step = EagerStep.__call__
-
-    def stepped(self: EagerStep, needs_norm: bool) -> object:
-        norm = step(self, needs_norm)
-        left.extend(parameter.grad for parameter in self._job.state.model.parameters())
-        return norm
-
-    monkeypatch.setattr(EagerStep, "__call__", stepped)
-    here.train(max_steps=2)
-    assert left == [None] * 4
 
 
 class Bad(Tiny):

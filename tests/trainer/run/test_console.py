@@ -2,10 +2,8 @@
 
 import contextlib
 import io
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -78,22 +76,3 @@ def test_a_long_rehearsal_has_a_bar_and_no_line_in_the_log(
     assert "rehearsal   33% |" in terminal.getvalue()
     assert " 3/6 parts [00:03]" in terminal.getvalue()
     assert (tmp_path / "log").read_text() == ""
-
-
-def test_a_first_part_of_more_than_two_seconds_has_a_bar(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[Any] = []
-
-    def start(timer: threading.Timer) -> None:
-        started.append(timer)
-
-    monkeypatch.setattr(threading.Timer, "start", start)
-    terminal = _Terminal()
-    with contextlib.redirect_stderr(terminal):
-        console = Console(tmp_path / "log", prints=True)
-        console.start_rehearsal_bar(6)
-        assert (terminal.getvalue(), started[0].interval) == ("", 2.0)
-        started[0].function()
-        console.close()
-    assert "rehearsal    0% |" in terminal.getvalue()

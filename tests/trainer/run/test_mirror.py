@@ -326,6 +326,21 @@ def test_a_step_that_is_saved_again_during_its_copy_is_copied_again(tmp_path: Pa
     assert here == there
 
 
+def test_a_signal_limits_the_wait_for_the_last_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    Storages.before = staticmethod(lambda operation, path: operation == "put" and released.wait(60))
+    monkeypatch.setattr("trainer.run.mirror.STOP_S", 0.05)
+    run = Copied(tmp_path)
+    run.start_to_save(1)
+    run.stop.signal_name = "SIGTERM"
+    run.mirror.finish()
+    assert run.reports[-1].endswith("the last copy was not finished in time")
+    released.set()
+    assert has_ended(run.mirror)
+
+
 def test_a_slow_storage_gets_the_newest_checkpoint_and_not_each_one(tmp_path: Path) -> None:
     released, put, begun = threading.Semaphore(0), list[str](), threading.Event()
 
