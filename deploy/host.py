@@ -42,10 +42,11 @@ NOT_MOUNTED = (
     "/ ./ runs/ data/ /workspace/ /workspace/runs/ /workspace/data/ /tmp/ /opt/ /bin/ /sbin/ /lib/ "
     "/lib64/ /usr/* /etc/* /proc/* /sys/* /dev/* /opt/venv/* /opt/trainbox/*"
 ).split()
-# What this file, the Makefile and its build of the image read besides.
+# What this file, the Makefile, Docker and docker-compose.yml read besides.
 _OF_MAKE = (
     "ARGS CONFIG SCRIPT MODULE RUN_OPTIONS RUN FILES RUN_IN IMAGE BUILD BASE_IMAGE COMPILE "
-    "REQUIREMENTS DOCKER_BUILD_FLAGS PYTHON VENV SHELL V HOST_GPUS INFINIBAND NVIDIA_DEVICE"
+    "REQUIREMENTS PYTHON VENV SHELL V HOST_GPUS INFINIBAND NVIDIA_DEVICE DOCKER_* COMPOSE_* "
+    "BUILDKIT_* MEMORY SHM_SIZE TMP_SIZE GPU_COUNT NETWORK_MODE"
 ).split()
 KINDS = ("docker-gpu", "docker-cpu", "venv")
 _OF_RUN = ("verify", "evaluate", "predict", "export")  # these need RUN

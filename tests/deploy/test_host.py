@@ -9,6 +9,7 @@ import pytest
 
 from deploy import host
 from deploy.host import Machine, Refusal
+from tests.support.paths import ROOT
 
 _CPU = Machine(folder="/here", compose="compose", uid=7, gid=8)
 _NVIDIA = Machine(folder="/here", compose="compose", uid=7, gid=8, has_nvidia=True, gpus=2)
@@ -182,6 +183,14 @@ def test_an_exported_or_empty_config_is_not_refused(env: dict[str, str]) -> None
     settings = {"SCRIPT": "train.py", **env}
     host.check_settings("run", settings)
     assert str(host.in_venv("run", settings)) == f"{_HERE} run train.py"
+
+
+def test_each_variable_of_the_compose_file_is_a_setting() -> None:
+    compose = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    of_the_machine = {"UID", "GID", "PWD", "USER", "LOGNAME", "TASKS_AT", "REQUIREMENTS_DIR"}
+    names = {*re.findall(r"\$\{([A-Z_]+)", compose)} - of_the_machine
+    assert len(names) > 10
+    host.check_settings("train", {"MAKEFLAGS": " -- " + " ".join(f"{n}=1" for n in sorted(names))})
 
 
 _SETTINGS = "GPUS=2 GPU_IDS=0,2 STRATEGY=dp PROCESSES=2 DEVICE=cpu NNODES=1 NODE_RANK=0"

@@ -96,7 +96,7 @@ def check_losses(task: Task, losses: dict[str, Tensor], size: int) -> None:
                 f"an output of shape ({size}, 1) met targets of shape ({size},), so squeeze the "
                 "output with nn.Flatten(0) or .squeeze(1)"
                 if shape == (size, size)
-                else "use reduction='none'"
+                else "use reduction='none', with an output and targets of the same shape"
                 if not shape
                 else "average over all dimensions but the first"
             )

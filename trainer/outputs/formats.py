@@ -23,7 +23,10 @@ def read_entries(path: Path) -> dict[Key, Entry]:
     """
     read, _ = FORMATS[path.suffix]
     if not path.is_file():
-        raise WrongUse(f"{path.name} is missing: the script did not write it")
+        raise WrongUse(
+            f"{path.name} is missing in {path.parent.name}/: let the script write it below its run "
+            "folder, which is TRAINBOX_RUN, and {run} in its arguments"
+        )
     if path.stat().st_size == 0:
         raise WrongUse(f"{path.name} is empty: the script did not write anything into it")
     try:

@@ -363,13 +363,13 @@ def test_a_drill_that_tests_nothing_fails(
             'save(run / "result.json"',
             'save(run / "other.json"',
             2,
-            "the undisturbed training: result.json is missing: the script did not write it",
+            "the undisturbed training: result.json is missing in ",
         ),
         (
             'save(run / "result.json"',
             '(run / "result.json").symlink_to("/dev/zero")\n"" and save(run / "result.json"',
             2,
-            "the undisturbed training: result.json is missing: the script did not write it",
+            "the undisturbed training: result.json is missing in ",
         ),
     ],
 )
