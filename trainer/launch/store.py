@@ -9,35 +9,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainbox.contract.internal import Internal
-from trainer.launch.meeting import Meeting
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub lacks it
 
 
-def open_store(arguments: argparse.Namespace, meeting: Meeting) -> "TCPStore | None":
-    """Set the address of the nodes' store in torchrun's arguments.
+def use_store(arguments: argparse.Namespace, address: str, port: int) -> None:
+    """Set the address of the store of all ranks in torchrun's arguments.
 
-    On node 0, return the store, which exists as long as the returned object. On other nodes, return
-    None.
+    With the static rendezvous, each node knows its rank. torchrun would open a store on all
+    interfaces, but it uses the store that this process has already opened.
     """
-    # With the static rendezvous, each node knows its rank. torchrun would open a store on all
-    # interfaces, but it uses the store that this process has already opened.
     arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_conf = "static", "", ""
-    arguments.master_addr, arguments.master_port = meeting.address, meeting.store_port
-    if meeting.store is None:
-        return None
-    return serve(meeting.store, meeting.address, meeting.store_port)
+    arguments.master_addr, arguments.master_port = address, port
 
 
-def serve(listening: socket.socket, address: str, port: int) -> "TCPStore":
-    """Return torch's network store on a socket that listens at `address` and `port`.
+def serve(listening: socket.socket) -> "TCPStore":
+    """Return torch's network store on a socket that listens at an address of this machine.
 
     The store exists as long as the returned object. Without a socket, torch would listen on all
     interfaces.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub does not list it
 
+    address, port, *_ = listening.getsockname()
     return TCPStore(
         address,
         port,
@@ -70,11 +65,8 @@ def use_loopback_store(arguments: argparse.Namespace) -> "TCPStore":
     arguments.standalone, arguments.nnodes, arguments.node_rank = False, "1", 0
     listening = socket.create_server(("127.0.0.1", 0))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-    port = listening.getsockname()[1]
-    count = int(arguments.nproc_per_node)
-    store = open_store(arguments, Meeting("127.0.0.1", port, listening, (count,), ()))
-    assert store is not None
-    return store
+    use_store(arguments, *listening.getsockname())
+    return serve(listening)
 
 
 def have_met(keys: Iterable[str]) -> bool:

@@ -43,7 +43,13 @@ from trainer.launch.meeting import Meeting
 from trainer.launch.messages import End
 from trainer.launch.node import Node
 from trainer.launch.rendezvous import meet
-from trainer.launch.store import have_met, open_store, use_file_store, use_loopback_store
+from trainer.launch.store import (
+    have_met,
+    serve,
+    use_file_store,
+    use_loopback_store,
+    use_store,
+)
 from trainer.system.signals import STOP_SIGNALS, forwarded_signal, handle_stop_signals
 
 if TYPE_CHECKING:
@@ -131,7 +137,8 @@ def _run_on_nodes(
     # Connect to the other nodes.
     try:
         meeting = _meet(arguments)
-        store = open_store(arguments, meeting)
+        use_store(arguments, meeting.address, meeting.store_port)
+        store = serve(meeting.store) if meeting.store else None
     except Failure:
         raise
     except Exception as error:
