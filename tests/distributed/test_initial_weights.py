@@ -48,7 +48,7 @@ def test_another_file_on_another_machine_is_refused(ranks: Ranks, file: Path) ->
     ended = ranks(2, *_command("r"), env_by_rank=[{}, {"OTHER_FOLDER": "other"}])
     assert ended.codes == [2, 2]
     assert "the SHA-256 of --init w.safetensors is " in ended.errs[0], ended.errs
-    assert "but differs on another machine: copy the same file to all machines" in ended.errs[0]
+    assert "but differs in another process: copy the same file to all machines" in ended.errs[0]
 
 
 def test_other_weights_on_another_machine_are_not_evaluated(ranks: Ranks, file: Path) -> None:
@@ -62,7 +62,7 @@ def test_other_weights_on_another_machine_are_not_evaluated(ranks: Ranks, file: 
     ended = ranks(2, *command, env_by_rank=[{}, {"OTHER_FOLDER": "other"}])
     assert ended.codes == [2, 2], ended.errs
     assert "the digest of the weights in runs/r/checkpoints/step-00000003.pt is " in ended.errs[0]
-    assert "but differs on another machine: copy the same run to all machines" in ended.errs[0]
+    assert "but differs in another process: copy the same run to all machines" in ended.errs[0]
 
 
 def test_fsdp_loads_shares_and_keeps_frozen_weights(ranks: Ranks, file: Path) -> None:

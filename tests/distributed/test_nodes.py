@@ -449,7 +449,7 @@ def test_nodes_with_different_settings_name_the_setting(ranks: Ranks) -> None:
     assert [node.code for node in ended] == [2, 2]
     found = [[line for line in messages_of(node) if "differs" in line] for node in ended]
     assert [line for (line,) in found] == [
-        f"trainbox: learning_rate is {rate} on {_HOST}, but differs on another machine: "
+        f"trainbox: learning_rate is {rate} on {_HOST}, but differs in another process: "
         "start the same version with the same arguments and TRAINBOX_ variables on each machine"
         for rate in (0.1, 0.2)
     ]

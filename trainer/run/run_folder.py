@@ -77,22 +77,25 @@ class RunFolder(RecordFolder):
         }
         return [name for name, lost in is_lost.items() if step and lost]
 
-    def cut_records(self, step: int, evaluated_step: int) -> None:
+    def cut_records(self, step: int, evaluated_step: int) -> list[dict[str, Any]]:
         """Drop the entries after `step`, which the resumed run will write again.
 
-        Validations are kept up to `evaluated_step`.
+        Validations are kept up to `evaluated_step`. The result is what is left of metrics.jsonl.
 
         Raises:
             StorageFailure: A record cannot be read or written.
         """
         # All hardware events are kept, because a resumed run does not repeat them.
         last = {"validation": evaluated_step, "health": math.inf}
+        left = {}
         for name in (METRICS, DIGESTS):
             entries = read_entries(self.path / name)
             kept = [entry for entry in entries if entry["step"] <= last.get(entry["kind"], step)]
             if step == 0 and name == DIGESTS:
                 kept = []  # the digests of the start are written again
             self.write_text(name, "".join(json.dumps(entry) + "\n" for entry in kept))
+            left[name] = kept
+        return left[METRICS]
 
     def append(self, name: str, entry: Mapping[str, Any], durable: bool = False) -> None:
         """Append an entry to the record `name`. It is `durable` if it is on the disk at the end.

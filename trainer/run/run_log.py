@@ -11,7 +11,6 @@ from trainbox.contract.record_folder import LOGS, METRICS
 from trainer.data.schedule import Schedule
 from trainer.run.console import Console
 from trainer.run.gpu_events import event_text, new_events, note_run
-from trainer.run.jsonl import read_entries
 from trainer.run.numbers import numbers
 from trainer.run.run_folder import RunFolder
 from trainer.run.tensorboard import TensorBoardLog
@@ -60,8 +59,8 @@ class RunLog:
         """Start to record at `step`, and drop the entries of steps that will be repeated."""
         if not self.writes:
             return
-        self.folder.cut_records(step, evaluated_step)
-        self._is_recording, self._entries_before = True, read_entries(self.path / METRICS)
+        self._entries_before = self.folder.cut_records(step, evaluated_step)
+        self._is_recording = True
         note_run(self.path / METRICS)
         self.board.begin(step + 1)
         self._step, self._steps_per_epoch = step, schedule.steps_per_epoch

@@ -22,7 +22,7 @@ from trainer.run import manifest
 _SAME_COMMAND = (
     "start the same version with the same arguments and TRAINBOX_ variables on each machine"
 )
-_SAME_HARDWARE = (
+SAME_HARDWARE = (
     "use machines with the same GPUs, drivers and files of the task (compare "
     f"`{command('doctor')}`), or set the option on each machine"
 )
@@ -39,7 +39,7 @@ def check_command(
     # The versions are first, because another version may have other settings.
     versions = {"torch": torch.__version__, "trainbox": manifest.revision()}
     refuse_difference(world, versions, _SAME_COMMAND)
-    refuse_difference(world, {"device": world.device.type}, _SAME_HARDWARE)
+    refuse_difference(world, {"device": world.device.type}, SAME_HARDWARE)
     arguments = {
         "run": run,
         "resume": resume,
@@ -49,22 +49,13 @@ def check_command(
     refuse_difference(world, arguments, _SAME_COMMAND)
 
 
-def check_settings(world: World, settled: Config) -> None:
-    """Check that all ranks have chosen the same settings.
-
-    Raises:
-        WrongUse: The hardware or the task's files of a machine lead to another choice.
-    """
-    refuse_difference(world, dataclasses.asdict(settled), _SAME_HARDWARE)
-
-
 def refuse_difference(world: World, found: Mapping[str, Any], remedy: str) -> None:
     """Raise WrongUse if a value of `found` differs between ranks."""
     digests = [hashlib.sha256(repr(value).encode()).hexdigest()[:16] for value in found.values()]
     if (index := world.first_difference(digests)) is not None:
         name, value = list(found.items())[index]
         raise WrongUse(
-            f"{name} is {value} on {socket.gethostname()}, but differs on another machine: {remedy}"
+            f"{name} is {value} on {socket.gethostname()}, but differs in another process: {remedy}"
         )
 
 

@@ -24,7 +24,7 @@ from trainer.run.compare import (
 )
 from trainer.run.run_log import RunLog
 from trainer.run.run_record import read_manifest
-from trainer.session.agreement import refuse_other_classes
+from trainer.session.agreement import refuse_difference, refuse_other_classes
 from trainer.system.sources import loaded_sources, located_sources
 
 
@@ -78,13 +78,12 @@ def look_at_data(job: Inference, datasets: Mapping[str, Dataset[Any]]) -> DataRe
         )
         sources |= sources_of_reader
         digests[name] = manifest.dataset_digest(dataset, examples)
-    index = job.world.first_difference([digest[:16] for digest in digests.values()])
-    if index is not None:
-        raise WrongUse(
-            f"task {type(job.task).__name__}: the {list(digests)[index]} data differ between "
-            "processes: make them depend only on files and on the generators of torch, NumPy and "
-            "Python, which are seeded before train_dataset"
-        )
+    refuse_difference(
+        job.world,
+        {f"the digest of the {name} data": digest for name, digest in digests.items()},
+        "make the data depend only on files and on the generators of torch, NumPy and Python, "
+        "which are seeded before train_dataset",
+    )
     return DataRecord(digests, sources | loaded_sources())
 
 

@@ -1,6 +1,7 @@
-"""Choose the settings of a training that its command leaves open."""
+"""Choose the settings and the name of a training that its command leaves open."""
 
 import dataclasses
+from pathlib import Path
 
 import torch
 
@@ -15,6 +16,7 @@ from trainbox.contract.config import (
     parse_config,
 )
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.files import read_object
 from trainbox.task import Task
 from trainer.loop.build import cpu_count
 from trainer.loop.task_checks import check_task
@@ -102,3 +104,27 @@ def _default_threads(config: Config) -> int:
     if config.shards is None:
         return torch.get_num_threads()
     return max(1, cpu_count() // config.shards)
+
+
+def default_name(config: Config, strategy: Strategy, runs_dir: Path) -> str:
+    """Return a name from the task and a digest of the settings.
+
+    If this start cannot have the bits of the run with this name, the name gets a suffix.
+    """
+    name = f"{config.task.rpartition(':')[2].lower()}-{config.fingerprint()}"
+    if not strategy.keeps_shards:
+        return f"{name}-{strategy.name}"
+    world = strategy.world
+    shards = world.from_first(_shards_of(runs_dir / name))
+    if config.shards is not None or shards is None or shards >= world.world_size:
+        return name
+    return f"{name}-x{world.world_size}"
+
+
+def _shards_of(path: Path) -> int | None:
+    """Return the number of shards of the run in `path`, or None if it is not recorded."""
+    try:
+        shards = read_object(path / "config.json").get("shards")
+    except (OSError, ValueError):
+        return None
+    return shards if isinstance(shards, int) else None

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,13 +33,12 @@ from trainer.run.checkpoint import RunCheckpoints
 from trainer.run.mirror import mirrored
 from trainer.run.run_gpus import RunGpus
 from trainer.run.run_log import RunLog
-from trainer.session.agreement import check_command, check_settings
+from trainer.session.agreement import SAME_HARDWARE, check_command, refuse_difference
 from trainer.session.failures import errors_as_failures
 from trainer.session.initial import start_from_weights
 from trainer.session.record import changing_state, look_at_data, record_start, refuse_edited
 from trainer.session.resume import find_checkpoint, reason_to_keep_micro_batches, resume_job
-from trainer.session.run_name import default_name
-from trainer.session.settle import settle
+from trainer.session.settle import default_name, settle
 from trainer.system.signals import StopRequest
 
 _SLOW_DATA_S = 2.0  # all jobs share datasets that took longer to build
@@ -100,7 +100,7 @@ def train_task(
         ):
             # Choose all settings, and compare them with those of the run's start.
             settled = settle(config, task, strategy, run)
-            check_settings(world, settled)
+            refuse_difference(world, dataclasses.asdict(settled), SAME_HARDWARE)
             refuse_edited(settled, strategy, run, resume == "anyway")
             check(settled, world.device.type)
             checkpoints = RunCheckpoints(

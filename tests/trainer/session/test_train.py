@@ -100,7 +100,7 @@ def test_threads_follow_rank_0_and_other_choices_of_the_hardware_must_be_equal(
     with pytest.raises(
         WrongUse,
         match=rf"^precision is fp32 on {socket.gethostname()}, "
-        "but differs on another machine: be alike$",
+        "but differs in another process: be alike$",
     ):
         refuse_difference(process, {"threads": 7, "precision": "fp32"}, "be alike")
 
