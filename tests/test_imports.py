@@ -54,7 +54,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "trainer.launch.torchrun",
     },
     "torch.utils.tensorboard": set(),
-    "tensorboard": {"trainer.run.event_file", "trainer.sweep.event_scalars"},
+    "tensorboard": {"trainer.run.event_file", "trainer.sweep.reports"},
     "fsspec": {"trainbox.contract.mirror_url", "trainer.run.mirror_storage"},
     "mlflow": {"trainer.track.to_mlflow"},
     "wandb": {"trainer.track.to_wandb"},

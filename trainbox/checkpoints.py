@@ -20,7 +20,7 @@ from trainbox.checkpoint_writer import CheckpointWriter
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.contract.files import OF_ANOTHER_KIND, append_regular
 from trainbox.contract.sidecar import FIRST_CHECKPOINT, complete_or_remove
-from trainbox.contract.storage import storage_failure
+from trainbox.contract.storage import storage_failure, writing
 from trainbox.folder import run_folder
 from trainbox.stored_checkpoints import StoredCheckpoints
 
@@ -201,10 +201,8 @@ class Checkpoints:
         state = _as_dict(state)
         _refuse_unsafe(state, "state")
         value = None if metric is None or not math.isfinite(metric) else float(metric)
-        try:
+        with writing(self.folder, _INSTEAD):
             self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise storage_failure(self.folder, error, instead=_INSTEAD) from error
         self._own_folder()
         best_step = next(reversed(self._by_metric({step: value})[0]), None)
         self._writer.save(step, state, {"metric": value}, best_step)

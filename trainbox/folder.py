@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from trainbox.contract.run_name import run_name
-from trainbox.contract.storage import storage_failure
+from trainbox.contract.storage import writing
 
 
 def run_folder() -> Path:
@@ -21,10 +21,8 @@ def run_folder() -> Path:
         StorageFailure: The folder cannot be made.
     """
     path = Path(os.environ.get("TRAINBOX_RUN") or _default()).absolute()
-    try:
+    with writing(path, "set another folder in TRAINBOX_RUN"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_failure(path, error, instead="set another folder in TRAINBOX_RUN") from error
     return path
 
 

@@ -10,7 +10,7 @@ from trainbox import ranks
 from trainbox.contract.entries import OWN_KINDS
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import append_line
-from trainbox.contract.storage import storage_failure
+from trainbox.contract.storage import writing
 from trainbox.folder import run_folder
 from trainbox.task_metrics import TaskMetrics
 
@@ -49,11 +49,8 @@ class Metrics(TaskMetrics):
             **{name: _plain(name, value) for name, value in values.items()},
         }
         path = run_folder() / "metrics.jsonl"
-        try:
+        with writing(path, "set another folder in TRAINBOX_RUN"):
             append_line(path, json.dumps(entry))
-        except OSError as error:
-            instead = "set another folder in TRAINBOX_RUN"
-            raise storage_failure(path, error, instead=instead) from error
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -18,12 +18,14 @@ from typing import Any
 
 from entrypoint.bench.tables import BenchCase, BenchResult, Measured, measurement_order
 from entrypoint.system.commands import command_of
-from trainbox.contract.errors import Failure, StorageFailure, shell_code
+from trainbox.contract.errors import Failure, shell_code
 from trainbox.contract.files import read_object
 from trainbox.contract.processes import STOP_SIGNALS, die_with_parent, kill_tree
+from trainbox.contract.storage import writing
 from trainbox.contract.streams import say
 from trainbox.contract.temporary import temporary_folder
 
+ANOTHER_FOLDER = "give another folder to --out"
 _POLL_S = 0.1
 _END_S = 10.0  # the wait for a stopped training, whose checkpoint is not needed
 # Settings that the bench chooses for its trainings.
@@ -140,22 +142,6 @@ class Bench:
                 signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Make the folder --out for the statements inside, which write to it.
-
-    Raises:
-        StorageFailure: the folder cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise StorageFailure(
-            f"--out {folder} cannot be written ({error.strerror}): give a writable folder"
-        ) from error
-
-
 def write_files(folder: Path, text: str, report: Mapping[str, Any]) -> None:
     """Write bench.md and bench.json, and let the trainer draw bench.svg.
 
@@ -163,7 +149,7 @@ def write_files(folder: Path, text: str, report: Mapping[str, Any]) -> None:
         StorageFailure: a file cannot be written.
         Failure: the figure cannot be drawn.
     """
-    with writing(folder):
+    with writing(folder, ANOTHER_FOLDER):
         (folder / "bench.md").write_text(text + "\n", encoding="utf-8")
         (folder / "bench.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     drawn = subprocess.run(command_of("trainer", "bench-figure", str(folder)), check=False)

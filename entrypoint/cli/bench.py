@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from entrypoint.bench import report, tables
-from entrypoint.bench.runs import Bench, write_files, writing
+from entrypoint.bench.runs import ANOTHER_FOLDER, Bench, write_files
 from entrypoint.cli.verb import verb
 from entrypoint.driver.process import count_visible
 from entrypoint.system.cgroup import usable_cpus
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.secret_rule import shown_variable
+from trainbox.contract.storage import writing
 from trainbox.contract.streams import message
 
 
@@ -52,7 +53,8 @@ def bench(
     named = tables.check_strategies(strategies, cpu)
     table = tables.lines(numbers, named, batch_sizes or (None,), workers or (None,))
     if out is not None:
-        with writing(out):  # an error comes before the first training
+        with writing(out, ANOTHER_FOLDER):  # before the first training
+            out.mkdir(parents=True, exist_ok=True)
             (out / "bench.md").touch()
     unit = "process" if cpu else "GPU"
     shared = tables.with_defaults(arguments, os.environ, cpu, max(1, cpus // max(numbers)))

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import append_line, append_regular, read_object, replacing
-from trainbox.contract.storage import storage_failure
+from trainbox.contract.storage import writing
 
 CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
 LOCK = "lock"
@@ -26,12 +26,10 @@ class RecordFolder:
             WrongUse: another process uses it.
         """
         self.path, self.writes, self._subfolders = path, writes, subfolders
-        try:
+        with writing(path):
             for name in subfolders:
                 (path / name).mkdir(parents=True, exist_ok=True)
             self._lock = append_regular(path / LOCK) if writes else None
-        except OSError as error:
-            raise storage_failure(path, error) from error
         if self._lock is None:
             return
         try:
@@ -62,11 +60,8 @@ class RecordFolder:
         """
         if not self.writes:
             return
-        try:
-            with replacing(self.path / name) as file:
-                file.write(text.encode())
-        except OSError as error:
-            raise storage_failure(self.path / name, error) from error
+        with writing(self.path / name), replacing(self.path / name) as file:
+            file.write(text.encode())
 
     def append(self, name: str, entry: Mapping[str, Any], durable: bool = False) -> None:
         """Append an entry to the record `name`, as `append_line` does.
@@ -76,10 +71,8 @@ class RecordFolder:
         """
         if not self.writes:
             return
-        try:
+        with writing(self.path / name):
             append_line(self.path / name, json.dumps(entry), durable)
-        except OSError as error:
-            raise storage_failure(self.path / name, error) from error
 
     def close(self) -> None:
         """Release the lock, so that another process can use the folder.

@@ -5,6 +5,7 @@ import errno
 import os
 import pwd
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from trainbox.contract.errors import StorageFailure
@@ -38,6 +39,17 @@ def storage_failure(
     )
 
 
+@contextlib.contextmanager
+def writing(path: Path, instead: str | None = None) -> Iterator[None]:
+    """Raise an error of the system in the body as `storage_failure` for `path`."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # the reader needs no more rows
+    except OSError as error:
+        raise storage_failure(path, error, instead=instead) from error
+
+
 _SPARE_BYTES = 2**24  # with more free bytes than this, the space was not the cause
 
 
@@ -51,7 +63,7 @@ def is_of_disk(error: BaseException, folder: Path) -> bool:
 
 # The details and the remedies of all other errors.
 _OTHERS = {
-    errno.ENOENT: ("its folder was removed", "keep the folder while a program writes to it"),
+    errno.ENOENT: ("its folder is missing", "make it, and keep it while a program writes there"),
     errno.EROFS: ("", "mount the file system for writing"),
     errno.EDQUOT: ("your disk quota is used up: see `quota -s`", "delete some of your files"),
     errno.EIO: ("the disk reports an error: see `dmesg`", ""),

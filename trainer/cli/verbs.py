@@ -157,14 +157,16 @@ def bench_figure(folder: Path) -> None:
 @_command("sweep")
 def sweep(task: str, pairs: tuple[str, ...], data_dir: Path, device: str, **values: Any) -> None:
     """Train TASK once for each combination and seed, each on a GPU of its own."""
-    from trainer.sweep.requested import of_task, run_requested
+    from trainer.sweep.requested import of_task
     from trainer.sweep.work import task_work
 
     fields = fields_of(task, pairs, swept=swept_names(values))
     base = config_of({"task": task, **values}, fields)
     requested = of_task(base, device, values)
     stop = StopRequest.install()
-    run_requested(requested, task_work(requested, data_dir, values["rehearsal"]), values, stop)
+    from trainer.sweep.session import run_sweep  # imports Optuna
+
+    run_sweep(requested, task_work(requested, data_dir, values["rehearsal"]), values, stop)
 
 
 @_command("sweep run", Templated)
@@ -178,7 +180,7 @@ def sweep_run(
     **values: Any,
 ) -> None:
     """Run SCRIPT once for each combination and seed, each on a GPU of its own."""
-    from trainer.sweep.requested import of_script, run_requested
+    from trainer.sweep.requested import of_script
     from trainer.sweep.script import Script
     from trainer.sweep.work import script_work
 
@@ -187,9 +189,9 @@ def sweep_run(
     what = Script(name, module is not None, template, seed, torchrun, metric_regex)
     requested = of_script(what, values)
     stop = StopRequest.install()
-    # A worker ends a trial that takes too long, so that the script can save.
-    work = script_work(requested, device, values.pop("trial_minutes"))
-    run_requested(requested, work, values, stop)
+    from trainer.sweep.session import run_sweep  # imports Optuna
+
+    run_sweep(requested, script_work(requested, device), values, stop)
 
 
 @_command("sweep show")

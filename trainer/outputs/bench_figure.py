@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import read_object
+from trainbox.contract.storage import writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,12 +36,8 @@ def draw(folder: Path) -> None:
 
     with mpl.rc_context({"svg.hashsalt": "bench", "svg.fonttype": "none"}):
         picture = figure(report["rows"], report["unit"])
-        try:
+        with writing(folder, "give another folder"):
             picture.savefig(folder / "bench.svg", metadata={"Date": None})
-        except OSError as error:
-            raise StorageFailure(
-                f"{folder}/bench.svg cannot be written: {error.strerror}"
-            ) from error
 
 
 def figure(rows: Sequence[Mapping[str, Any]], unit: str) -> "Figure":

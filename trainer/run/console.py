@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from trainbox.contract.files import append_regular
-from trainbox.contract.storage import storage_failure
+from trainbox.contract.storage import writing
 from trainbox.contract.streams import printable
 from trainer.data.schedule import Schedule
 
@@ -45,10 +45,8 @@ class Console:
         self._batch_size, self._last_line_at = 0, 0.0
         heartbeat = os.environ.get("TRAINBOX_HEARTBEAT")
         self._heartbeat = Path(heartbeat) if heartbeat and prints else None
-        try:
+        with writing(log):
             self._log = append_regular(log)
-        except OSError as error:
-            raise storage_failure(log, error) from error
         self._handler = logging.StreamHandler(self._log)
         self._handler.setFormatter(
             logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -15,10 +15,7 @@ from trainbox.contract.task_fields import TaskField, parse_fields, static_fields
 from trainer.load_task import load_task, loaded_fields
 from trainer.sweep import grid
 from trainer.sweep.grid import Sweep
-from trainer.sweep.retries import TrialLimits
 from trainer.sweep.script import Script, check_regex, check_template
-from trainer.sweep.work import Work
-from trainer.system.signals import StopRequest
 
 _CHECKED_TRIALS = 10_000
 # The settings that a grid may vary, by their keys.
@@ -69,17 +66,6 @@ def of_script(script: Script, values: Mapping[str, Any]) -> Sweep:
         check_regex(script.metric_regex, sweep.goal)
     check_template(script, sweep.grid, sweep.ranges, sweep.seeds)
     return sweep
-
-
-def run_requested(sweep: Sweep, work: Work, values: Mapping[str, Any], stop: StopRequest) -> None:
-    """Train the trials. It raises what `run_sweep` does."""
-    from trainer.sweep.session import run_sweep  # imports Optuna
-
-    limits = TrialLimits(values["retries"], values.get("trial_minutes"))
-    run_sweep(
-        *(sweep, work, values["runs_dir"], values["name"], values["storage"], limits),
-        *(values["retry_failed"], values["worker"], stop),
-    )
 
 
 def _sweep(

@@ -10,10 +10,9 @@ from typing import Any
 from trainbox.contract.errors import DeviceMissing, ExitCode, Preempted, StorageFailure, WrongUse
 from trainer.sweep import results
 from trainer.sweep.progress import SweepProgress
-from trainer.sweep.retries import TrialLimits, Waiting, due, is_retried
 from trainer.sweep.slots import Slot
 from trainer.sweep.study import Study
-from trainer.sweep.trials import Trial
+from trainer.sweep.trials import Trial, Waiting, due, is_retried
 from trainer.sweep.work import Work
 from trainer.system.signals import StopRequest
 
@@ -33,11 +32,13 @@ class SweepRun:
         folder: Path,
         work: Work,
         slots: Sequence[Slot],
-        limits: TrialLimits,
+        retries: int,
+        trial_minutes: float | None,
         stop: StopRequest,
     ) -> None:
         self._study, self._folder, self._work = study, folder, work
-        self._slots, self._limits, self._stop = list(slots), limits, stop
+        self._slots, self._stop = list(slots), stop
+        self._retries, self._trial_minutes = retries, trial_minutes
         self._waiting: list[Waiting] = []
         self._beat_at = 0.0
         self._ended = study.total - study.unfinished()
@@ -170,6 +171,9 @@ class SweepRun:
             self._trial_ended(slot, answer)
 
     def _trial_ended(self, slot: Slot, answer: Mapping[str, Any]) -> None:
+        if slot.is_late:
+            self._took_too_long(slot)
+            return
         trial, code = slot.take_trial(), answer["code"]
         if code == 0:
             self._trial_succeeded(trial, answer, time.monotonic() - slot.since_s)
@@ -225,7 +229,7 @@ class SweepRun:
                 self._study.give_back(trial)
                 raise _wrong_use(*self._suspect)
             self._suspect = trial, message
-        elif is_retried(trial, code, self._limits):
+        elif is_retried(trial, code, self._retries):
             self._progress.log(
                 f"trial {trial.number} failed on {slot.name} and is retried: {message}"
             )
@@ -242,18 +246,25 @@ class SweepRun:
 
     def _check_workers(self) -> None:
         """Replace workers that have ended, and workers that take too long."""
-        minutes = self._limits.trial_minutes
+        minutes = self._trial_minutes
         for slot in list(self._slots):
             taken_s = time.monotonic() - slot.since_s
             if slot.has_ended():
                 self._worker_ended(slot)
             elif slot.trial is not None and minutes is not None and taken_s > 60 * minutes:
-                trial = slot.take_trial()
-                slot.restart()
-                cause = f"it took longer than --trial-minutes {minutes:g}{slot.last_output()}"
-                self._trial_failed(slot, trial, cause)
+                if taken_s > 60 * minutes + self._work.save_s:
+                    self._took_too_long(slot)
+                elif not slot.is_late and slot.process is not None:
+                    slot.is_late = True
+                    slot.process.terminate()
             elif not slot.ready and taken_s > _START_S:
                 self._start_failed(slot, f"its process did not start within {_START_S:.0f} s")
+
+    def _took_too_long(self, slot: Slot) -> None:
+        trial = slot.take_trial()
+        slot.restart()
+        cause = f"it took longer than --trial-minutes {self._trial_minutes:g}{slot.last_output()}"
+        self._trial_failed(slot, trial, cause)
 
     def _worker_ended(self, slot: Slot) -> None:
         """Replace a worker that has ended. Its trial has failed."""

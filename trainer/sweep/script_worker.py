@@ -20,9 +20,8 @@ from trainbox.contract.files import read_object
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.record_folder import MANIFEST
 from trainbox.contract.streams import open_streams, outlive_readers
-from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.reports import JsonLines, Output, Report, Reports, TensorBoard
-from trainer.sweep.slots import ask, read_end, serve
+from trainer.sweep.slots import ask, exit_cause, last_output, serve
 from trainer.sweep.work import run_environment
 from trainer.system.signals import StopRequest
 
@@ -52,7 +51,7 @@ class Attempt:
         self._connection, self._order, self._stop = connection, order, stop
         self._run, self._log = Path(order["run"]), Path(order["log"])
         self._log_from = self._log.stat().st_size if self._log.is_file() else 0
-        self._begin_s = self._slow_look_s = time.monotonic()
+        self._slow_look_s = time.monotonic()
         metric, pattern = order["metric"], order["metric_regex"]
         self._reports: list[Reports] = []
         if pattern is not None:
@@ -88,16 +87,10 @@ class Attempt:
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> dict[str, Any] | None:
         """Wait for the end of the process. Return the answer if it must be ended early."""
-        minutes = self._order["trial_minutes"]
         while not _has_ended(process, _LOOK_EVERY_S):
-            taken_s = time.monotonic() - self._begin_s
             if self._stop:
                 message = f"stopped by {self._stop.signal_name}"
                 return {"code": ExitCode.PREEMPTED, "message": message}
-            if minutes is not None and taken_s > 60 * minutes:
-                output = last_output(read_end(self._log, self._log_from))
-                message = f"it took longer than --trial-minutes {minutes:g}{output}"
-                return {"code": ExitCode.UNEXPECTED, "message": message}
             if self._order["pruned"] and self._is_pruned():
                 return {"code": 0, "pruned": True, "metrics": {}}
         return None
@@ -135,7 +128,7 @@ class Attempt:
         code = start["exit_code"]  # that of `trainbox run` is 1 if the script exits with 75
         number = signal_of(code)
         cause = exit_cause(code if number is None else -number, "the script")
-        output = last_output(read_end(self._log, self._log_from))
+        output = last_output(self._log, self._log_from)
         answered = code if code in _SAME_CODES else ExitCode.UNEXPECTED
         return {"code": answered, "message": cause + output}
 

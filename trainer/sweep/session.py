@@ -4,18 +4,19 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from trainbox.contract.errors import Failure, NetworkFailure, WrongUse
 from trainbox.contract.files import read_object
 from trainbox.contract.hints import tensorboard
 from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.record_folder import MANIFEST
+from trainbox.contract.storage import writing
 from trainer.sweep import page, results
 from trainer.sweep.grid import Sweep
 from trainer.sweep.progress import print_above_bar
-from trainer.sweep.retries import TrialLimits
 from trainer.sweep.runner import POLL_S, SweepRun
 from trainer.sweep.script import Script
 from trainer.sweep.slots import Slot
@@ -28,35 +29,25 @@ from trainer.system.signals import StopRequest
 _JOIN_S = 600.0
 
 
-def run_sweep(
-    sweep: Sweep,
-    work: Work,
-    runs_dir: Path,
-    name: str | None,
-    storage: str | None,
-    limits: TrialLimits,
-    retry_failed: bool,
-    joins: bool,
-    stop: StopRequest,
-) -> None:
+def run_sweep(sweep: Sweep, work: Work, values: Mapping[str, Any], stop: StopRequest) -> None:
     """Do this machine's share of a sweep on the launcher's slots, and show the results.
 
-    If this machine `joins`, it waits until another machine has started the sweep, and shows no
-    results.
+    `values` has the options of the command by their parameters. With --worker, this machine waits
+    until another machine has started the sweep, and shows no results.
 
     Raises:
         Failure: some trials failed; each is recorded with its error.
         Failure: as for `SweepRun.run`.
     """
-    name = name or sweep.default_name
-    folder = runs_dir / name
+    name = values["name"] or sweep.default_name
+    folder, storage, joins = values["runs_dir"] / name, values["storage"], values["worker"]
     with storage_failures(storage, folder):
         # Open the study.
         folder.mkdir(parents=True, exist_ok=True)
         if joins:
             _wait_for(storage, folder, stop)
         study = open_study(storage, folder, name, sweep)
-        if retry_failed:
+        if values["retry_failed"]:
             study.retry_failed()
         print_above_bar(_header(study, folder, sweep))
         # Train, and show the results.
@@ -65,7 +56,8 @@ def run_sweep(
         slots = [
             Slot(slot, visible, on_gpu[visible], worker=work.worker) for slot, visible in named
         ]
-        SweepRun(study, folder, work, slots, limits, stop).run()
+        retries, minutes = values["retries"], values["trial_minutes"]
+        SweepRun(study, folder, work, slots, retries, minutes, stop).run()
         if not joins:
             _show_all(study, folder, storage)
     if not joins and (failed := [record for record in study.records() if record.state == "failed"]):
@@ -89,7 +81,7 @@ def show(
 
     Raises:
         WrongUse: no such sweep, or no such metric.
-        StorageFailure: the study is damaged.
+        StorageFailure: the study is damaged, or a file cannot be written.
     """
     if storage is None and not (folder / "study.journal").is_file():
         raise WrongUse(
@@ -122,12 +114,8 @@ def show(
     if goal and not drawn:
         pictures.insert(0, ("Means", page.means(rows, goal[1])))
     text = page.page(folder.absolute().name, records, combinations, goal, lines, pictures)
-    try:
+    with writing(html, "give another path to --html"):
         html.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise WrongUse(
-            f"--html {html} cannot be written ({error.strerror}): give another path"
-        ) from error
     return f"wrote {html}"
 
 
@@ -141,7 +129,8 @@ def _draw(
     """Write the figure of a sweep, whose settings a sampler has `drawn` or are a grid.
 
     Raises:
-        WrongUse: nothing can be drawn, or the file cannot be written.
+        WrongUse: nothing can be drawn, or the format is unknown.
+        StorageFailure: the file cannot be written.
     """
     picture = None
     if goal and drawn:
@@ -151,12 +140,10 @@ def _draw(
     if picture is None:
         raise WrongUse(f"--figure {path}: no trial has a result to draw: wait for one")
     try:
-        picture.savefig(path)
-    except (OSError, ValueError) as error:
-        raise WrongUse(
-            f"--figure {path} cannot be written ({error}): give another path, which ends with "
-            ".png, .svg or .pdf"
-        ) from error
+        with writing(path, "give another path to --figure"):
+            picture.savefig(path)
+    except ValueError as error:  # a format that matplotlib does not have
+        raise WrongUse(f"--figure {path}: {error}: use .png, .svg or .pdf") from error
     return f"wrote {path}"
 
 

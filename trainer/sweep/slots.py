@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -15,10 +17,10 @@ from typing import Any, NoReturn
 from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.processes import kill_tree
 from trainbox.contract.python_path import own_environment
-from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.trials import Trial
 
 _END_BYTES = 2**16  # of a log, for the last lines or the crash report of a process
+_LAST_LINES, _LAST_CHARACTERS = 3, 300
 _EXIT_S = 5.0  # for a worker that has closed its connection to exit by itself
 
 
@@ -37,6 +39,7 @@ class Slot:
     ready: bool = False
     trial: Trial | None = None
     since_s: float = 0.0  # the start of the trial, or of a worker that is not ready yet
+    is_late: bool = False  # whether the trial was asked to end, because it takes too long
     failed_starts: int = 0
     worker: str = "trainer.sweep.worker"  # the module of its process
     log: Path = Path()
@@ -72,7 +75,7 @@ class Slot:
 
     def order(self, trial: Trial, order: Mapping[str, Any]) -> None:
         """Let the worker train a trial. The order names its log."""
-        self.trial, self.since_s = trial, time.monotonic()
+        self.trial, self.since_s, self.is_late = trial, time.monotonic(), False
         self.log = Path(order["log"])
         self.log_from = self.log.stat().st_size if self.log.is_file() else 0
         self.send(order)
@@ -120,10 +123,10 @@ class Slot:
 
     def last_output(self) -> str:
         """Return the last output of the trial's process, to be appended to a message."""
-        return last_output(read_end(self.log, self.log_from))
+        return last_output(self.log, self.log_from)
 
 
-def read_end(log: Path, begin: int) -> str:
+def _end_of(log: Path, begin: int) -> str:
     """Return the end of a log, from byte `begin` on if it is that short; empty without a log."""
     try:
         with log.open("rb") as file:
@@ -133,6 +136,37 @@ def read_end(log: Path, begin: int) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def exit_cause(code: int, process: str = "its process") -> str:
+    """Return how the process with this exit code ended; a negative code is a signal."""
+    if code >= 0:
+        return f"{process} exited with code {code}"
+    known = -code in list(signal.Signals)
+    return f"{process} was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
+
+
+def last_output(log: Path, begin: int) -> str:
+    """Return where a process crashed and its last lines in a log, to be appended to a message.
+
+    The text is empty if the process printed nothing after byte `begin`. Of Python's crash report
+    (faulthandler) it keeps the innermost frame outside of the libraries, and drops the list of
+    extension modules.
+    """
+    output = _end_of(log, begin)
+    printed, crashed, report = output.rpartition("Fatal Python error: ")
+    printed = printed if crashed else output
+    frames = re.findall(r'File "(.+)", line (\d+) in (.+)', report) if crashed else []
+    own = [frame for frame in frames if "/lib/python" not in frame[0]]
+    where = ""
+    if frames:
+        file, line, function = (own or frames)[0]
+        where = f" in {function} ({file}, line {line})"
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    text = " | ".join(lines[-_LAST_LINES:])[-_LAST_CHARACTERS:]
+    # Binary output would change the terminal, and a database refuses a zero byte.
+    text = "".join(character if character.isprintable() else "?" for character in text)
+    return where + (f"; its last lines: {text}" if text else "")
 
 
 def send_or_exit(connection: Connection, answer: Mapping[str, Any]) -> None:

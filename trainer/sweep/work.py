@@ -25,10 +25,12 @@ class Work:
     Attributes:
         worker: the module of the worker processes.
         order: returns the order for a worker from a trial and its folder.
+        save_s: the time after SIGTERM in which a trial that takes too long can save.
     """
 
     worker: str
     order: Callable[[Trial, Path], dict[str, Any]]
+    save_s: float = 0.0
 
 
 def task_work(sweep: Sweep, data_dir: Path, rehearses: bool) -> Work:
@@ -48,7 +50,7 @@ def task_work(sweep: Sweep, data_dir: Path, rehearses: bool) -> Work:
     return Work("trainer.sweep.worker", order)
 
 
-def script_work(sweep: Sweep, device: str, trial_minutes: float | None) -> Work:
+def script_work(sweep: Sweep, device: str) -> Work:
     """Return the work of a sweep over a script. Its trials run on `device`."""
     assert isinstance(sweep.config, Script)
     script = sweep.config
@@ -62,10 +64,9 @@ def script_work(sweep: Sweep, device: str, trial_minutes: float | None) -> Work:
             "has_no_metric": sweep.metric == NO_METRIC,
             "metric_regex": script.metric_regex,
             "pruned": sweep.pruner != "none",
-            "trial_minutes": trial_minutes,
         }
 
-    return Work("trainer.sweep.script_worker", order)
+    return Work("trainer.sweep.script_worker", order, save_s=60.0)
 
 
 def run_command(script: Script, trial: Trial, run: Path, device: str) -> list[str]:

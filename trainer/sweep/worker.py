@@ -26,7 +26,7 @@ from trainbox.contract.files import append_regular
 from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.python_path import restore_environment
-from trainbox.contract.storage import storage_failure
+from trainbox.contract.storage import writing
 from trainbox.contract.streams import open_streams, outlive_readers
 from trainer.run.gpu_events import new_events
 from trainer.sweep.slots import ask, serve
@@ -158,11 +158,9 @@ def _unusable(device: str) -> str | None:
 
 def _log_to(path: Path) -> None:
     """Redirect standard output and error to the trial's log, for libraries that crash as well."""
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         log = append_regular(path)
-    except OSError as error:
-        raise storage_failure(path, error) from error
     with log:
         for number in (1, 2):
             os.dup2(log.fileno(), number)

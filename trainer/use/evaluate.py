@@ -13,6 +13,7 @@ from typing import Any
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.files import replacing
 from trainbox.contract.seeding import derive_seed
+from trainbox.contract.storage import writing
 from trainbox.pictures import write_png
 from trainer.loop.build import build_inference
 from trainer.loop.evaluate import evaluate
@@ -31,12 +32,12 @@ from trainer.use.per_example import (
     statistics_of,
 )
 from trainer.use.stored_model import (
+    ANOTHER_FOLDER,
     VALIDATION,
     Request,
     StoredModel,
     opened,
     stopping,
-    writing,
 )
 
 _ANOTHER_FILE = "set another file with --predictions FILE"
@@ -92,7 +93,7 @@ def _refuse_path(path: Path) -> None:
         # The new file would replace a link, or a device such as /dev/stdout.
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise OSError("not a regular file")
-        tempfile.TemporaryFile(dir=path.parent).close()
+        tempfile.NamedTemporaryFile(prefix=path.name, dir=path.parent).close()
 
 
 def _evaluate(model: StoredModel, request: EvaluateRequest, out: Path, stop: StopRequest) -> str:
@@ -167,7 +168,7 @@ def _evaluate(model: StoredModel, request: EvaluateRequest, out: Path, stop: Sto
 
 def write_results(out: Path, entry: Mapping[str, Any], pictures: Mapping[str, Any]) -> None:
     """Write the pictures and then evaluation.json, which replaces that of an earlier call."""
-    with writing(out):
+    with writing(out, ANOTHER_FOLDER):
         for name, picture in pictures.items():
             write_png(out / f"{name.replace('/', '-')}.png", picture)
         with replacing(out / "evaluation.json") as file:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainbox.contract.storage import writing
 from trainbox.task import Task
 from trainer.loop.build import build_prediction
 from trainer.loop.evaluate import add_up
@@ -18,7 +19,7 @@ from trainer.session.agreement import refuse_difference
 from trainer.system.given_files import given_files
 from trainer.system.signals import StopRequest
 from trainer.use.per_example import Predictions, csv_rows, json_lines, prediction_columns
-from trainer.use.stored_model import Request, opened, stopping, writing
+from trainer.use.stored_model import Request, opened, stopping
 
 _FORMS = {"csv": csv_rows, "jsonl": json_lines}
 _SHOWN = 3  # of the files that are left out
@@ -80,6 +81,6 @@ def predict_run(request: PredictRequest, stop: StopRequest) -> None:
             if world.is_first:
                 columns = prediction_columns(job.task, "file", predictions.ids, values)
                 rows = _FORMS[request.form](columns)
-                with writing("standard output", "write it to another disk"):
+                with writing(Path("/dev/stdout"), "write it to another disk"):
                     output.write(rows)
                     output.flush()

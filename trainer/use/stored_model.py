@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from trainbox.contract.config import Settings, check
 from trainbox.contract.errors import Preempted, StorageFailure, WrongUse
+from trainbox.contract.storage import writing
 from trainbox.contract.streams import message
 from trainbox.contract.temporary import sockets_in_a_folder
 from trainbox.task import Task
@@ -33,7 +34,7 @@ from trainer.system.signals import StopRequest
 from trainer.system.sources import located_sources
 
 VALIDATION = "validation"
-_ANOTHER_FOLDER = "set another folder with --out FOLDER"
+ANOTHER_FOLDER = "set another folder with --out FOLDER"
 _OF_THE_MACHINE = {"run", "data_dir", "device"}  # each machine may have its own
 
 
@@ -153,26 +154,13 @@ def opened(
         # Make the folder of the results, and attribute errors from here on to the task.
         console = None
         if out is not None:
-            with writing(out):
+            with writing(out, ANOTHER_FOLDER):
                 out.mkdir(parents=True, exist_ok=True)
             path = out / log.format(rank=world.rank)
             console = stack.enter_context(contextlib.closing(Console(path, world.is_first)))
             stack.enter_context(errors_as_failures(out, type(task).__name__, path))
         yield StoredRun(request, record, chosen, strategy, task, console)
         world.leave()
-
-
-@contextlib.contextmanager
-def writing(what: object, remedy: str = _ANOTHER_FOLDER) -> Iterator[None]:
-    """Raise an error of the system in the body as StorageFailure: `what` cannot be written."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise  # the reader needs no more rows
-    except OSError as error:
-        raise StorageFailure(
-            f"{what} cannot be written ({error.strerror or error}): {remedy}"
-        ) from error
 
 
 @dataclass(frozen=True)

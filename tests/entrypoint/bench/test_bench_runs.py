@@ -155,7 +155,7 @@ _REFUSED = [
     (["--workers", "4,4"], 2, "'4,4' repeats a number: give each number once"),
     (["--processes", "1", "--run", "mine"], 2, "bench sets --run itself"),
     (["--processes", "1", "--strategies", "dp"], 2, "--strategies dp: dp splits batches over GPUs"),
-    (["--processes", "1", "--out", "/proc/none"], 4, "--out /proc/none cannot be written "),
+    (["--processes", "1", "--out", "/proc/none"], 4, "cannot write /proc/none: "),
 ]
 # fmt: on
 

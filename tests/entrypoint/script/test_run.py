@@ -487,7 +487,7 @@ def test_a_script_that_removes_its_folder_does_not_succeed(forked: Trainbox) -> 
     removing = "import os, shutil; shutil.rmtree(os.environ['TRAINBOX_RUN'])"
     ended = forked(*ONE, "--run", "r", script(forked, removing))
     assert ended.code == 4
-    assert "(its folder was removed): keep the folder while a program writes to it, or" in ended.err
+    assert "(its folder is missing): make it, and keep it while a program writes" in ended.err
 
 
 def test_a_script_that_changes_its_folder_still_writes_to_its_run(forked: Trainbox) -> None:

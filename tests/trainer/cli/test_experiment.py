@@ -34,7 +34,7 @@ def sweep_of(here: Here, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sweep
     """Return the sweep that `sweep` with these arguments would train."""
     seen: list[Sweep] = []
     monkeypatch.setattr(
-        "trainer.sweep.requested.run_requested", lambda sweep, *_rest: seen.append(sweep)
+        "trainer.sweep.session.run_sweep", lambda sweep, *_rest: seen.append(sweep)
     )
 
     def call(*arguments: str) -> Sweep:

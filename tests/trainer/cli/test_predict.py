@@ -17,8 +17,8 @@ from tests.support.ranks import Ranks
 from tests.support.tiny import StepCounter
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.given import check_files
+from trainbox.contract.storage import writing
 from trainer.system.given_files import given_files
-from trainer.use.stored_model import writing
 
 TASK = "tests.support.tiny:FromFiles"
 _NUMBERS = {"a": "1 2 3 4", "b/c": "0.5 -1 2 8", "b/d": "-2 1 1 1", "e": "4 3 2 1", "f": "0 1 1 1"}
@@ -99,7 +99,7 @@ def test_one_and_four_processes_write_the_same_rows(ranks: Ranks) -> None:
     shutil.copytree(ranks.folder / "runs", ranks.folder / "other/runs")
     ended = ranks(2, *command, env_by_rank=[{}, {"OTHER_FOLDER": "other"}])
     assert ended.codes == [2, 2]
-    assert "differs on another machine: copy the same files to all machines" in ended.errs[0]
+    assert "differs in another process: copy the same files to all machines" in ended.errs[0]
 
 
 # fmt: off
@@ -147,7 +147,8 @@ def test_a_full_disk_is_reported(here: Here, files: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("tests.support.here.Captured", Full)
     code, out, err = _predict(here, "new", "--format", "jsonl")
     assert code == 4
-    assert "standard output cannot be written (No space left on device)" in err
+    assert "cannot write /dev/stdout: No space left on device (" in err
+    assert "or write it to another disk" in err
 
 
 # The search of folders.
@@ -185,5 +186,5 @@ def test_a_fifo_is_refused_and_not_read(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_stops_is_not_a_failure_of_the_storage() -> None:
-    with pytest.raises(BrokenPipeError), writing("standard output", "write it to another disk"):
+    with pytest.raises(BrokenPipeError), writing(Path("/dev/stdout")):
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")

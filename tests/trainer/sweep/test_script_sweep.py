@@ -238,6 +238,18 @@ def test_a_stopped_sweep_lets_its_scripts_save_and_gives_their_trials_back(
 
 
 @pytest.mark.slow
+def test_a_script_that_takes_too_long_can_save_and_has_failed(trainbox: Trainbox) -> None:
+    folder = trainbox.folder
+    (folder / "train.py").write_text(_SCRIPT)
+    (folder / "gate").touch()
+    limits = ("--retries", "0", "--trial-minutes", "0.1")
+    ended = trainbox(*_COMMAND, *limits, "--processes", "1", "--", "0")
+    assert ended.code == 1
+    assert "; trial 0: it took longer than --trial-minutes 0.1" in ended.err
+    assert (folder / "runs/s/trial-00000/saved").exists()
+
+
+@pytest.mark.slow
 def test_trials_that_share_a_gpu_see_only_that_gpu(trainbox: Trainbox, library: Path) -> None:
     """A variable of the sweep's own launch, such as GPU_IDS, does not reach the trials."""
     (trainbox.folder / "train.py").write_text(

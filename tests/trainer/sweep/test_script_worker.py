@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,7 +46,6 @@ class Trial:
             "has_no_metric": False,
             "metric_regex": None,
             "pruned": False,
-            "trial_minutes": None,
         }
         return Attempt(self.sweep, whole | order, self.stop).answer()  # type: ignore[arg-type]
 
@@ -144,22 +142,6 @@ def test_a_failure_of_trainbox_run_itself_has_its_code_and_message(
 
 def test_a_killed_trainbox_run_is_a_failure(trial: Trial) -> None:
     assert trial("kill -9 $$") == {"code": 1, "message": "its process was killed by SIGKILL"}
-
-
-def test_a_trial_that_takes_too_long_gets_sigterm(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def monotonic() -> float:
-        """Return a time that passes when the script is ready."""
-        is_ready = trial.log.exists() and trial.log.read_text().endswith("ready\n")
-        return 91.0 if is_ready else 0.0
-
-    monkeypatch.setattr(script_worker, "time", SimpleNamespace(monotonic=monotonic))
-    saves = "trap 'echo saved >> logs/rank-0.log; exit 0' TERM; echo ready >> logs/rank-0.log; "
-    answer = trial(f"{saves} while :; do sleep 0.01; done", trial_minutes=1.5)
-    assert answer["code"] == 1
-    assert answer["message"].startswith("it took longer than --trial-minutes 1.5")
-    assert trial.log.read_text() == "ready\nsaved\n"
 
 
 def test_a_process_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,11 +29,9 @@ from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.launch_facts import LaunchFacts
 from trainer.run.jsonl import read_entries
-from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.grid import Sweep
-from trainer.sweep.retries import TrialLimits
 from trainer.sweep.runner import SweepRun
-from trainer.sweep.slots import Slot
+from trainer.sweep.slots import Slot, exit_cause, last_output
 from trainer.sweep.study import open_study
 from trainer.sweep.trials import Record, Trial
 from trainer.sweep.work import task_work
@@ -285,8 +283,11 @@ _OUTPUTS = [
 
 
 @pytest.mark.parametrize(("output", "text"), _OUTPUTS)
-def test_the_last_output_of_a_process_names_the_cause(output: str, text: str) -> None:
-    assert last_output(output) == text
+def test_the_last_output_of_a_process_names_the_cause(
+    tmp_path: Path, output: str, text: str
+) -> None:
+    (tmp_path / "log").write_text(f"earlier\n{output}", encoding="utf-8")
+    assert last_output(tmp_path / "log", len("earlier\n")) == text
 
 
 @pytest.mark.parametrize(
@@ -376,7 +377,7 @@ def sweep_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepRun:
     monkeypatch.setattr(Slot, "restart", lambda self: None)
     slots = [Slot("GPU 0", "GPU-a", ready=True), Slot("GPU 1", "GPU-b", ready=True)]
     work = task_work(study.sweep, tmp_path, True)
-    return SweepRun(study, tmp_path, work, slots, TrialLimits(), StopRequest())
+    return SweepRun(study, tmp_path, work, slots, 1, None, StopRequest())
 
 
 def _answered(run: SweepRun, *answers: dict[str, Any]) -> list[tuple[str, str]]:
@@ -434,7 +435,7 @@ def test_a_first_trial_without_the_metric_ends_the_sweep_and_a_later_one_fails(
         study.done(earlier, {"f1": 0.5}, 1.0)
     slots = [Slot("GPU 0", "GPU-a", ready=True)]
     work = task_work(study.sweep, tmp_path, True)
-    run = SweepRun(study, tmp_path, work, slots, TrialLimits(), StopRequest())
+    run = SweepRun(study, tmp_path, work, slots, 1, None, StopRequest())
     message = "--metric f1: the task has no metric f1: use one of loss"
     if has_results:
         assert _answered(run, _GOOD)[1] == ("failed", message)
@@ -691,11 +692,12 @@ def test_the_results_of_a_moved_sweep_are_shown(here: Here) -> None:
     assert "<h1>moved</h1>" in text
     assert re.findall("<h2>(.*?)</h2>", text)[:2] == ["Results", "Means"]
     assert "<pre>best:      width=8, lowest loss 0.25 (trial 1)\nagain:" in text
-    err = here.refused("sweep", "show", "moved", "--html", "none/f.html")
-    assert err == (
-        "trainbox: --html none/f.html cannot be written (No such file or directory): "
-        "give another path\n"
-    )
+    for option, file in (("--html", "none/f.html"), ("--figure", "none/f.svg")):
+        err = here.refused("sweep", "show", "moved", option, file, code=4)
+        assert err == (
+            f"trainbox: cannot write {file}: No such file or directory (its folder is missing): "
+            f"make it, and keep it while a program writes there, or give another path to {option}\n"
+        )
     err = here.refused("sweep", "show", "moved", "--html", "f.html", "--csv")
     assert err == "trainbox: --csv, --figure and --html exclude each other: give one of them\n"
 
