@@ -33,9 +33,7 @@ def config_of(here: Here, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Conf
 def sweep_of(here: Here, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sweep]:
     """Return the sweep that `sweep` with these arguments would train."""
     seen: list[Sweep] = []
-    monkeypatch.setattr(
-        "trainer.sweep.session.run_sweep", lambda sweep, *_rest: seen.append(sweep)
-    )
+    monkeypatch.setattr("trainer.sweep.session.run_sweep", lambda sweep, *_rest: seen.append(sweep))
 
     def call(*arguments: str) -> Sweep:
         here.succeeds("sweep", *arguments, "--device", "cpu")
