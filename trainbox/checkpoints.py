@@ -5,7 +5,6 @@ import functools
 import math
 import operator
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.contract.files import OF_ANOTHER_KIND, append_regular
 from trainbox.contract.sidecar import FIRST_CHECKPOINT, complete_or_remove
 from trainbox.contract.storage import storage_failure, writing
+from trainbox.contract.streams import message
 from trainbox.folder import run_folder
 from trainbox.stored_checkpoints import StoredCheckpoints
 
@@ -114,7 +114,7 @@ class Checkpoints:
         self.folder = run_folder() / "checkpoints" if folder is None else Path(folder).absolute()
         self._sign = 1 if best == "max" else -1
         marker = self.folder / FIRST_CHECKPOINT
-        self._files = StoredCheckpoints(self.folder, marker, _report, _INSTEAD)
+        self._files = StoredCheckpoints(self.folder, marker, message, _INSTEAD)
         self._writer = CheckpointWriter(self._files, keep, self._failure)
 
     def restore(self, state: TrainState, *, best: bool = False) -> int:
@@ -228,7 +228,7 @@ class Checkpoints:
         """Return what the next call raises, and print it for a script that exits without one."""
         if isinstance(error, OSError):
             error = storage_failure(self.folder, error, needed_bytes, _INSTEAD)
-        _report(str(error))
+        message(str(error))
         return error
 
     def _own_folder(self) -> None:
@@ -244,7 +244,7 @@ class Checkpoints:
             if error.errno in OF_ANOTHER_KIND:
                 raise storage_failure(self.folder, error, instead=_INSTEAD) from error
         for path in complete_or_remove(self.folder):
-            _report(f"{path} has the name of a temporary file of a checkpoint: remove or rename it")
+            message(f"{path} has the name of a temporary file of a checkpoint: remove or rename it")
         files = self._files
         files.run_id = files.run_id_found() or files.run_id or os.urandom(8).hex()
 
@@ -344,7 +344,3 @@ def _lock(path: Path) -> TextIO:
             "another folder"
         ) from error
     return file
-
-
-def _report(text: str) -> None:
-    print(f"trainbox: {text}", file=sys.stderr, flush=True)

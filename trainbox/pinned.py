@@ -6,13 +6,14 @@ printed once.
 
 import functools
 import os
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 
 import numpy
 import torch
 from torch import Tensor
+
+from trainbox.contract.streams import message
 
 _ALIGNED = 512  # bytes; what CUDA aligns its own allocations to
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for all GPUs
@@ -77,8 +78,7 @@ def pinned_if_possible(allocate: Callable[[bool], Tensor]) -> Tensor:
 def _report_pageable(code: int) -> None:
     if os.environ.get("LOCAL_RANK", "0") == "0":
         reason = f"CUDA cannot pin memory on this machine (CUDA error {code}), as on WSL2"
-        text = f"trainbox: {reason}: copies between the host and the GPU are slower"
-        print(text, file=sys.stderr, flush=True)
+        message(f"{reason}: copies between the host and the GPU are slower")
 
 
 def _span(tensor: Tensor) -> int:

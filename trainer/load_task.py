@@ -11,8 +11,7 @@ from typing import Any
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.python_path import user_folders
 from trainbox.contract.task_fields import FIELD_TYPES, TaskField, parse_fields
-from trainbox.contract.task_modules import keep_namespaces, make_importable
-from trainbox.contract.task_spec import TASKS_FOLDER, locate
+from trainbox.contract.task_spec import TASKS_FOLDER, keep_namespaces, locate, make_importable
 from trainbox.task import Task
 
 

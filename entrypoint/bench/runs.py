@@ -22,7 +22,7 @@ from trainbox.contract.errors import Failure, shell_code
 from trainbox.contract.files import read_object
 from trainbox.contract.processes import STOP_SIGNALS, die_with_parent, kill_tree
 from trainbox.contract.storage import writing
-from trainbox.contract.streams import say
+from trainbox.contract.streams import last_message, say
 from trainbox.contract.temporary import temporary_folder
 
 ANOTHER_FOLDER = "give another folder to --out"
@@ -103,10 +103,9 @@ class Bench:
             return None
         try:
             if training.returncode:
-                raise Failure(
-                    _last_message(log.read_text(encoding="utf-8", errors="replace")),
-                    exit_code=shell_code(training.returncode),
-                )
+                printed = log.read_text(encoding="utf-8", errors="replace").strip() or "no output"
+                reason = last_message(printed) or printed.splitlines()[-1]
+                raise Failure(reason, exit_code=shell_code(training.returncode))
             self.facts = self.facts or _facts(read_object(folder / "case/manifest.json"))
             return Measured(**read_object(folder / "case/measured.json"))
         finally:
@@ -174,13 +173,6 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
         "torch": manifest["packages"]["torch"],
         "revision": manifest["build"].get("revision"),
     }
-
-
-def _last_message(output: str) -> str:
-    """Return the last message of Trainbox in `output`, or the last line if it has none."""
-    printed = [line.strip() for line in output.splitlines() if line.strip()] or ["no output"]
-    own = [line.removeprefix("trainbox: ") for line in printed if line.startswith("trainbox: ")]
-    return (own or printed)[-1]
 
 
 def _duration(seconds: float) -> str:

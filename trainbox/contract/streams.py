@@ -63,6 +63,13 @@ def message_line(text: str) -> str:
     return f"trainbox: {printable(' '.join(words)[:_LONGEST_MESSAGE])}"
 
 
+def last_message(output: str) -> str | None:
+    """Return the text of the last `message` in the output of a process, or None."""
+    begin = message_line("")
+    found = [line for line in map(str.strip, output.splitlines()) if line.startswith(begin)]
+    return found[-1].removeprefix(begin) if found else None
+
+
 def message(text: str, file: TextIO | None = None) -> None:
     """Print `message_line(text)`; see `say`."""
     say(message_line(text), file)

@@ -19,7 +19,7 @@ from trainbox.contract.errors import ExitCode, signal_of
 from trainbox.contract.files import read_object
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.record_folder import MANIFEST
-from trainbox.contract.streams import open_streams, outlive_readers
+from trainbox.contract.streams import last_message, open_streams, outlive_readers
 from trainer.sweep.reports import JsonLines, Output, Report, Reports, TensorBoard
 from trainer.sweep.slots import ask, exit_cause, last_output, serve
 from trainer.sweep.work import run_environment
@@ -32,7 +32,6 @@ _SLOW_LOOK_EVERY_S = 10.0  # for files of TensorBoard, which are slower to read
 _SAVE_S, _KILL_S = 40.0, 5.0
 # Codes of the script that mean the same for the sweep as those of a task. Others are failures.
 _SAME_CODES = (ExitCode.WRONG_USE, ExitCode.NOT_FINITE)
-_PREFIX = "trainbox: "
 
 
 def main(connection: Connection) -> None:
@@ -144,9 +143,7 @@ def _not_run(code: int, printed: str) -> dict[str, Any]:
     """Return the answer if `trainbox run` has failed itself: the script's end is not known."""
     if code <= 0:
         return {"code": ExitCode.UNEXPECTED, "message": exit_cause(code)}
-    lines = [line for line in printed.splitlines() if line.startswith(_PREFIX)]
-    message = lines[-1].removeprefix(_PREFIX) if lines else exit_cause(code)
-    return {"code": code, "message": message}
+    return {"code": code, "message": last_message(printed) or exit_cause(code)}
 
 
 def _has_ended(process: "subprocess.Popen[bytes]", within_s: float) -> bool:

@@ -39,14 +39,14 @@ def run_sweep(sweep: Sweep, work: Work, values: Mapping[str, Any], stop: StopReq
         Failure: some trials failed; each is recorded with its error.
         Failure: as for `SweepRun.run`.
     """
-    name = values["name"] or sweep.default_name
-    folder, storage, joins = values["runs_dir"] / name, values["storage"], values["worker"]
+    folder = values["runs_dir"] / (values["name"] or sweep.default_name)
+    storage, joins = values["storage"], values["worker"]
     with storage_failures(storage, folder):
         # Open the study.
         folder.mkdir(parents=True, exist_ok=True)
         if joins:
             _wait_for(storage, folder, stop)
-        study = open_study(storage, folder, name, sweep)
+        study = open_study(storage, folder, sweep)
         if values["retry_failed"]:
             study.retry_failed()
         print_above_bar(_header(study, folder, sweep))
@@ -89,7 +89,7 @@ def show(
             "sweep's --storage"
         )
     with storage_failures(storage, folder):
-        study = open_study(storage, folder, folder.absolute().name, None)
+        study = open_study(storage, folder, None)
         records = study.records()
     if as_csv:
         return results.as_csv(records)
@@ -202,7 +202,7 @@ def _wait_for(storage: str | None, folder: Path, stop: StopRequest) -> None:
     while True:
         if storage is not None or (folder / "study.journal").is_file():
             with contextlib.suppress(WrongUse):
-                open_study(storage, folder, folder.name, None)
+                open_study(storage, folder, None)
                 return
         if stop or time.monotonic() > deadline:
             raise NetworkFailure(

@@ -275,8 +275,8 @@ class Study:
             self._storage.set_trial_state_values(trial_id, TrialState.WAITING)
 
 
-def open_study(url: str | None, folder: Path, name: str, sweep: Sweep | None) -> Study:
-    """Open the study and read all of it. Without `sweep`, only read it.
+def open_study(url: str | None, folder: Path, sweep: Sweep | None) -> Study:
+    """Open the study of the sweep in `folder` and read all of it. Without `sweep`, only read it.
 
     Raises:
         WrongUse: the study does not exist, or has other settings.
@@ -284,7 +284,7 @@ def open_study(url: str | None, folder: Path, name: str, sweep: Sweep | None) ->
     """
     storage = open_storage(url, folder, read_only=sweep is None)
     try:
-        study = Study(storage, name, sweep)
+        study = Study(storage, folder.absolute().name, sweep)
         study.records()
     except DAMAGE as error:
         found_in = without_password(url) if url else folder / "study.journal"

@@ -7,7 +7,6 @@ import markdown as renderer
 import pytest
 
 from entrypoint.bench.report import markdown
-from entrypoint.bench.runs import _last_message
 from entrypoint.bench.tables import (
     BenchCase,
     BenchResult,
@@ -25,6 +24,7 @@ from entrypoint.bench.tables import (
     with_defaults,
 )
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.streams import last_message
 
 ONE, TWO = BenchCase(1, "single", 64, 4), BenchCase(2, "ddp", 64, 4)
 FACTS = {"command": "trainbox bench digits", "unit": "GPU", "rounds": 2, "seconds": 10.0}
@@ -301,13 +301,7 @@ def test_one_count_has_no_speed_up_and_reports_idle_workers() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("output", "last"),
-    [
-        ("a\ntrainbox: the GPU's memory is used up\nlater\n", "the GPU's memory is used up"),
-        ("Traceback\nValueError: x\n\n", "ValueError: x"),
-        ("", "no output"),
-    ],
-)
-def test_the_last_message_of_a_training(output: str, last: str) -> None:
-    assert _last_message(output) == last
+def test_the_last_message_of_a_training() -> None:
+    output = "trainbox: a\ntrainbox: the GPU's memory is used up\nlater\n"
+    assert last_message(output) == "the GPU's memory is used up"
+    assert last_message("Traceback\nValueError: x\n\n") is last_message("") is None

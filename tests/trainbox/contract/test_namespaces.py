@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainbox.contract.task_modules import keep_namespaces
+from trainbox.contract.task_spec import keep_namespaces
 
 
 @pytest.mark.parametrize("own", ["namespace_of_many.py", "namespace_of_many/__init__.py"])

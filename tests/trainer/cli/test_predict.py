@@ -15,8 +15,6 @@ import torch
 from tests.support.here import Captured, Here
 from tests.support.ranks import Ranks
 from tests.support.tiny import StepCounter
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.given import check_files
 from trainbox.contract.storage import writing
 from trainer.system.given_files import given_files
 
@@ -176,13 +174,6 @@ def test_folders_are_searched_in_the_order_of_names(tmp_path: Path) -> None:
     given = [tmp_path / "x.txt", tmp_path / "k"]
     assert given_files(given, (".png",)) == [tmp_path / "x.txt", tmp_path / "k/l.png"]
     assert given_files([tmp_path / "linked"], ()) == [tmp_path / "linked/l.png"]
-
-
-def test_a_fifo_is_refused_and_not_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    check_files([tmp_path])
-    with pytest.raises(WrongUse, match="fifo is not a file or folder: name files, or folders of"):
-        check_files([tmp_path / "fifo"])
 
 
 def test_a_reader_that_stops_is_not_a_failure_of_the_storage() -> None:

@@ -50,7 +50,7 @@ _COMMAND = ("sweep", "run", "train.py", "--device", "cpu", "--name", "s")
 
 
 def records(folder: Path) -> list[Record]:
-    return open_study(None, folder / "runs/s", "s", None).records()
+    return open_study(None, folder / "runs/s", None).records()
 
 
 def results(folder: Path) -> list[dict[str, str]]:

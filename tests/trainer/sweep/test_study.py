@@ -271,7 +271,7 @@ def test_tpe_draws_better_settings_with_time(
     sweep = Sweep(
         Config(), {"shape": ["a", "b"]}, {"lr": Range(1e-4, 1.0, True)}, 1, "tpe", 40, "min:loss"
     )
-    view = open_study(None, tmp_path, "s", sweep)
+    view = open_study(None, tmp_path, sweep)
     losses = []
     while trial := view.claim():
         assert isinstance(trial.point["lr"], float)
@@ -288,7 +288,7 @@ def test_tpe_draws_better_settings_with_time(
 def test_a_sampler_draws_each_combination_once(sampler: str, tmp_path: Path) -> None:
     ranges = {"layers": Range(1, 5)}
     view = open_study(
-        None, tmp_path, "s", Sweep(Config(), {"a": [1, 2]}, ranges, 1, sampler, 10, "min:loss")
+        None, tmp_path, Sweep(Config(), {"a": [1, 2]}, ranges, 1, sampler, 10, "min:loss")
     )
     drawn = []
     while trial := view.claim():
@@ -369,7 +369,7 @@ def test_a_database_that_cannot_be_opened_has_the_reason_of_its_driver(
 
 def _journal(folder: Path) -> list[bytes]:
     """Return the lines of a journal with two trials that are done."""
-    view = open_study(None, folder, "s", _SWEEP)
+    view = open_study(None, folder, _SWEEP)
     for loss in (1.0, 2.0):
         trial = view.claim()
         assert trial
@@ -409,7 +409,7 @@ def test_a_damaged_journal_is_refused_by_file_and_line(
         StorageFailure,
         match=rf"^{tmp_path}/study.journal is damaged in line {number} \(.*\): restore it from",
     ):
-        open_study(None, tmp_path, "s", None if read_only else _SWEEP)
+        open_study(None, tmp_path, None if read_only else _SWEEP)
     assert (tmp_path / "study.journal").read_bytes() == damaged
 
 
@@ -419,12 +419,12 @@ def test_a_lost_line_is_reported(tmp_path: Path, lost: bytes) -> None:
     del lines[_line_of(lines, lost)]
     (tmp_path / "study.journal").write_bytes(b"".join(lines))
     with pytest.raises(StorageFailure, match="study.journal is damaged"):
-        open_study(None, tmp_path, "s", _SWEEP)
+        open_study(None, tmp_path, _SWEEP)
 
 
 def test_damage_during_a_sweep_is_reported(tmp_path: Path) -> None:
     _journal(tmp_path)
-    view = open_study(None, tmp_path, "s", _SWEEP)
+    view = open_study(None, tmp_path, _SWEEP)
     lines = (tmp_path / "study.journal").read_bytes().count(b"\n")
     with (tmp_path / "study.journal").open("ab") as journal:
         journal.write(b"garbage\n" * 2)
@@ -435,7 +435,7 @@ def test_damage_during_a_sweep_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", [0, 4096])
 def test_a_damaged_database_is_refused(tmp_path: Path, first: int) -> None:
     url = f"sqlite:///{tmp_path}/study.db"
-    trial = open_study(url, tmp_path, "s", _SWEEP).claim()
+    trial = open_study(url, tmp_path, _SWEEP).claim()
     assert trial
     whole = (tmp_path / "study.db").read_bytes()
     (tmp_path / "study.db").write_bytes(whole[:first] + b"\xff" * (len(whole) - first))
@@ -446,7 +446,7 @@ def test_a_damaged_database_is_refused(tmp_path: Path, first: int) -> None:
             ),
             storage_failures(url, tmp_path),
         ):
-            open_study(url, tmp_path, "s", sweep)
+            open_study(url, tmp_path, sweep)
 
 
 def test_both_commands_exit_with_code_4_for_a_damaged_study(here: Here) -> None:
@@ -467,4 +467,4 @@ def test_a_study_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         StorageFailure, match=r"study\.journal is not a file: remove it, or choose another --name"
     ):
-        open_study(None, tmp_path, "s", _SWEEP)
+        open_study(None, tmp_path, _SWEEP)

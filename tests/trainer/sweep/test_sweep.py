@@ -46,7 +46,7 @@ _ENV = {"PYTHONPATH": str(ROOT)}
 def _records(folder: Path) -> list[Record]:
     """Return the trials of the sweep "s", without those of a sweep that is not started yet."""
     try:
-        return open_study(None, folder / "runs/s", "s", None).records()
+        return open_study(None, folder / "runs/s", None).records()
     except (FileNotFoundError, WrongUse):
         return []
 
@@ -162,9 +162,7 @@ def test_the_end_of_a_sweep_imports_neither_torch_nor_all_of_scipy(tmp_path: Pat
     """Record invented results, so that the command finds all trials done and starts no worker."""
     folder = tmp_path / "runs/s"
     folder.mkdir(parents=True)
-    study = open_study(
-        None, folder, "s", Sweep(Config(task=_BRITTLE_FILE), {"width": [4]}, seeds=3)
-    )
+    study = open_study(None, folder, Sweep(Config(task=_BRITTLE_FILE), {"width": [4]}, seeds=3))
     for loss in (1.0, 2.0, 3.0):
         trial = study.claim()
         assert trial
@@ -370,7 +368,7 @@ _GOOD = {"code": 0, "metrics": {"loss": 1.0}}
 @pytest.fixture
 def sweep_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepRun:
     """A sweep without worker processes, in which an earlier start has trained one trial."""
-    study = open_study(None, tmp_path, "s", Sweep(Config(), {"width": [4, 8, 16, 32]}))
+    study = open_study(None, tmp_path, Sweep(Config(), {"width": [4, 8, 16, 32]}))
     earlier = study.claim()
     assert earlier
     study.done(earlier, {"loss": 1.0}, 1.0)
@@ -428,7 +426,7 @@ def test_one_wrong_combination_that_is_the_last_ends_the_sweep(sweep_run: SweepR
 def test_a_first_trial_without_the_metric_ends_the_sweep_and_a_later_one_fails(
     tmp_path: Path, has_results: bool
 ) -> None:
-    study = open_study(None, tmp_path, "s", Sweep(Config(), {"width": [4, 8]}, metric="f1"))
+    study = open_study(None, tmp_path, Sweep(Config(), {"width": [4, 8]}, metric="f1"))
     if has_results:
         earlier = study.claim()
         assert earlier
@@ -674,7 +672,7 @@ def test_wrong_use_is_reported_before_anything_starts(
 def test_the_results_of_a_moved_sweep_are_shown(here: Here) -> None:
     folder = here.folder / "runs/s"
     folder.mkdir(parents=True)
-    study = open_study(None, folder, "s", Sweep(Config(), {"width": [4, 8]}))
+    study = open_study(None, folder, Sweep(Config(), {"width": [4, 8]}))
     for loss in (0.5, 0.25):
         trial = study.claim()
         assert trial

@@ -1,12 +1,12 @@
-"""Messages about the folder of a run."""
+"""Messages about the folder of a run and the files that a command is given."""
 
 import os
 from pathlib import Path
 
 import pytest
 
+from entrypoint.cli.stored import check_files, check_run
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.given import check_run
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,10 @@ def test_a_folder_that_is_not_a_run_is_refused_with_the_near_one(
         check_run("evaluate", tmp_path / given)
     start = f"evaluate {tmp_path / given}: {remedy.format(tmp_path, tmp_path)}"
     assert str(refused.value).startswith(start)
+
+
+def test_a_fifo_is_refused_and_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    check_files([tmp_path])
+    with pytest.raises(WrongUse, match="fifo is not a file or folder: name files, or folders of"):
+        check_files([tmp_path / "fifo"])
