@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.errors import WrongUse
+from trainbox.contract.errors import Preempted, WrongUse
 from trainbox.contract.temporary import temporary_folder
 from trainer.parallel.strategy import bits_depend_on_processes, launched_as
 from trainer.run.evidence import Evidence, contradictions, verdict
@@ -25,6 +25,7 @@ def verify_run(
         Failure: A digest differs. The message has the first difference, and the manifest entries
             that differ.
         Failure: The run cannot be repeated.
+        Preempted: A stop was requested.
     """
     # Read the digests of the run, and check that there is something to compare with.
     with contradictions():
@@ -44,10 +45,15 @@ def verify_run(
     # Train again. Rank 0 writes the manifest, and only rank 0 compares.
     with temporary_folder("verify-") as folder:
         again = folder / "again"
-        train_task(
-            *(record.config, stop, device_name, folder, again.name, data_dir, "never", steps),
-            rehearses=False,
-        )
+        try:
+            train_task(
+                *(record.config, stop, device_name, folder, again.name, data_dir, "never", steps),
+                rehearses=False,
+            )
+        except Preempted as stopped:  # its message is about a checkpoint in the temporary folder
+            raise Preempted(
+                f"the verification was stopped by {stop.cause}: the same command begins it again"
+            ) from stopped
         if (again / "manifest.json").exists():
             repeated = Evidence.of(RunRecord.open(again), "the repeated run")
             print(verdict(stored, repeated, until), flush=True)

@@ -21,7 +21,7 @@ from torch.utils.data import Subset, TensorDataset
 from tests.support import tiny
 from tests.support.here import Here, training_here
 from tests.support.tiny import TEXTS, Tiny
-from trainbox.contract.errors import Changed, Failure, WrongUse
+from trainbox.contract.errors import Changed, Failure, Preempted, WrongUse
 from trainbox.contract.launch_facts import LaunchFacts
 from trainer.run import manifest
 from trainer.run.compare import (
@@ -33,6 +33,8 @@ from trainer.run.compare import (
 from trainer.run.digest import value_digest
 from trainer.run.evidence import Evidence, verdict
 from trainer.run.run_log import RunLog
+from trainer.session.verify import verify_run
+from trainer.system.signals import StopRequest
 
 
 def _change(path: Path, **changes: Any) -> None:
@@ -761,3 +763,13 @@ def test_a_resume_restores_the_type_of_an_optimizer_state(
     entries = [here.digests(run)[-1] for run in ("r", "undisturbed")]
     assert entries[0]["optimizer"] == entries[1]["optimizer"]
     assert entries[0]["model"] == entries[1]["model"]
+
+
+def test_a_stopped_verification_names_no_checkpoint_that_is_removed(here: Here) -> None:
+    here.train(max_steps=15)
+    stop = StopRequest()
+    stop.signal_name = "SIGTERM"
+    with pytest.raises(Preempted) as caught:
+        verify_run(here.path(), None, stop, "cpu", Path("data"))
+    assert str(caught.value).startswith("the verification was stopped by ")
+    assert str(caught.value).endswith(": the same command begins it again")
