@@ -61,7 +61,7 @@ fi
 inside=/workspace/$tasks
 if [[ $tasks == /* ]]; then inside=$tasks; fi
 inside=$(realpath -ms "$inside")
-# The Makefile has the same list: a test compares the two.
+# deploy/host.py has the same list: a test compares the two.
 case $inside in
 / | /workspace | /workspace/runs | /workspace/data | /tmp | /opt | \
     /opt/venv | /opt/venv/* | /opt/trainbox | /opt/trainbox/* | \

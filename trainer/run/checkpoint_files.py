@@ -171,7 +171,9 @@ class CheckpointFiles(StoredCheckpoints):
         try:
             open_regular(self.best).close()
             with safe_open(self.best, "pt") as file:
-                step = int((file.metadata() or {}).get("step", ""))
+                if not (written := (file.metadata() or {}).get("step", "")).isdecimal():
+                    raise ValueError(f"a run did not save it: its step is {written!r}")
+                step = int(written)
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except FileNotFoundError as error:
             raise ValueError("it is missing") from error

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.support.commands import clean_environment
 from trainbox.contract.errors import Failure, StorageFailure
 from trainbox.contract.files import replacing
 from trainer.run.checkpoint import RunCheckpoints
+from trainer.run.checkpoint_files import CheckpointFiles
 
 
 class Saver:
@@ -496,3 +497,10 @@ def test_a_full_disk_exits_with_code_4_and_keeps_the_checkpoints(tmp_path: Path)
     assert len(written) >= 2
     sidecars = ended.stdout[ended.stdout.index("\n{\n") :].split("\n{\n")[1:]
     assert {json.loads("{" + sidecar)["sha256"] for sidecar in sidecars} == set(written.values())
+
+
+def test_weights_that_no_run_has_saved_are_named(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
+    files = CheckpointFiles(tmp_path / "checkpoints", lambda _text: None)
+    with pytest.raises(ValueError, match=r"a run did not save it: its step is ''"):
+        files.check_best()
