@@ -93,7 +93,7 @@ def _refuse_path(path: Path) -> None:
         # The new file would replace a link, or a device such as /dev/stdout.
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise OSError("not a regular file")
-        tempfile.NamedTemporaryFile(prefix=path.name, dir=path.parent).close()
+        tempfile.NamedTemporaryFile("wb", prefix=path.name, dir=path.parent).close()
 
 
 def _evaluate(model: StoredModel, request: EvaluateRequest, out: Path, stop: StopRequest) -> str:
