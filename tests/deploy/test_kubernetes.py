@@ -576,7 +576,7 @@ def test_a_script_on_several_nodes(
     """The changes are those of the page."""
     page = PAGE.read_text()
     if name == "trainjob":
-        (line,) = re.findall(r"^    args: (.*)$", page, re.MULTILINE)
+        (line,) = re.findall(r"`args: (\[.*?\])`", page)
         assert yaml.safe_load(line) == SCRIPT
         folder = changed(tmp_path, name, ("numNodes: 2", f"numNodes: 2\n    args: {line}"))
     else:
@@ -609,7 +609,9 @@ def test_health_0_opens_the_gate_and_the_liveness_probe(
     name: str, run: Run, tmp_path: Path
 ) -> None:
     if name == "trainjob":  # the page's ConfigMap for all jobs of the namespace
-        assert "kubectl create configmap health --from-literal=HEALTH=0" in PAGE.read_text()
+        assert "kubectl create configmap health --from-literal=HEALTH=0" in " ".join(
+            PAGE.read_text().split()
+        )
         made = (
             "configurations: [names.yaml]\nconfigMapGenerator: [{name: made, literals: [HEALTH=0]}]"
         )
@@ -733,6 +735,8 @@ def test_the_pods_of_a_sweep_of_a_script(arguments_of: Callable[..., list[list[s
 
 # The guide.
 
+_LIMITS = "HEALTH_LIMITS=my_tasks/limits.toml"
+
 
 def blocks() -> list[tuple[str, Object]]:
     """Return (overlay, lines to change or add) of each block of the page that names its file."""
@@ -749,18 +753,25 @@ def test_the_changes_that_the_page_shows_have_their_effect(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = []
-    for number, (name, lines) in enumerate(blocks()):
+    mnist, own, script, special, sweeping = blocks()
+    mounted = yaml.safe_dump(own[1]).replace("gestures.py", "train.py")  # "mount it as above"
+    script = (script[0], yaml.safe_load(mounted) | script[1])
+    added = yaml.safe_dump(own[1]).replace("- gestures.py", "- gestures.py\n  - limits.toml")
+    for line in (
+        "`limits.toml` to the `files` of the ConfigMap `tasks`",
+        f"`{_LIMITS}` to `settings`",
+    ):
+        assert line in " ".join(PAGE.read_text().split())
+    limited = (own[0], yaml.safe_load(added.replace("- SET=", f"- {_LIMITS}\n  - SET=")))
+    for number, (name, lines) in enumerate([mnist, own, script, special, limited, sweeping]):
         folders.append(folder := changed(tmp_path / str(number), name))
         (folder / "gestures.py").touch()
         (folder / "train.py").touch()
         (folder / "limits.toml").write_text("disk_mib = 1e14\n")
         file = folder / "kustomization.yaml"
         file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | lines))
-    storage, *trainings, sweeping = folders
-    (mnist,), (all_gpus,), (own,), (script,), (large,), (special,), (limited,) = map(
-        pods, trainings
-    )
-    assert {claim["spec"]["storageClassName"] for claim in objects(storage)} == {"cephfs"}
+    *trainings, sweeping = folders
+    (mnist,), (own,), (script,), (special,), (limited,) = map(pods, trainings)
     # The settings of a training.
     assert mnist.address.startswith("mnist-train-")
     assert (
@@ -772,37 +783,40 @@ def test_the_changes_that_the_page_shows_have_their_effect(
         "my_tasks/gestures.py:Gestures",
         "width=64",
     )
-    assert (all_gpus.gpus, all_gpus.env["train"]["GPUS"]) == (8, "all")
-    assert plan_of(run, all_gpus)["nproc_per_node"] == 8
     # Resources, node, user and features of a cluster.
-    assert large.train["resources"]["limits"] == {"cpu": 32, "memory": "256Gi", "nvidia.com/gpu": 1}
-    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}} in large.spec[
+    limits = special.train["resources"]["limits"]
+    assert limits == {
+        "cpu": 32,
+        "memory": "256Gi",
+        "ephemeral-storage": "6Gi",
+        "nvidia.com/gpu": 1,
+    }
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}} in special.spec[
         "volumes"
     ]
-    assert large.spec["nodeSelector"]
+    assert special.spec["nodeSelector"]
     assert (
-        large.spec["securityContext"]["runAsUser"],
-        large.spec["securityContext"]["runAsNonRoot"],
+        special.spec["securityContext"]["runAsUser"],
+        special.spec["securityContext"]["runAsNonRoot"],
     ) == (4711, True)
     assert (special.spec["runtimeClassName"], special.spec["priorityClassName"]) == (
         "nvidia",
         "training",
     )
     (health,) = special.spec["initContainers"]
-    assert health["resources"] == special.train["resources"]
-    assert special.train["resources"]["limits"]["ephemeral-storage"] == "6Gi"
-    annotations = template_of(trainings[5])["metadata"]["annotations"]
+    assert health["resources"]["limits"]["ephemeral-storage"] == "6Gi"
+    annotations = template_of(trainings[3])["metadata"]["annotations"]
     assert set(annotations.values()) == {"true", "false"}
     # A script, which is beside the tasks.
     assert script.train["args"] == SCRIPT
-    (made,) = (o for o in objects(trainings[3]) if "train.py" in o.get("data", {}))
+    (made,) = (o for o in objects(trainings[2]) if "train.py" in o.get("data", {}))
     assert {"name": "tasks", "configMap": {"name": made["metadata"]["name"], "optional": True}} in (
         script.spec["volumes"]
     )
     # The limits of the health check are where the tasks are mounted.
     file = limited.env["health"]["HEALTH_LIMITS"]
     assert file == limited.env["train"]["HEALTH_LIMITS"] == "my_tasks/limits.toml"
-    made = next(o for o in objects(trainings[6]) if "limits.toml" in o.get("data", {}))
+    made = next(o for o in objects(trainings[4]) if "limits.toml" in o.get("data", {}))
     assert {"name": "tasks", "configMap": {"name": made["metadata"]["name"], "optional": True}} in (
         limited.spec["volumes"]
     )
