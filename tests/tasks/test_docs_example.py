@@ -183,7 +183,7 @@ def test_the_padded_sequences_have_the_same_bits_on_one_to_three_processes_and_a
 
 
 def test_the_task_of_the_moved_loop_trains(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (_GUIDES / "migrating.md").read_text()
+    page = (_GUIDES / "library.md").read_text()
     (command,) = re.findall(r"^trainbox (train my_tasks/curve\.py:Curve)$", page, re.MULTILINE)
     _write_task(here.folder, "curve", _code(page, "class Curve"), monkeypatch)
     here.succeeds(*command.split(), "--device", "cpu", "--run", "r")

@@ -1,4 +1,4 @@
-"""The scripts of docs/guides/library.md run on 1 and 2 processes, and survive kills.
+"""The scripts and functions of docs/guides/library.md run on 1 and 2 processes, and survive kills.
 
 The fast tests fork the processes. The slow tests start `python FILE` and `torchrun FILE`, or drill
 the scripts of the page and of examples/.
@@ -33,6 +33,66 @@ _RESUME = "Train, and resume from the newest epoch."
 _BATCHES = "Load batches from any step; resume from the step in the argument."
 _METRICS = "Report metrics, and read them again."
 _FOLDER = "Count how often this command was started."
+
+# Functions that the page describes without a script.
+_SCRIPTS |= {
+    _STOP: """
+import os, sys, time
+import torch.distributed as dist
+import trainbox
+
+if "RANK" in os.environ:
+    dist.init_process_group("gloo")
+for step in range(1, 3001):
+    time.sleep(0.01)
+    if stop := trainbox.stop_requested():
+        print(f"stopped after step {step}", flush=True)
+        break
+if dist.is_initialized():
+    dist.destroy_process_group()
+sys.exit(75 if stop else 0)
+""",
+    _ORDER: """
+import os, sys
+import trainbox
+
+n, batch_size, epochs = 50, 4, 3
+rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+steps_per_epoch = n // batch_size
+for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 0, epochs * steps_per_epoch):
+    epoch, index = divmod(step, steps_per_epoch)
+    order = trainbox.epoch_order(seed=0, epoch=epoch, n=n)
+    start = index * batch_size
+    print(step, *order[start + rank : start + batch_size : world_size], flush=True)
+""",
+    _METRICS: """
+import json, os
+import trainbox
+
+for step in range(1, 101):
+    if step % 10 == 0:
+        trainbox.metrics(step, loss=1 / step, learning_rate=0.01)
+    if step % 50 == 0:
+        trainbox.metrics(step, kind="validation", accuracy=1 - 1 / step)
+if os.environ.get("RANK", "0") == "0":
+    lines = (trainbox.run_folder() / "metrics.jsonl").read_text().splitlines()
+    entries = {(entry["kind"], entry["step"]): entry for entry in map(json.loads, lines)}
+    for (kind, step), entry in entries.items():
+        if kind == "validation":
+            print(step, entry["accuracy"], flush=True)
+""",
+    _FOLDER: """
+import os
+import trainbox
+
+folder = trainbox.run_folder()
+if os.environ.get("RANK", "0") == "0":
+    with (folder / "starts.txt").open("a") as file:
+        file.write("started\\n")
+    starts = len((folder / "starts.txt").read_text().splitlines())
+    print(f"{folder}: start {starts}", flush=True)
+""",
+}
 
 _on_1_and_2 = pytest.mark.parametrize("processes", [1, 2])
 
