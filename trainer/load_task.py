@@ -1,6 +1,7 @@
 """Import a task's class, and make the task with the values of its fields."""
 
 import dataclasses
+import difflib
 import importlib
 import os
 import types
@@ -8,11 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainbox.classification import Classification
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.python_path import user_folders
 from trainbox.contract.task_fields import FIELD_TYPES, TaskField, parse_fields
 from trainbox.contract.task_spec import TASKS_FOLDER, keep_namespaces, locate, make_importable
 from trainbox.task import Task
+
+_MISSPELT = 0.8  # the similarity of `loss` and `losses`
 
 
 def load_task(spec: str, given: Mapping[str, Any]) -> Task:
@@ -58,7 +62,35 @@ def _loaded(spec: str, source: Path | str, class_name: str, given: Mapping[str, 
             f"task {spec}: {', '.join(undecorated)} cannot be set: write "
             f"@dataclass(frozen=True) above {class_name}"
         )
+    _check_names(spec, cls)
     return cls(**parse_fields(spec, loaded_fields(cls), given))
+
+
+def _check_names(spec: str, cls: type[Task]) -> None:
+    """Check that the class does not misspell a name that Trainbox reads, such as `best_by`.
+
+    A class that defines `losses` may have a `loss` as well.
+
+    Raises:
+        WrongUse: it does.
+    """
+    classes = [base for base in cls.__mro__ if base not in Classification.__mro__]
+    own = {name for base in classes for name in vars(base)} | {
+        field.name for field in dataclasses.fields(cls)
+    }
+    unread = {name for name in own - {*dir(Classification)} if name[0] != "_"}
+    unwritten = {name for name in {*dir(Classification)} - own if name[0] != "_"}
+    for name in sorted(unread):
+        # A method for a method, and a value for a value.
+        is_method = callable(getattr(cls, name, None))
+        alike = [
+            other for other in unwritten if callable(getattr(Classification, other)) is is_method
+        ]
+        if near := difflib.get_close_matches(name, alike, n=1, cutoff=_MISSPELT):
+            raise WrongUse(
+                f"task {spec}: Trainbox does not read {name}: rename it to {near[0]}, or to "
+                f"_{name} if it is your own"
+            )
 
 
 def loaded_fields(cls: type[Task]) -> list[TaskField]:

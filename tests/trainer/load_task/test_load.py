@@ -116,6 +116,38 @@ def test_fields_without_the_decorator_are_reported(write: Callable[[str, str], s
         load_task(f"{spec}:T", {})
 
 
+@pytest.mark.parametrize(
+    ("line", "name", "meant"),
+    [
+        ("learnig_rate: ClassVar[float] = 0.1", "learnig_rate", "learning_rate"),
+        ("epoch: int = 3", "epoch", "epochs"),
+        ("def metric(self, totals): ...", "metric", "metrics"),
+        ("def loss(self, model, batch): ...", "loss", "losses"),
+        ("class_name = ('cat', 'dog')", "class_name", "class_names"),
+    ],
+)
+def test_a_misspelt_name_is_refused(
+    write: Callable[[str, str], str], line: str, name: str, meant: str
+) -> None:
+    head = HEAD + "from typing import ClassVar\n@dataclass(frozen=True)\n"
+    spec = write("misspelt.py", f"{head}class T(Task):\n    {line}\n")
+    with pytest.raises(
+        WrongUse, match=rf"does not read {name}: rename it to {meant}, or to _{name} if"
+    ):
+        load_task(f"{spec}:T", {})
+
+
+def test_names_beside_those_that_trainbox_reads_are_accepted(
+    write: Callable[[str, str], str],
+) -> None:
+    methods = "".join(f"    def {n}(self, *_): ...\n" for n in ("losses", "loss", "_metric", "lr"))
+    fields = "    note: str = ''\n    width: int = 3\n"
+    spec = write(
+        "own_names.py", f"{HEAD}@dataclass(frozen=True)\nclass T(Task):\n{fields}{methods}"
+    )
+    assert type(load_task(f"{spec}:T", {})).__name__ == "T"
+
+
 def test_a_missing_module_is_refused_and_so_is_a_missing_import_of_it(
     write: Callable[[str, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
