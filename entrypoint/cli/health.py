@@ -15,6 +15,7 @@ from entrypoint.health.limits import read_limits
 from entrypoint.health.screen import screen
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 from trainbox.contract.errors import DeviceMissing, WrongUse
+from trainbox.contract.streams import show_progress
 
 _CPU_PROCESSES = 2  # for --deep without a GPU: the fewest that can communicate
 # The parameters that each mode uses. The others are refused on the command line.
@@ -117,9 +118,8 @@ def health(
 
 
 def _show_progress(gpus: int, done: int, samples: int) -> None:
-    if gpus and samples > 1 and sys.stderr.isatty():
-        text = f"\rsampling {gpus} GPU(s): {done} of {samples}"
-        click.echo(text, err=True, nl=done == samples)
+    if gpus and samples > 1:
+        show_progress(f"sampling {gpus} GPU(s): {done} of {samples}" if done < samples else "")
 
 
 def _list_gpus(as_json: bool) -> None:

@@ -20,6 +20,7 @@ from entrypoint.system.commands import command_of
 from trainbox.contract.errors import Failure
 from trainbox.contract.processes import die_with_parent
 from trainbox.contract.python_path import user_environment
+from trainbox.contract.streams import show_progress
 
 # The wait for torch to start and to list the GPUs: usually 2 to 5 s, longer on a busy machine.
 TORCH_DEADLINE_S = 120.0
@@ -36,9 +37,9 @@ def examination_report(
     driver, visible, verdict = _ask_driver(question)
     data_dir = Path(os.environ.get("TRAINBOX_DATA_DIR") or "data")
     around, hidden = read_surroundings(question.runs_dir or Path("runs"), data_dir, os.environ)
-    if sys.stderr.isatty():
-        print("waiting for torch ...", file=sys.stderr)
+    show_progress("waiting for torch ...")
     torch = _torch_answer(process, begin_s, torch_deadline_s)
+    show_progress()
     users = user_environment(os.environ)
     taken_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return report(Examination(taken_at, verdict, driver, visible, torch, around, users, hidden))

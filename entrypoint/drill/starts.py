@@ -13,6 +13,7 @@ from entrypoint.launch.supervise import STOP_BUDGET_S
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import ExitCode, Failure, shell_code
 from trainbox.contract.processes import die_with_parent, kill_tree
+from trainbox.contract.streams import show_progress
 from trainbox.contract.variables import HEALTH_NAMES, without_launch
 
 Process = subprocess.Popen[bytes]
@@ -58,14 +59,21 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in kept.items() if name not in _REPLACED}
 
 
-def wait(condition: Callable[[], bool], process: Process) -> None:
-    """Poll until `condition` is true or the process has ended."""
-    while process.poll() is None:
-        begin_s = time.monotonic()
-        if condition():
-            return
-        # To look through many files takes long, and the training needs the CPU.
-        time.sleep(max(_POLL_S, 4 * (time.monotonic() - begin_s)))
+def wait(condition: Callable[[], bool], process: Process, progress: Callable[[], str]) -> None:
+    """Poll until `condition` is true or the process has ended, and show the progress meanwhile."""
+    shown = ""
+    try:
+        while process.poll() is None:
+            begin_s = time.monotonic()
+            if condition():
+                return
+            if (text := progress()) != shown:
+                show_progress(text)
+                shown = text
+            # To look through many files takes long, and the training needs the CPU.
+            time.sleep(max(_POLL_S, 4 * (time.monotonic() - begin_s)))
+    finally:
+        show_progress()
 
 
 def failure_of(returncode: int, log: Path) -> Failure:

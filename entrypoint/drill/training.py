@@ -162,10 +162,15 @@ class Training:
             begun_s = changes[0] if changes else None
             return due is not None and due(StartProgress(elapsed_s, begun_s, max(new, default=0)))
 
+        def progress() -> str:
+            step = f", step {max(new)}" if new else ""
+            elapsed_s = time.monotonic() - begin_s
+            return f"  {self.folder.name}, start {number + 1}: {elapsed_s:.0f} s{step}"
+
         which = f"start {number + 1}, after a kill," if number else "the training"
         ignored = False
         try:
-            wait(look, process)
+            wait(look, process, progress)
             end_s = time.monotonic() - begin_s
             if process.poll() is not None:
                 by = None

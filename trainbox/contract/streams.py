@@ -93,6 +93,12 @@ def say(text: str, file: TextIO | None = None) -> None:
         _discard(file.fileno())
 
 
+def show_progress(text: str = "") -> None:
+    """Replace the last progress by `text`, in one line of standard error, if this is a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
 def outlive_readers() -> None:
     """Drop output that cannot be written from now on, so that a training continues without it.
 
