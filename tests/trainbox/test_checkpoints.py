@@ -1,11 +1,7 @@
 """Checkpoints of a script: whole or not there, verified, and never all removed."""
 
 import errno
-import hashlib
-import json
 import os
-import pickle
-import re
 import resource
 import signal
 import subprocess
@@ -203,49 +199,6 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "none").load(best=True) is None
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "bytes instead of"),
-        (lambda path: path.with_suffix(".json").write_text("{"), "its sidecar cannot be read"),
-    ],
-)
-def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    damage: Callable[[Path], None],
-    reason: str,
-) -> None:
-    _save_all(Checkpoints(tmp_path, keep=3), 1, 2, 3)
-    damage(tmp_path / "step-00000003.pt")
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    assert _value(checkpoints) == (2, 2)
-    message = capfd.readouterr().err
-    assert message.startswith(f"trainbox: checkpoint {tmp_path}/step-00000003.pt is damaged (")
-    assert message.endswith("): set aside, using step 2\n")
-    assert re.search(reason, message)
-    # The step is trained again, and what is damaged does not count as one of the newest.
-    _save_all(checkpoints, 3)
-    assert "step-00000003.json.damaged" in _names(tmp_path)
-    assert _value(checkpoints) == (3, 3)
-    assert capfd.readouterr().err == ""
-
-
-def test_without_a_valid_checkpoint_a_start_from_0_is_refused(tmp_path: Path) -> None:
-    _save_all(Checkpoints(tmp_path), 1, 2)
-    for path in tmp_path.glob("*.pt"):
-        path.write_bytes(b"")
-    before = _names(tmp_path)
-    with pytest.raises(
-        StorageFailure,
-        match=rf"^no valid checkpoint in {tmp_path} \(step-00000002.pt: 0 bytes instead of \d+; "
-        r"step-00000001.pt: .*\): restore the missing or damaged files from a backup, or use "
-        "another folder$",
-    ):
-        Checkpoints(tmp_path).load()
-    assert _names(tmp_path) == before
-
-
 def test_files_of_others_stay(tmp_path: Path) -> None:
     others = {
         "model.pt": "a",
@@ -440,15 +393,6 @@ def test_steps_do_not_decrease(tmp_path: Path) -> None:
     _save_all(checkpoints, 5)
     with pytest.raises(WrongUse, match=r"^step 4 is before step 5 of the newest checkpoint"):
         checkpoints.save(4, _state(4))
-
-
-def test_a_file_that_could_run_code_is_refused(tmp_path: Path) -> None:
-    data = pickle.dumps({"f": os.system})
-    (tmp_path / "step-00000001.pt").write_bytes(data)
-    sidecar = {"step": 1, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-    (tmp_path / "step-00000001.json").write_text(json.dumps(sidecar | {"run_id": "0123"}))
-    with pytest.raises(StorageFailure, match="cannot be loaded safely"):
-        Checkpoints(tmp_path).load()
 
 
 def test_arguments_are_checked() -> None:

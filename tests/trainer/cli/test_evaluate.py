@@ -204,11 +204,6 @@ def test_a_task_without_test_dataset_is_refused(here: Here) -> None:
         (shutil.rmtree, 2, "evaluate runs/r: the folder does not exist: "),
         (lambda run: (run / "manifest.json").unlink(), 2, "manifest.json cannot be read ("),
         (
-            lambda run: shutil.rmtree(run / "checkpoints"),
-            4,
-            "no checkpoint in runs/r/checkpoints, but this run has saved some",
-        ),
-        (
             lambda run: (run / "evaluations").write_text(""),
             4,
             "cannot write runs/r/evaluations/best-validation: Not a directory (a file is where a "

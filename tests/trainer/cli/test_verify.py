@@ -18,7 +18,6 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch.utils.data import Subset, TensorDataset
 
-from tests.support import tiny
 from tests.support.here import Here, training_here
 from tests.support.tiny import TEXTS, Tiny
 from trainbox.contract.errors import Changed, Failure, Preempted, WrongUse
@@ -39,18 +38,6 @@ from trainer.system.signals import StopRequest
 
 def _change(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def test_a_resumed_run_has_the_digests_of_an_uninterrupted_run(here: Here) -> None:
-    here.train("whole", max_steps=15, digest_steps=2)
-    here.stopped(5, max_steps=15, digest_steps=2)
-    here.train(max_steps=15, digest_steps=2)
-    assert ("resume", 5) in [(entry["kind"], entry["step"]) for entry in here.digests()]
-    assert first_difference(here.digests(), here.digests("whole")) is None
-    assert (
-        "SAME BITS: runs/r and runs/whole, 9 digests up to step 15"
-        in here.command("verify", "runs/r", "runs/whole")[1]
-    )
 
 
 def _entry(step: int, **tensors: str) -> dict[str, Any]:
@@ -99,47 +86,30 @@ def test_the_verdict_on_two_runs_with_the_same_bits() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("digests", "validations", "best", "until", "message"),
-    [
-        (
-            [*_DIGESTS[:2], _entry(8, a="9")],
-            [4, 8],
-            8,
-            None,
-            "DIFFERENT BITS: A against B: first difference at step 8 .*differ: cuda: A -> B",
-        ),
-        (_DIGESTS, [4], 8, None, "the metrics.jsonl of B has no validation at step 8"),
-        (_DIGESTS, [8], 8, None, "the metrics.jsonl of B has no validation at step 4"),
-        (
-            _DIGESTS[:2],
-            [4],
-            4,
-            None,
-            "DIFFERENT ENDS: A ends at step 8 and B at step 4: the same bits up to step 4, the",
-        ),
-        (
-            _DIGESTS,
-            [4, 8],
-            4,
-            None,
-            "DIFFERENT BEST WEIGHTS: the model.safetensors of A is of step 8, that of B of step 4",
-        ),
-    ],
-)
+# fmt: off
+_VERDICTS = [
+    ([*_DIGESTS[:2], _entry(8, a="9")], (4, 8), 8,
+     "DIFFERENT BITS: A against B: first difference at step 8 .*differ: cuda: A -> B"),
+    (_DIGESTS, (4,), 8, "the metrics.jsonl of B has no validation at step 8"),
+    (_DIGESTS, (8,), 8, "the metrics.jsonl of B has no validation at step 4"),
+    (_DIGESTS[:2], (4,), 4,
+     "DIFFERENT ENDS: A ends at step 8 and B at step 4: the same bits up to step 4, the"),
+    (_DIGESTS, (4, 8), 4,
+     "DIFFERENT BEST WEIGHTS: the model.safetensors of A is of step 8, that of B of step 4"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("digests", "validations", "best", "message"), _VERDICTS)
 def test_the_difference_is_named(
-    digests: list[dict[str, Any]],
-    validations: list[int],
-    best: int,
-    until: int | None,
-    message: str,
+    digests: list[dict[str, Any]], validations: tuple[int, ...], best: int, message: str
 ) -> None:
+    one, other = (
+        _evidence("A", _DIGESTS, 4, 8, best=8),
+        _evidence("B", digests, *validations, best=best),
+    )
     with pytest.raises(Failure, match=message) as raised:
-        verdict(
-            _evidence("A", _DIGESTS, 4, 8, best=8),
-            _evidence("B", digests, *validations, best=best),
-            until,
-        )
+        verdict(one, other)
     assert raised.value.exit_code == 8
 
 
@@ -238,11 +208,6 @@ def _swap_weights(run: Path) -> None:
     shutil.copy(run.parent / "other/model.safetensors", run)
 
 
-def _swap_checkpoint(run: Path) -> None:
-    for path in (run.parent / "other/checkpoints").glob("step-00000015.*"):
-        shutil.copy(path, run / "checkpoints")
-
-
 def _older_weights(run: Path) -> None:
     with safe_open(run / "model.safetensors", "pt") as file:
         assert file.metadata()["step"] == "18"
@@ -295,20 +260,13 @@ def _as_fifo(name: str) -> Callable[[Path], object]:
 _CHANGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
     (_swap_weights, "runs/r/model.safetensors is damaged (its weights differ from the entry of "
      "step 18 in digests.jsonl: first tensor linear.weight"),
-    (_swap_checkpoint,
-     "runs/r/checkpoints/step-00000015.pt is damaged (its sidecar is of another run"),
     (_older_weights, "runs/r/model.safetensors is damaged (it is of step 12, but "),
     (_swap_digests, "its weights differ from the entry of step 12 in digests.jsonl: first tensor"),
     (lambda run: (run / "model.safetensors").unlink(),
      "runs/r/model.safetensors is damaged (it is missing)"),
-    (lambda run: (run / "checkpoints/step-00000018.pt").unlink(),
-     "runs/r/checkpoints/step-00000018.pt is damaged (its tensors cannot be read: No such file"),
     (lambda run: (run / "metrics.jsonl").unlink(), "runs/r/metrics.jsonl is missing"),
     (_without_validations, "runs/r/metrics.jsonl has no validation at step 18"),
-    (lambda run: _change(run / "config.json", epochs=4),
-     "was edited after the run was started (settings.epochs: 3 -> 4)"),
     (_with_entry(10, model="0" * 64), "line 10 of runs/r/digests.jsonl: the second entry of step"),
-    (_as_fifo("checkpoints/step-00000018.pt"), "damaged (its tensors cannot be read: not a regu"),
     (lambda run: (run / "model.safetensors").write_text("{}"),
      "runs/r/model.safetensors is damaged (it cannot be read: "),
 ]
@@ -344,14 +302,8 @@ _DAMAGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
     (_as_fifo("metrics.jsonl"), "runs/r/metrics.jsonl cannot be read (not a regular file)"),
     (lambda run: (run / "manifest.json").write_text("[]"),
      "runs/r/manifest.json is damaged (not a JSON object)"),
-    (lambda run: _change(run / "manifest.json", plan="ddp"),
-     "runs/r/manifest.json is damaged (plan is missing or malformed"),
     (lambda run: _change(run / "manifest.json", resumes=[1]),
      "runs/r/manifest.json is damaged (resumes is "),
-    (lambda run: _change(run / "config.json", keep="x"),
-     "runs/r/config.json is damaged (keep is 'x', not a number"),
-    (lambda run: (run / "config.json").write_text("[" * 99_999),
-     "runs/r/config.json is damaged (nested too deeply)"),
     (lambda run: (run / "metrics.jsonl").write_text('{"kind": "train"}\n'),
      "line 1 of runs/r/metrics.jsonl is damaged (step"),
 ]
@@ -565,9 +517,7 @@ def test_the_manifest_has_the_first_2400_characters_of_a_value() -> None:
     assert shown_arguments(["train", text]) == ["train", text[:2400]]
 
 
-def test_other_data_and_another_task_source_have_other_digests(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_data_have_other_digests(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Tiny()
     data = task.train_dataset(Path())
     digest = manifest.dataset_digest(data, [])
@@ -586,13 +536,6 @@ def test_other_data_and_another_task_source_have_other_digests(
     # the same examples of 16 and 17 are sampled
     sampled = [manifest.dataset_digest(Subset(data, range(count)), []) for count in (16, 17)]
     assert sampled[0] != sampled[1]
-    here.train(max_steps=1)
-    described = here.json("manifest.json")
-    source = Path(tiny.__file__).read_bytes()
-    assert described["sources"]["tests.support.tiny"] == hashlib.sha256(source).hexdigest()
-    assert {"cpu_model", "cpu_capability"} < set(described["machine"])
-    assert set(described["data"]) == {"train", "validation"}
-    assert described["settings"]["seed"] == 0
 
 
 def test_verify_without_a_digest_to_compare_does_not_train(here: Here) -> None:

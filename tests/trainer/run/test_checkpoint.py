@@ -75,18 +75,11 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     released.set()
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and one.equal(other)
-    if isinstance(one, dict):
-        return (
-            isinstance(other, dict)
-            and list(one) == list(other)
-            and all(_equal(one[name], other[name]) for name in one)
-        )
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(_equal(a, b) for a, b in zip(one, other, strict=True))
-    return type(one) is type(other) and one == other
+def _value(saver: Saver, step: int) -> tuple[float, int]:
+    """Return the weight and the step in a checkpoint of `simple`."""
+    state = saver.checkpoints.files.load(step)
+    assert state["model"]["weight"].unique().numel() == 1
+    return state["model"]["weight"][0].item(), state["progress"]["step"]
 
 
 def test_the_sidecar_describes_the_file(saver: Saver) -> None:
@@ -117,11 +110,13 @@ def test_views_tied_and_transposed_tensors_keep_their_values(saver: Saver) -> No
         }
     }
     saver.save(1, state, best=1)
-    assert _equal(saver.checkpoints.files.load(1), state)
-    assert _equal(
-        dict(sorted(load_file(saver.folder.parent / "model.safetensors").items())),
-        dict(sorted(state["model"].items())),
-    )
+    for found in (
+        saver.checkpoints.files.load(1)["model"],
+        load_file(saver.folder.parent / "model.safetensors"),
+    ):
+        assert {name: tensor.tolist() for name, tensor in found.items()} == {
+            name: tensor.tolist() for name, tensor in state["model"].items()
+        }
 
 
 def test_training_continues_while_the_save_is_written(
@@ -135,7 +130,7 @@ def test_training_continues_while_the_save_is_written(
     assert saver.checkpoints.files.steps() == []
     writer.set()
     saver.checkpoints.wait()
-    assert _equal(saver.checkpoints.files.load(1), simple(1))
+    assert _value(saver, 1) == (1, 1)
 
 
 def test_the_next_save_waits_for_the_current_one(saver: Saver, writer: threading.Event) -> None:
@@ -144,8 +139,7 @@ def test_the_next_save_waits_for_the_current_one(saver: Saver, writer: threading
     threading.Timer(0.2, writer.set).start()
     saver.checkpoints.save(2, simple(2), {}, None)
     saver.checkpoints.wait()
-    for step in (1, 2):
-        assert _equal(saver.checkpoints.files.load(step), simple(step))
+    assert [_value(saver, step) for step in (1, 2)] == [(1, 1), (2, 2)]
 
 
 def test_a_wait_for_the_digests_of_a_save_ends_when_they_are_recorded(saver: Saver) -> None:
@@ -161,18 +155,6 @@ def test_a_wait_for_the_digests_of_a_save_ends_when_they_are_recorded(saver: Sav
     saver.checkpoints.wait_until_recorded()
     assert recorded == [1]
     saver.checkpoints.wait()
-
-
-def test_the_best_weights_are_written_to_model_safetensors(saver: Saver) -> None:
-    saver.save(1, best=1)
-    saver.save(2, best=1)
-    assert load_file(saver.folder.parent / "model.safetensors")["weight"].equal(
-        torch.full((100,), 1.0)
-    )
-    saver.save(3, best=3)
-    assert load_file(saver.folder.parent / "model.safetensors")["weight"].equal(
-        torch.full((100,), 3.0)
-    )
 
 
 def test_only_the_first_process_writes(tmp_path: Path) -> None:
@@ -277,7 +259,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_previous_one(
         saver.save(step)
     damage(saver.path(3))
     assert saver.checkpoints.files.newest() == 2
-    assert _equal(saver.checkpoints.files.load(2), simple(2))
+    assert _value(saver, 2) == (2, 2)
     (report,) = saver.reports
     assert re.fullmatch(
         rf"checkpoint {saver.path(3)} is damaged \({reason}.*\): set aside, using step 2", report
@@ -379,20 +361,6 @@ def test_a_run_without_sidecars_fails_and_keeps_the_tensors(saver: Saver) -> Non
     ):
         saver.checkpoints.files.newest()
     assert _files(saver.folder) == before
-
-
-def test_a_missing_sidecar_of_an_older_checkpoint_is_reported(saver: Saver) -> None:
-    for step in (1, 2, 3):
-        saver.save(step)
-    saver.path(1, ".json").unlink()
-    saver.checkpoints.files.remove_leftovers()
-    assert saver.checkpoints.files.newest() == 3
-    assert len(saver.reports) == 1
-    assert (
-        "step-00000001.pt is damaged (its sidecar step-00000001.json is missing): set "
-        "aside, using step 3" in saver.reports[0]
-    )
-    assert "step-00000001.pt.damaged" in saver.names()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -95,6 +95,22 @@ def replace(path: str, data: bytes) -> None:
     Storages().pipe_file(f"/bucket/prefix/r/{path}", data)
 
 
+def held(operation: str = "put", end: str = "") -> tuple[threading.Event, threading.Event]:
+    """Let these operations of the storage wait.
+
+    Return an event that is set when one of them waits, and the event that releases them.
+    """
+    begun, released = threading.Event(), threading.Event()
+
+    def wait(found: str, path: str) -> None:
+        if found.startswith(operation) and path.endswith(end):
+            begun.set()
+            assert released.wait(60)
+
+    Storages.before = staticmethod(wait)
+    return begun, released
+
+
 def test_the_mirror_keeps_what_the_run_keeps(tmp_path: Path) -> None:
     run = Copied(tmp_path)
     for step, best in ((1, 1), (2, 1), (3, 1), (4, 4), (5, 4)):
@@ -280,14 +296,7 @@ def test_the_copies_of_another_run_are_neither_used_nor_replaced(tmp_path: Path)
 
 
 def test_a_storage_that_hangs_delays_neither_saves_nor_the_end(tmp_path: Path) -> None:
-    released, hanging = threading.Event(), threading.Event()
-
-    def hang(operation: str, path: str) -> None:
-        if operation == "put":
-            hanging.set()
-            assert released.wait(60)
-
-    Storages.before = staticmethod(hang)
+    hanging, released = held()
     run = Copied(tmp_path)
     for step in range(1, 6):
         run.start_to_save(step, 1)
@@ -303,14 +312,7 @@ def test_a_storage_that_hangs_delays_neither_saves_nor_the_end(tmp_path: Path) -
 
 
 def test_a_step_that_is_saved_again_during_its_copy_is_copied_again(tmp_path: Path) -> None:
-    begun, released = threading.Event(), threading.Event()
-
-    def wait(operation: str, path: str) -> None:
-        if operation == "put" and path.endswith(".pt"):
-            begun.set()
-            assert released.wait(60)
-
-    Storages.before = staticmethod(wait)
+    begun, released = held(end=".pt")
     run = Copied(tmp_path)
     for skipped in range(2):
         run.start_to_save(1, skipped=skipped)
@@ -329,8 +331,7 @@ def test_a_step_that_is_saved_again_during_its_copy_is_copied_again(tmp_path: Pa
 def test_a_signal_limits_the_wait_for_the_last_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    released = threading.Event()
-    Storages.before = staticmethod(lambda operation, path: operation == "put" and released.wait(60))
+    _, released = held()
     monkeypatch.setattr("trainer.run.mirror.STOP_S", 0.05)
     run = Copied(tmp_path)
     run.start_to_save(1)
@@ -397,9 +398,8 @@ def test_a_storage_that_cannot_be_read_is_an_error_only_without_a_checkpoint(
 def test_a_storage_without_an_answer_does_not_delay_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    released = threading.Event()
     Copied(tmp_path).save(4)
-    Storages.before = staticmethod(lambda operation, path: released.wait(60) and None)
+    _, released = held("")
     monkeypatch.setattr("trainer.run.mirror._ANSWER_S", 0.05)
     (report,) = restored(tmp_path)
     assert "(TimeoutError): resuming from the checkpoint of step 4" in report
@@ -492,20 +492,3 @@ def test_signs_of_patterns_in_a_name_remove_no_other_copies(tmp_path: Path) -> N
         storage.remove(1, lambda: None)
         left = [1 in other.steps() for other in storages]
         assert left == [place > index for place in range(len(names))]
-
-
-def test_a_folder_of_a_disk_is_a_mirror(tmp_path: Path) -> None:
-    run = Copied(tmp_path / "runs")
-    storage = Storage(f"file://{tmp_path}/far/away", run.path)
-    run.mirror = Mirror(storage, run.reports.append, StopRequest())
-    run.checkpoints.mirror = run.mirror
-    for step in (1, 2, 3):
-        run.save(step, step)
-    assert storage.steps() == {2: True, 3: True}
-    assert len(list((tmp_path / "far/away/r").iterdir())) == 2
-    shutil.rmtree(run.path)
-    run.checkpoints.files.folder.mkdir(parents=True)
-    run.mirror.restore(True)
-    assert run.steps() == [3]
-    digest = sha256(run.checkpoints.files.path(3, ".pt").read_bytes()).hexdigest()
-    assert digest == json.loads(run.checkpoints.files.path(3).read_text())["sha256"]

@@ -1,16 +1,12 @@
 """What TensorBoard shows of metrics.jsonl."""
 
-import io
 import re
 import resource
 import signal
-import threading
 from pathlib import Path
 
-import numpy
 import pytest
 import torch
-from PIL import Image
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.context import RequestContext
@@ -21,57 +17,7 @@ from tensorboard.plugins.hparams.backend_context import Context
 
 from tests.support.here import board_of
 from trainbox.contract.config import Config
-from trainer.run.numbers import numbers
 from trainer.run.tensorboard import TensorBoardLog
-
-
-def test_only_numbers_and_lists_of_each_gpu_become_scalars(tmp_path: Path) -> None:
-    reports: list[str] = []
-    log = TensorBoardLog(tmp_path, reports.append)
-    log.begin(1)
-    entry = {
-        "kind": "validation",
-        "step": 7,
-        "time_unix_s": 5.0,
-        "loss": 0.5,
-        "gpu_memory_mib_each": [3.0, None, 4.0],
-        "counts": [1, 2],
-        "confusion": [[1, 2], [3, 4]],
-    }
-    log.write(lambda file: file.scalars(numbers(entry), 7))
-    log.close()
-    board = board_of(tmp_path)
-    assert {tag: board.Scalars(tag)[0].value for tag in board.Tags()["scalars"]} == {
-        "validation/loss": 0.5,
-        "validation/gpu_memory_mib/0": 3.0,
-        "validation/gpu_memory_mib/2": 4.0,
-    }
-    assert reports == []
-
-
-def test_pictures_are_drawn_and_written_in_another_thread(tmp_path: Path) -> None:
-    reports: list[str] = []
-    log = TensorBoardLog(tmp_path, reports.append)
-    log.begin(1)
-    picture_3HW = torch.arange(3 * 5 * 7, dtype=torch.uint8).reshape(3, 5, 7)
-    threads: list[str] = []
-
-    def draw() -> dict[str, torch.Tensor]:
-        threads.append(threading.current_thread().name)
-        return {"one": picture_3HW}
-
-    log.pictures(7, draw)
-    log.finish_pictures()
-    log.pictures(9, lambda: {"one": torch.zeros_like(picture_3HW)})
-    log.close()
-    board = board_of(tmp_path)
-    found = {event.step: event.encoded_image_string for event in board.Images("validation/one")}
-    pixels = {step: numpy.array(Image.open(io.BytesIO(png))) for step, png in found.items()}
-    assert pixels[7].tolist() == picture_3HW.permute(1, 2, 0).tolist()
-    assert set(pixels) == {7, 9}
-    assert not pixels[9].any()
-    assert threads == ["pictures"]
-    assert reports == []
 
 
 def test_a_picture_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
@@ -93,17 +39,6 @@ def test_a_log_that_was_not_begun_writes_nothing(tmp_path: Path) -> None:
     log.pictures(8, lambda: pytest.fail("drawn"))
     log.close()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
-    (tmp_path / "tensorboard").touch()
-    reports: list[str] = []
-    log = TensorBoardLog(tmp_path, reports.append)
-    log.begin(1)
-    log.write(lambda file: file.scalars({"train/loss": 1}, 8))
-    log.close()
-    assert len(reports) == 1
-    assert reports[0].startswith("TensorBoard's files cannot be written (")
 
 
 def test_a_full_disk_is_reported_once_and_without_a_traceback(
@@ -139,21 +74,6 @@ def test_an_event_is_in_the_file_at_once(tmp_path: Path) -> None:
     board = board_of(tmp_path)
     assert [event.step for event in board.Scalars("train/loss")] == [3]
     log.close()
-
-
-def test_a_resume_replaces_what_an_earlier_start_wrote_after_its_step(tmp_path: Path) -> None:
-    for first in (1, 3):
-        log = TensorBoardLog(tmp_path, [].append)
-        log.begin(first)
-        log.write(
-            lambda file, first=first: [  # type: ignore[misc]
-                file.scalars({"train/loss": first}, step) for step in range(first, 6)
-            ]
-        )
-        log.close()
-    board = board_of(tmp_path)
-    shown = [(event.step, event.value) for event in board.Scalars("train/loss")]
-    assert shown == [(1, 1), (2, 1), (3, 3), (4, 3), (5, 3)]
 
 
 def test_the_hparams_tab_has_a_row_for_each_run(tmp_path: Path) -> None:

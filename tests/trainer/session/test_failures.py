@@ -18,7 +18,6 @@ from trainbox.contract.errors import (
     StorageFailure,
     WrongUse,
 )
-from trainer.parallel.exchange import Reduction
 from trainer.run.run_log import RunLog
 from trainer.session.failures import errors_as_failures
 
@@ -183,54 +182,6 @@ def _cuda_error(code: int, text: str) -> torch.AcceleratorError:
     error = torch.AcceleratorError(f"CUDA error: {text}\nCUDA kernel errors might be late")
     error.error_code = code
     return error
-
-
-@pytest.mark.parametrize(
-    ("where", "error", "code", "message"),
-    [
-        (
-            (Reduction, "finish"),
-            torch.distributed.DistBackendError(
-                "NCCL error in: x.cpp:94, unhandled system error, NCCL version 2.30.7\n"
-                "ncclSystemError: System call failed.\nLast error:\n"
-                "Error while creating shared memory segment /dev/shm/nccl-Xy (size 9637888), "
-                "error: No space left on device (28)"
-            ),
-            4,
-            "trainbox: NCCL cannot use shared memory (Error while creating shared memory segment "
-            "/dev/shm/nccl-Xy (size 9637888), error: No space left on device (28)): start the "
-            "container with --shm-size=1g (Compose: SHM_SIZE=1gb) or --ipc=host\n",
-        ),
-        (
-            (Tiny, "losses"),
-            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(x)`"),
-            5,
-            "trainbox: the GPU's memory is used up (CUDA error: CUBLAS_STATUS_ALLOC_FAILED when "
-            "calling `cublasCreate(x)`) with 1 example(s) at once, and a micro-batch cannot be "
-            "smaller: make the model or the examples smaller, or use --precision bf16 or a device "
-            "with more memory\n",
-        ),
-        (
-            (Tiny, "losses"),
-            _cuda_error(46, "CUDA-capable device(s) is/are busy or unavailable"),
-            3,
-            "trainbox: a GPU cannot be used (CUDA error 46: CUDA-capable device(s) is/are busy or "
-            "unavailable): stop the other programs on it, which nvidia-smi lists, or use another "
-            "GPU\n",
-        ),
-    ],
-    ids=["shared memory of NCCL", "out of memory", "busy"],
-)
-def test_a_training_exits_with_the_code_and_the_message_of_the_reason(
-    here: Here,
-    monkeypatch: pytest.MonkeyPatch,
-    where: tuple[type, str],
-    error: Exception,
-    code: int,
-    message: str,
-) -> None:
-    monkeypatch.setattr(*where, lambda *_: raise_in_library(error))
-    assert here.command("train", TINY, "--device", "cpu")[::2] == (code, message)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.support.here import Here, StopAfter
 from tests.support.pictures import make_pictures
 from tests.support.tiny import TINY, Tiny
 from trainbox.contract.config import Config
-from trainbox.contract.errors import DeviceMissing, Preempted, WrongUse
+from trainbox.contract.errors import DeviceMissing, WrongUse
 from trainbox.contract.launch_facts import LaunchFacts
 from trainer.loop.report import batch_equation
 from trainer.parallel.device import choose_device
@@ -57,12 +57,19 @@ _SETTINGS = [
     ({"batch": 64, "world": 1, "shards": 4}, "64 = 4 shards x 16 x 1 accumulation"),
     ({"batch": 64, "world": 2, "shards": 4, "accumulation": 2},
      "64 = 4 shards x 8 x 2 accumulation"),
+    ({"batch": 64, "world": 1, "shards": 1, "device": "cuda", "strategy": "dp"},
+     "64 = 2 GPUs x 32 x 1 accumulation"),
+    ({"batch": 7, "world": 1, "shards": 1, "device": "cuda", "strategy": "dp"},
+     "7 = 2 GPUs x up to 4 x 1 accumulation"),
 ]
 # fmt: on
 
 
 @pytest.mark.parametrize(("settings", "expected"), _SETTINGS)
-def test_the_batch_equation(settings: dict[str, Any], expected: str) -> None:
+def test_the_batch_equation(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert _equation(**settings) == expected
 
 
@@ -113,20 +120,6 @@ def test_a_batch_size_per_gpu_is_multiplied_by_the_number_of_processes(
     settled = settle(Config(batch_size_per_gpu=5), Tiny(), Replicated("ddp", process), run)
     run.close()
     assert (settled.batch_size, settled.batch_size_per_gpu) == (15, None)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "batch", "expected"),
-    [
-        (2, 64, "64 = 2 GPUs x 32 x 1 accumulation"),
-        (3, 7, "7 = 3 GPUs x up to 3 x 1 accumulation"),
-    ],
-)
-def test_the_batch_equation_of_data_parallel(
-    monkeypatch: pytest.MonkeyPatch, gpus: int, batch: int, expected: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    assert _equation(batch, 1, 1, device="cuda", strategy="dp") == expected
 
 
 def test_a_missing_device_is_never_replaced() -> None:
@@ -217,28 +210,6 @@ def test_the_manifest_has_the_command_the_software_and_the_device(here: Here) ->
     here.succeeds("train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "other")
     other = here.json("manifest.json", "other")
     assert manifest_differences(manifest, other) == {}
-
-
-def test_the_default_name_depends_on_the_task_and_the_settings(here: Here) -> None:
-    for seed in ("1", "2", "1"):
-        here.succeeds("train", TINY, "--max-steps", "1", "--seed", seed, "--device", "cpu")
-    names = sorted(path.name for path in (here.folder / "runs").iterdir())
-    assert len(names) == 2
-    assert all(re.fullmatch("tiny-[0-9a-f]{8}", name) for name in names)
-
-
-def test_a_training_stopped_before_its_start_saves_after_one_step_and_resumes(here: Here) -> None:
-    for step in range(1, 4):
-        with pytest.raises(
-            Preempted, match=f"stopped by SIGTERM at step {step} of 18, checkpoint saved"
-        ) as ended:
-            here.train(stop=StopAfter(1))
-        assert ended.value.exit_code == 75
-        assert here.steps()[-1] == step
-    out = here.train()
-    assert "resume     from step 3, epoch 1\n" in out
-    here.train("undisturbed")
-    assert here.digest() == here.digest("undisturbed")
 
 
 _LOST = [
@@ -430,10 +401,6 @@ def test_a_checkpoint_of_another_model_is_refused(here: Here) -> None:
             here.train()
 
 
-def _edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 _AGAIN = ("train", TINY, "--device", "cpu", "--run", "r")
 
 
@@ -540,11 +507,10 @@ def test_a_setting_edited_by_hand_is_refused_with_the_difference(
         here.train()
     else:
         here.stopped(steps)
-    path = here.path() / file
-    if file == "config.json":
-        _edit(path, learning_rate=0.5)
-    else:
-        _edit(path, settings=json.loads(path.read_text())["settings"] | {"learning_rate": 0.5})
+    edited = {"learning_rate": 0.5}
+    if file == "manifest.json":
+        edited = {"settings": here.json(file)["settings"] | edited}
+    here.edit(file, **edited)
     before = _snapshot(here)
     for arguments in ((), ("--resume", "anyway")):
         err = here.refused(*_AGAIN, *arguments)
