@@ -1,11 +1,10 @@
-"""The scripts and functions of docs/guides/library.md run on 1 and 2 processes, and survive kills.
+"""The scripts of docs/guides/library.md run on 1 and 2 processes, and survive kills.
 
 The fast tests fork the processes. The slow tests start `python FILE` and `torchrun FILE`, or drill
 the scripts of the page and of examples/.
 """
 
 import importlib.util
-import json
 import os
 import re
 import signal
@@ -26,73 +25,9 @@ _SCRIPTS = {
     code.splitlines()[0].strip('"'): code
     for code in re.findall(r"```python\n(\"\"\".*?)```", _PAGE, re.DOTALL)
 }
-_STOP = "Stop all ranks after the same step."
 _CHECKPOINTS = "Resume from the newest checkpoint."
-_ORDER = "Use the examples in a new order in each epoch; resume from the step in the argument."
 _RESUME = "Train, and resume from the newest epoch."
 _BATCHES = "Load batches from any step; resume from the step in the argument."
-_METRICS = "Report metrics, and read them again."
-_FOLDER = "Count how often this command was started."
-
-# Functions that the page describes without a script.
-_SCRIPTS |= {
-    _STOP: """
-import os, sys, time
-import torch.distributed as dist
-import trainbox
-
-if "RANK" in os.environ:
-    dist.init_process_group("gloo")
-for step in range(1, 3001):
-    time.sleep(0.01)
-    if stop := trainbox.stop_requested():
-        print(f"stopped after step {step}", flush=True)
-        break
-if dist.is_initialized():
-    dist.destroy_process_group()
-sys.exit(75 if stop else 0)
-""",
-    _ORDER: """
-import os, sys
-import trainbox
-
-n, batch_size, epochs = 50, 4, 3
-rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-steps_per_epoch = n // batch_size
-for step in range(int(sys.argv[1]) if len(sys.argv) > 1 else 0, epochs * steps_per_epoch):
-    epoch, index = divmod(step, steps_per_epoch)
-    order = trainbox.epoch_order(seed=0, epoch=epoch, n=n)
-    start = index * batch_size
-    print(step, *order[start + rank : start + batch_size : world_size], flush=True)
-""",
-    _METRICS: """
-import json, os
-import trainbox
-
-for step in range(1, 101):
-    if step % 10 == 0:
-        trainbox.metrics(step, loss=1 / step, learning_rate=0.01)
-    if step % 50 == 0:
-        trainbox.metrics(step, kind="validation", accuracy=1 - 1 / step)
-if os.environ.get("RANK", "0") == "0":
-    lines = (trainbox.run_folder() / "metrics.jsonl").read_text().splitlines()
-    entries = {(entry["kind"], entry["step"]): entry for entry in map(json.loads, lines)}
-    for (kind, step), entry in entries.items():
-        if kind == "validation":
-            print(step, entry["accuracy"], flush=True)
-""",
-    _FOLDER: """
-import os
-import trainbox
-
-folder = trainbox.run_folder()
-if os.environ.get("RANK", "0") == "0":
-    with (folder / "starts.txt").open("a") as file:
-        file.write("started\\n")
-    starts = len((folder / "starts.txt").read_text().splitlines())
-    print(f"{folder}: start {starts}", flush=True)
-""",
-}
 
 _on_1_and_2 = pytest.mark.parametrize("processes", [1, 2])
 
@@ -156,18 +91,6 @@ def _endless(script: str, bound: str) -> str:
 
 
 @_on_1_and_2
-def test_stop(scripts: Scripts, processes: int) -> None:
-    started = scripts.start(processes, _SCRIPTS[_STOP])
-    wait_for_handlers(started, processes)
-    os.kill(started.pids()[-1], signal.SIGTERM)  # only the last rank
-    _check_stopped(started)
-    lines = started.output().splitlines()
-    assert len(lines) == processes
-    assert len(set(lines)) == 1
-    assert re.fullmatch(r"stopped after step \d+", lines[0])
-
-
-@_on_1_and_2
 def test_checkpoints(scripts: Scripts, processes: int) -> None:
     folder, endless = scripts.run / "checkpoints", _endless(_CHECKPOINTS, "step < 500")
 
@@ -200,14 +123,9 @@ def test_checkpoints(scripts: Scripts, processes: int) -> None:
 
 
 @_on_1_and_2
-@pytest.mark.parametrize(
-    ("script", "bound", "n", "batch_size"),
-    [(_ORDER, "n, batch_size, epochs = 50, 4, 3", 50, 4), (_BATCHES, "range(50)), 8, 3", 50, 8)],
-)
-def test_orders(
-    scripts: Scripts, processes: int, script: str, bound: str, n: int, batch_size: int
-) -> None:
-    endless, found, first_step = _endless(script, bound), dict[int, list[int]](), 0
+def test_batches(scripts: Scripts, processes: int) -> None:
+    endless, found, first_step = _endless(_BATCHES, "range(50)), 8, 3"), dict[int, list[int]](), 0
+    n, batch_size = 50, 8
     for _ in range(2):  # a kill, and a resume that is killed as well
         output = _killed(scripts, processes, endless, first_step, batch_size)
         last_step = _complete(output, batch_size)
@@ -245,30 +163,3 @@ def _complete(output: str, batch_size: int) -> int:
         step, *examples = line.split()
         counts[int(step)] = counts.get(int(step), 0) + len(examples)
     return max((step for step, count in counts.items() if count == batch_size), default=-1)
-
-
-@_on_1_and_2
-def test_metrics(scripts: Scripts, processes: int) -> None:
-    path = scripts.run / "metrics.jsonl"
-    started = scripts.start(processes, _endless(_METRICS, "range(1, 101)"))
-    wait_until(lambda: path.exists() and path.read_text().count("\n") >= 20, started)
-    scripts.kill(started)
-    before = path.read_text().count("\n")
-    started = scripts.start(processes, _SCRIPTS[_METRICS])
-    assert started.codes() == [0] * processes
-    assert started.output().splitlines()[:2] == ["50 0.98", "100 0.99"]
-    entries = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(entries) == before + 12
-    assert [(entry["kind"], entry["step"]) for entry in entries[-3:]] == [
-        ("train", 90),
-        ("train", 100),
-        ("validation", 100),
-    ]
-
-
-@_on_1_and_2
-def test_run_folder(scripts: Scripts, processes: int) -> None:
-    for number in (1, 2):
-        started = scripts.start(processes, _SCRIPTS[_FOLDER])
-        assert started.codes() == [0] * processes
-        assert started.output() == f"{scripts.run}: start {number}\n"
