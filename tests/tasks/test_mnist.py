@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision import datasets
 
-from tests.support.commands import Trainbox
 from tests.support.here import Here
 from tests.support.served import served
 from trainbox.contract.errors import WrongUse
@@ -150,18 +149,6 @@ def test_without_network_a_message_names_the_missing_files(here: Here) -> None:
     assert reason in messages[0]
     assert messages[0].endswith(f"put these files there, with or without .gz: {', '.join(_NAMES)}")
     assert "Traceback" not in err
-
-
-@pytest.mark.slow
-def test_without_network_the_command_prints_one_message_for_several_processes(
-    trainbox: Trainbox,
-) -> None:
-    ended = trainbox("train", "mnist", "--device", "cpu", "--processes", "2")
-    assert ended.code == 2
-    messages = [line for line in ended.err.splitlines() if line.startswith("trainbox:")]
-    assert len(messages) == 1, ended.err
-    assert " and cannot be downloaded (" in messages[0]
-    assert "Traceback" not in ended.err
 
 
 def test_only_the_files_that_are_missing_are_named(tmp_path: Path, files: Path) -> None:

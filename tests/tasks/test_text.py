@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,19 +226,14 @@ def test_the_loss_of_a_model_without_weights_is_that_of_256_bytes() -> None:
 # Errors.
 
 
-def _no_text(folder: Path) -> None:
-    for path in list(folder.rglob("*.txt")):
-        path.rename(path.with_suffix(".bin"))
+def _each(change: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Return a function that changes each text but the first."""
+    return lambda folder: [change(path) for path in sorted(folder.rglob("*.txt"))[1:]]
 
 
 def _a_file(folder: Path) -> None:
-    folder.rename(folder.with_name("other"))
+    shutil.rmtree(folder)
     folder.write_text("all texts in one file")
-
-
-def _one_text(folder: Path) -> None:
-    for path in list(folder.rglob("*.txt"))[1:]:
-        path.unlink()
 
 
 def _no_validation_text(folder: Path) -> None:
@@ -246,29 +242,23 @@ def _no_validation_text(folder: Path) -> None:
     folder.with_name("train").rename(folder / "train")
 
 
-def _short_texts(folder: Path) -> None:
-    for path in folder.rglob("*.txt"):
-        path.write_bytes(b"x")
+# fmt: off
+_BROKEN: list[tuple[Callable[[Path], object], str]] = [
+    (_a_file, "data/texts is a file: put text files into a folder, and name the folder with "),
+    (lambda folder: [path.rename(path.with_suffix(".bin")) for path in folder.rglob("*.txt")],
+     "data/texts has no text file (.txt, .md, .rst, .py): add one, or set other "),
+    (_each(Path.unlink), "data/texts: none of its 1 text file(s) is for "),
+    (_no_validation_text, "data/texts/val has no text file (.txt, .md, .rst, .py): add one"),
+    (_each(lambda path: path.write_bytes(b"x")),
+     "1 text file(s) for validation have 1 bytes, fewer than a window of context=16 and one more: "
+     "add text, or lower --set context=N"),
+    (lambda folder: (folder / "a/gone.txt").symlink_to("no.txt"),
+     "data/texts/a/gone.txt cannot be read (No such file or directory): restore "),
+]
+# fmt: on
 
 
-def _dead_link(folder: Path) -> None:
-    (folder / "a/00.txt").unlink()
-    (folder / "a/00.txt").symlink_to("gone.txt")
-
-
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        (_a_file, "data/texts is a file: put text files into a folder, and name the folder with "),
-        (_no_text, "data/texts has no text file (.txt, .md, .rst, .py): add one, or set other "),
-        (_one_text, "data/texts: none of its 1 text file(s) is for "),
-        (_no_validation_text, "data/texts/val has no text file (.txt, .md, .rst, .py): add one"),
-        (_short_texts, "1 text file(s) for validation have 1 bytes, fewer than a window of "
-                       "context=16 and one more: add text, or lower --set context=N"),
-        (_dead_link, "data/texts/a/00.txt cannot be read (No such file or directory): restore "),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)  # fmt: skip
+@pytest.mark.parametrize(("broken", "message"), _BROKEN)
 def test_texts_that_cannot_be_used_are_one_line_and_exit_2(
     here: Here, texts: Path, broken: Callable[[Path], None], message: str
 ) -> None:

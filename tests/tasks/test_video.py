@@ -255,23 +255,6 @@ def test_a_video_of_another_size_is_made_square(tmp_path: Path) -> None:
     assert frames[:, :, 18:].max() < 20
 
 
-def test_an_interrupted_decoding_leaves_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encode(tmp_path / "film.mp4", film("rest", 1))
-
-    def full(_file: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(
-        StorageFailure,
-        match=r"No space left on device\) and needs 1,024 bytes per frame: make it writable",
-    ):
-        videos._decode(tmp_path / "film.mp4", tmp_path / "cache/out.npy", SIDE)
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
 def test_an_unwritable_cache_is_reported(tmp_path: Path) -> None:
     write_films(tmp_path / "video", _FEW)
     encode(tmp_path / "video/rest/new.mp4", film("rest", 99))
@@ -319,6 +302,7 @@ def test_unusable_data_is_reported(
     with pytest.raises(WrongUse, match=message) as failure:
         _task().with_data(tmp_path).train_dataset(tmp_path)
     assert "\n" not in str(failure.value)
+    assert list((tmp_path / "video").glob(".cache/rest/.*")) == []  # no half-written file
 
 
 @pytest.mark.parametrize("words", [[], ["--set", "classes=a/b"]])

@@ -24,7 +24,7 @@ from trainbox.contract.config import (
 from trainbox.contract.errors import WrongUse
 
 # Another valid value for each setting.
-_OTHER: dict[str, Any] = {
+OTHER: dict[str, Any] = {
     "task": "mnist",
     "fields": {"width": 3},
     "epochs": 4,
@@ -63,14 +63,14 @@ _OTHER: dict[str, Any] = {
 
 
 def test_each_setting_has_another_valid_value_here() -> None:
-    assert list(_OTHER) == [f.name for f in dataclasses.fields(Config)]
+    assert list(OTHER) == [f.name for f in dataclasses.fields(Config)]
 
 
-@pytest.mark.parametrize("name", _OTHER)
+@pytest.mark.parametrize("name", OTHER)
 def test_settings_that_are_free_at_a_resume_change_neither_the_name_nor_the_comparison(
     name: str,
 ) -> None:
-    other = dataclasses.replace(Config(), **{name: _OTHER[name]})
+    other = dataclasses.replace(Config(), **{name: OTHER[name]})
     free = name in {
         "workers",
         "checkpoint_steps",
@@ -82,7 +82,7 @@ def test_settings_that_are_free_at_a_resume_change_neither_the_name_nor_the_comp
     assert free == (name in FREE_AT_RESUME)
     assert (Config().fingerprint() == other.fingerprint()) == free
     old = getattr(Config(), name)
-    assert differences(Config(), other) == ([] if free else [f"{name}: {old} -> {_OTHER[name]}"])
+    assert differences(Config(), other) == ([] if free else [f"{name}: {old} -> {OTHER[name]}"])
     assert differences(other, other) == []
 
 
@@ -282,19 +282,6 @@ def test_options_override_a_config_file(here: Here) -> None:
     )
 
 
-def test_settings_come_from_the_environment_too(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRAINBOX_EPOCHS", "1")
-    monkeypatch.setenv("TRAINBOX_LR", "0.25")
-    monkeypatch.setenv("TASK", TINY)
-    monkeypatch.setenv("SET", "noise=0.5 nan_at=0")
-    here.succeeds("train", "--device", "cpu", "--run", "r", "--lr", "0.5")
-    settings = here.json("config.json")
-    assert (settings["epochs"], settings["learning_rate"], settings["task"]) == (1, 0.5, TINY)
-    assert settings["fields"] == {"noise": "0.5", "nan_at": "0"}
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -320,11 +307,6 @@ def test_a_wrong_option_exits_with_code_2_and_prints_one_line(
     assert err.startswith("trainbox: ")
     assert "Traceback" not in err
     assert out == ""
-
-
-def test_a_config_is_restored_from_its_json(here: Here) -> None:
-    config = Config(**_OTHER)
-    assert Config(**json.loads(config.to_json())) == config
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.here import Here
 from tests.support.tiny import TINY
+from tests.trainbox.contract.test_config import OTHER
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
 from trainer.sweep.experiment_file import as_experiment, sweep_as_experiment
@@ -37,49 +38,12 @@ def test_the_file_of_a_run_trains_the_same_run_again(here: Here) -> None:
 
 def test_each_setting_has_a_key(here: Here) -> None:
     """A run at a limit of steps, with values that differ from the defaults."""
-    config = Config(
-        task="my tasks/é.py:\"T'",
-        fields={
-            "width": 8,
-            "noise": 1.0,
-            "tiny": 1e-300,
-            "most": float("inf"),
-            "deep": True,
-            "name": 'a "quoted" \\ text',
-            "set": False,
-            "größe": "ü",
-        },
-        max_steps=7,
-        batch_size_per_gpu=3,
-        learning_rate=5e-05,
-        lr_scaling="sqrt",
-        base_batch_size=64,
-        warmup_epochs=0.5,
-        weight_decay=0.0,
-        optimizer="sgd",
-        init="runs/a",
-        freeze=["body", '"*.bias'],
-        accumulation=2,
-        precision="bf16",
-        clip_norm=1.5,
-        skip_nonfinite=3,
-        eval_every=2,
-        early_stopping="loss",
-        patience=4,
-        best_by="max:accuracy",
-        checkpoint_steps=9,
-        checkpoint_minutes=1.5,
-        keep=2,
-        log_steps=11,
-        digest_steps=13,
-        workers=0,
-        seed=2**62,
-        deterministic=False,
-        compile=True,
-        memory_format="channels_last",
-        shards=4,
-        threads=1,
-    )
+    # fmt: off
+    fields = {"width": 8, "noise": 1.0, "tiny": 1e-300, "most": float("inf"), "deep": True,
+              "name": 'a "quoted" \\ text', "set": False, "größe": "ü"}
+    # fmt: on
+    own = {"task": "my tasks/é.py:\"T'", "fields": fields, "freeze": ["body", '"*.bias']}
+    config = Config(**OTHER | own | {"epochs": None, "batch_size": None, "seed": 2**62})
     found = tomllib.loads(_written(config))
     names = {"lr": "learning_rate"}
     settings = {names.get(key, key.replace("-", "_")): v for key, v in found["train"].items()}

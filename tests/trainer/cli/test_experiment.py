@@ -106,7 +106,10 @@ def test_the_command_line_precedes_the_environment_and_the_file(
     assert config.fields == {"width": 32, "dropout": 0.1}
     assert config_of().task == "mnist"
     monkeypatch.setenv("TASK", "digits")
-    assert config_of().task == "digits"
+    monkeypatch.setenv("SET", "width=8 dropout=0.5")
+    config = config_of()
+    assert (config.task, config.learning_rate) == ("digits", 2)
+    assert config.fields == {"width": 8, "dropout": 0.5}
 
 
 def test_an_error_in_a_field_names_its_source(here: Here) -> None:

@@ -153,27 +153,6 @@ def test_an_epoch_has_each_example_at_most_once_and_drops_different_ones() -> No
     assert epochs[0] != epochs[1]
 
 
-def test_all_processes_together_have_the_indices_of_one() -> None:
-    whole = [
-        indices.tolist() for _, indices in _schedule(examples=50, batch_size=16, steps=6).indices(0)
-    ]
-    for world_size in (2, 3):
-        parts = [
-            Schedule(
-                0,
-                50,
-                16,
-                6,
-                micro_batches(16, world_size, 2, World(rank, world_size, CPU).owned(world_size)),
-            )
-            for rank in range(world_size)
-        ]
-        streams = [iter(part.indices(0)) for part in parts]
-        for expected in whole:
-            together = [i for stream in streams for _ in range(2) for i in next(stream)[1].tolist()]
-            assert together == expected
-
-
 @pytest.mark.parametrize("start", [0, 5])
 def test_tensors_and_a_loader_give_the_same_examples_in_the_same_order(start: int) -> None:
     tensors = torch.arange(23), torch.arange(46, dtype=torch.float32).view(23, 2)

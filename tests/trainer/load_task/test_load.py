@@ -40,16 +40,6 @@ def test_a_module_is_found_by_its_name_and_its_fields_by_importing_it() -> None:
     assert load_task("tests.support.tiny:Tiny", {"nan_at": "3"}) == Tiny(nan_at=3)
 
 
-def test_a_task_file_may_import_modules_beside_it(write: Callable[[str, str], str]) -> None:
-    write("my/neighbour_of_task.py", "WIDTH = 7\n")
-    text = (
-        "from neighbour_of_task import WIDTH\n"
-        + HEAD
-        + "@dataclass(frozen=True)\nclass T(Task):\n    width: int = WIDTH\n"
-    )
-    assert loaded(f"{write('my/task_with_neighbour.py', text)}:T") == [TaskField("width", int, 7)]
-
-
 # fmt: off
 _SPECS = [
     ("digts", "no task 'digts': did you mean digits?"),

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from torch.nn.parallel import scatter_gather
 
 from trainbox.task import Task
-from trainer.load_task import load_task
 from trainer.loop.losses import LossModule
 
 # The package has a function of the same name.
@@ -125,22 +124,3 @@ def test_losses_and_gradients_equal_those_of_one_device(
         torch.testing.assert_close(
             gradients[1][name].grad, parameter.grad, rtol=1e-5, atol=1e-6, msg=name
         )
-
-
-@pytest.mark.parametrize("name", ["digits", "mnist"])
-def test_a_built_in_task_in_mixed_precision(
-    data_parallel: Callable[[nn.Module, Any, int], Any], name: str
-) -> None:
-    task = load_task(name, {"dropout": 0, "width": 4})
-    torch.manual_seed(0)
-    side = {"digits": 8, "mnist": 28}[name]
-    batch = torch.randint(0, 16, (7, 1, side, side), dtype=torch.uint8), torch.arange(7)
-    module = LossModule(task, task.build_model(), "cpu", torch.bfloat16)
-    expected, found = module(batch), data_parallel(module, batch, 3)
-    assert found["cross_entropy"].dtype == torch.float32
-    torch.testing.assert_close(
-        found["cross_entropy"], expected["cross_entropy"], rtol=0.02, atol=0.02
-    )
-    plain = LossModule(task, module.model, "cpu", None)(batch)
-    assert not plain["cross_entropy"].equal(expected["cross_entropy"])  # autocast was active
-    assert not plain["cross_entropy"].equal(found["cross_entropy"])

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tests.support.here import Here
 from tests.support.tiny import Tiny
 from trainbox.contract.config import warmup_then_cosine
-from trainbox.contract.errors import Failure, WrongUse
+from trainbox.contract.errors import Failure
 from trainer.loop.pace import Pace
 from trainer.run.checkpoint import RunCheckpoints
 
@@ -163,14 +163,6 @@ def test_bf16_trains_on_a_cpu(here: Here) -> None:
     assert here.digest("bf16") != here.digest("fp32")
 
 
-def test_precision_of_a_gpu_is_refused_on_a_cpu(here: Here) -> None:
-    for precision in ("fp16", "tf32"):
-        with pytest.raises(
-            WrongUse, match=f"--precision {precision} needs an NVIDIA GPU .the device is cpu"
-        ):
-            here.train(precision=precision)
-
-
 def test_after_early_stopping_the_same_command_does_not_resume(here: Here) -> None:
     # The loss falls, so `max:loss` never gets better.
     settings: dict[str, Any] = {"epochs": 9, "early_stopping": "max:loss", "patience": 2}
@@ -292,14 +284,6 @@ def test_a_loss_that_is_not_finite_exits_with_code_6_and_leaves_only_finite_chec
         here.train(**settings)
 
 
-def test_a_loss_that_is_not_finite_between_two_entries_fails_at_the_next(here: Here) -> None:
-    with pytest.raises(
-        Failure, match="loss 'squared_error' is not finite by step 12: .*\\(best: step 6\\)"
-    ):
-        here.train(fields={"nan_at": 8})
-    assert here.steps() == [6]
-
-
 def test_a_running_save_is_finished_when_the_training_fails(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,13 +317,6 @@ def test_fast_trains_without_deterministic_algorithms(here: Here) -> None:
     losses = [here.entries("validation", run)[-1]["loss"] for run in ("exact", "fast")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     torch.backends.cudnn.benchmark = False
-
-
-def test_the_seed_changes_the_start_and_the_order(here: Here) -> None:
-    for earlier, (run, seed) in enumerate((("a", 1), ("b", 2), ("c", 1))):
-        torch.manual_seed(earlier)  # does not matter
-        here.train(run, seed=seed, max_steps=3)
-    assert here.digest("a") == here.digest("c") != here.digest("b")
 
 
 def test_a_checkpoint_that_falls_due_before_a_validation_is_not_lost(

@@ -32,23 +32,6 @@ class _Parts:
         return lambda *_: self.calls.append(name)
 
 
-def test_a_checkpoint_that_is_due_in_a_validation_is_saved_once_after_the_next_step() -> None:
-    votes, asked = iter([(False, True), (False, False), (False, False)]), list[float]()
-    pace: Any = SimpleNamespace(vote_due=lambda _step: True, vote=lambda *_: next(votes))
-    job: Any = SimpleNamespace(
-        config=SimpleNamespace(checkpoint_minutes=10, checkpoint_steps=0),
-        state=SimpleNamespace(progress=SimpleNamespace(step=7)),
-        checkpoints=SimpleNamespace(due=asked.append),
-    )
-    saving, saved = Saving(job, StopRequest(), _UNUSED, pace), list[int]()
-    saving.save = lambda _metrics: saved.append(job.state.progress.step)  # type: ignore[method-assign]
-    assert not saving.stopped()
-    for job.state.progress.step in (8, 9):
-        saving.save_or_stop()
-    assert saved == [8]
-    assert asked == [10, 10]
-
-
 @pytest.mark.parametrize(("name", "saved"), [("squared", []), ("near", ["save"])])
 def test_a_loss_that_is_not_finite_is_not_saved(
     monkeypatch: pytest.MonkeyPatch, name: str, saved: list[str]

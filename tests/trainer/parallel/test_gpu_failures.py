@@ -25,6 +25,7 @@ def test_the_code_decides(code: int) -> None:
     failure = gpu_failure(error)
     assert failure is not None and failure.exit_code == 3
     assert str(failure).startswith(f"a GPU cannot be used (CUDA error {code}: ")
+    assert (code == 46) == ("): stop the other programs on it, which nvidia-smi " in str(failure))
 
 
 # fmt: off

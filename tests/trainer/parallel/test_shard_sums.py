@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from trainer.parallel.buffers import buffer_slots
-from trainer.parallel.exchange import _MovedBuffers
 from trainer.parallel.shard_sums import Exchange
 from trainer.parallel.world import World
 
@@ -83,27 +81,3 @@ def test_several_types_have_the_same_sums_in_one_exchange(world_size: int) -> No
                 assert found.stride() == total.stride()
                 assert torch.equal(found, total)
         assert ranks.transfers == (0 if world_size == 1 else 2 * world_size)
-
-
-def test_batch_norm_of_several_ranks_exchanges_its_buffers_once() -> None:
-    """Two ranks have one shard each. The buffers have two types."""
-    ranks = _Ranks(2)
-    norms = [nn.BatchNorm1d(3), nn.BatchNorm1d(3)]
-    moved = [
-        _MovedBuffers(world, 2, buffer_slots(norm))
-        for world, norm in zip(ranks.worlds, norms, strict=True)
-    ]
-    for shard, (norm, buffers) in enumerate(zip(norms, moved, strict=True)):
-        buffers.begin(shard)
-        norm(torch.full((4, 3), 10.0 * (1 + shard)))
-        buffers.end(shard)
-        buffers.start()
-    for buffers in moved:
-        buffers.add()
-    for norm, buffers in zip(norms, moved, strict=True):
-        buffers.finish()
-        assert norm.running_mean is not None and norm.running_var is not None
-        assert norm.running_mean.tolist() == [1.5] * 3
-        assert norm.running_var.tolist() == pytest.approx([0.9] * 3)
-        assert norm.num_batches_tracked is not None and int(norm.num_batches_tracked) == 1
-    assert ranks.transfers == 4

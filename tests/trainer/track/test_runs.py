@@ -15,7 +15,7 @@ from trainer.track.runs import EntryRow, read_run, row, runs_in
 _ENTRIES = [
     (train_entry(5, loss=0.5), EntryRow(5, 1005.0, {"train/loss": 0.5})),
     ({"step": 5, "time_unix_s": 1, "loss": 2}, EntryRow(5, 1.0, {"train/loss": 2.0})),
-    (train_entry(5, gpu_mib_each=[1, None, 2], note="a", loss=None, counts=[[1]]),
+    (train_entry(5, gpu_mib_each=[1, None, 2], note="a", loss=None, counts=[1, 2]),
      EntryRow(5, 1005.0, {"train/gpu_mib/0": 1.0, "train/gpu_mib/2": 2.0})),
     (train_entry(5, **{"acc@5": 1, "/../a": 2, "é": 3, "nan": float("nan"), "big": 10**400}),
      EntryRow(5, 1005.0, {"train/a": 2.0, "train/acc_5": 1.0, "train/_": 3.0})),
