@@ -1,4 +1,4 @@
-"""The definition of a sweep: the settings of each trial, by its number. Pure, without torch."""
+"""The definition of a sweep, and its trials by their numbers. Pure, without torch."""
 
 import dataclasses
 import json
@@ -133,6 +133,30 @@ class Sweep:
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A trial that this process has claimed."""
+
+    id: int
+    number: int
+    point: dict[str, Value]
+    seed: int
+    attempts: int  # the number of earlier attempts, which failed
+
+
+@dataclass(frozen=True)
+class Record:
+    """The state of a trial in the study. `message` is the reason of a failure."""
+
+    number: int
+    state: str
+    point: dict[str, Value]
+    seed: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    message: str = ""
+    seconds: float | None = None
+
+
 def from_identity(stored: Mapping[str, Any]) -> Sweep:
     """Return the sweep with one seed that has this `identity`."""
     ranges = {name: Range(**drawn) for name, drawn in stored["ranges"].items()}
@@ -147,68 +171,6 @@ def from_identity(stored: Mapping[str, Any]) -> Sweep:
 def is_setting(name: str) -> bool:
     """Return whether `name` is a training setting of Config, not a field of the task."""
     return name in Config.__dataclass_fields__ and name not in ("task", "fields", "seed")
-
-
-def parse_grid(text: str) -> tuple[str, list[str]]:
-    """Return (name, values) of `--grid width=4,8,16`.
-
-    Raises:
-        WrongUse: another form, or the same value twice.
-    """
-    name, equals, rest = text.partition("=")
-    values = rest.split(",")
-    if not (name and equals and all(values)):
-        raise WrongUse(f"--grid {text}: write NAME=VALUE,VALUE, as in --grid width=4,8,16")
-    return name, values
-
-
-def parse_range(text: str) -> tuple[str, str, str, bool]:
-    """Return (name, low end, high end, logarithmic) of `--range lr=1e-4:1e-1:log`.
-
-    Raises:
-        WrongUse: another form.
-    """
-    name, equals, rest = text.partition("=")
-    low, _, rest = rest.partition(":")
-    high, _, kind = rest.partition(":")
-    if not (name and equals and low and high) or kind not in ("", "log"):
-        raise WrongUse(
-            f"--range {text}: write NAME=LOW:HIGH or NAME=LOW:HIGH:log, as in --range "
-            "lr=1e-4:1e-1:log"
-        )
-    return name, low, high, kind == "log"
-
-
-def choices(text: str, values: list[Value]) -> list[Value]:
-    """Return the converted values of a --grid.
-
-    Raises:
-        WrongUse: a value is given twice.
-    """
-    if len({repr(value) for value in values}) < len(values):
-        raise WrongUse(
-            f"--grid {text}: a value is given twice: give each value once, and use --seeds to "
-            "repeat combinations"
-        )
-    return values
-
-
-def between(text: str, low: Value, high: Value, log: bool) -> Range:
-    """Return the range between two converted ends.
-
-    Raises:
-        WrongUse: an end is not a number, or the range is empty.
-    """
-    if isinstance(low, bool | str) or isinstance(high, bool | str):
-        raise WrongUse(f"--range {text}: an end is not a number: use --grid for a choice of values")
-    if not math.isfinite(high - low):
-        raise WrongUse(f"--range {text} is not finite: give ends that are closer to each other")
-    if low >= high or (log and low <= 0):
-        and_above = ", and above 0" if log else ""
-        raise WrongUse(
-            f"--range {text} is empty: give a low end that is below the high end{and_above}"
-        )
-    return Range(low, high, log)
 
 
 def check(sweep: Sweep) -> None:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from trainbox.contract.entries import EntryReader
 from trainbox.contract.markup import escaped
 from trainbox.contract.secret_rule import without_secrets
-from trainer.sweep.grid import Value
+from trainer.sweep.grid import Record, Value
 from trainer.sweep.results import CombinationRow, cells, shown, trial_lines
-from trainer.sweep.trials import Record
 
 if TYPE_CHECKING:
     import optuna

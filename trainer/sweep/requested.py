@@ -2,7 +2,8 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -14,13 +15,15 @@ from trainbox.contract.parsing import parse_whole
 from trainbox.contract.task_fields import TaskField, parse_fields, static_fields
 from trainer.load_task import load_task, loaded_fields
 from trainer.sweep import grid
-from trainer.sweep.grid import Sweep
+from trainer.sweep.grid import Range, Sweep, Value
 from trainer.sweep.script import Script, check_regex, check_template
 
 _CHECKED_TRIALS = 10_000
 # The settings that a grid may vary, by their keys.
 _SETTINGS = {row.key: row for row in KEYS_OF_TRAIN if grid.is_setting(row.parameter)}
 _T = TypeVar("_T")
+# Returns the name in the sweep and the values of a setting, from the option, its name and texts.
+Convert = Callable[[str, str, Sequence[str]], tuple[str, list[Value]]]
 
 
 def of_task(config: Config, device: str, values: Mapping[str, Any]) -> Sweep:
@@ -32,16 +35,11 @@ def of_task(config: Config, device: str, values: Mapping[str, Any]) -> Sweep:
     fields = static_fields(config.task)
     if fields is None:
         fields = loaded_fields(type(load_task(config.task, {})))
-    grids, ranges = [], []
-    for text in values["grids"]:
-        written, texts = grid.parse_grid(text)
-        name, found = _converted(config.task, fields, f"--grid {text}", written, texts)
-        grids.append((name, grid.choices(text, found)))
-    for text in values["ranges"]:
-        written, low, high, log = grid.parse_range(text)
-        name, ends = _converted(config.task, fields, f"--range {text}", written, [low, high])
-        ranges.append((name, grid.between(text, ends[0], ends[1], log)))
-    sweep = _sweep(config, grids, ranges, values, config.fields)
+
+    def converted(given: str, name: str, texts: Sequence[str]) -> tuple[str, list[Value]]:
+        return _converted(config.task, fields, given, name, texts)
+
+    sweep = _sweep(config, values, converted, converted, config.fields)
     for number in range(min(_CHECKED_TRIALS, sweep.total) if sweep.sampler == "grid" else 0):
         check(sweep.trial_config(sweep.point(number), config.seed), device)
     return sweep
@@ -53,15 +51,14 @@ def of_script(script: Script, values: Mapping[str, Any]) -> Sweep:
     Raises:
         WrongUse: an option of `values` is malformed, or the arguments do not use it.
     """
-    grids, ranges = [], []
-    for text in values["grids"]:
-        name, texts = grid.parse_grid(text)
-        grids.append((name, grid.choices(text, list(texts))))
-    for text in values["ranges"]:
-        name, low, high, log = grid.parse_range(text)
-        ends = [_number(f"--range {text}", end) for end in (low, high)]
-        ranges.append((name, grid.between(text, ends[0], ends[1], log)))
-    sweep = _sweep(script, grids, ranges, values)
+
+    def typed(_given: str, name: str, texts: Sequence[str]) -> tuple[str, list[Value]]:
+        return name, [*texts]
+
+    def numbers(given: str, name: str, texts: Sequence[str]) -> tuple[str, list[Value]]:
+        return name, [_number(given, text) for text in texts]
+
+    sweep = _sweep(script, values, typed, numbers)
     if script.metric_regex is not None:
         check_regex(script.metric_regex, sweep.goal)
     check_template(script, sweep.grid, sweep.ranges, sweep.seeds)
@@ -70,15 +67,62 @@ def of_script(script: Script, values: Mapping[str, Any]) -> Sweep:
 
 def _sweep(
     what: Config | Script,
-    grids: Sequence[tuple[str, list[grid.Value]]],
-    ranges: Sequence[tuple[str, grid.Range]],
     values: Mapping[str, Any],
+    of_grid: Convert,
+    of_range: Convert,
     fields: Collection[str] = (),
 ) -> Sweep:
+    grids = [parse_grid(text, of_grid) for text in values["grids"]]
+    ranges = [parse_range(text, of_range) for text in values["ranges"]]
     rest = {name: values[name] for name in ("seeds", "sampler", "trials", "metric", "pruner")}
     sweep = Sweep(what, _once("--grid", grids, fields), _once("--range", ranges, fields), **rest)
     grid.check(sweep)
     return sweep
+
+
+def parse_grid(text: str, convert: Convert) -> tuple[str, list[Value]]:
+    """Return the name and the converted values of `--grid width=4,8,16`.
+
+    Raises:
+        WrongUse: another form, or the same value twice.
+    """
+    name, equals, rest = text.partition("=")
+    texts = rest.split(",")
+    if not (name and equals and all(texts)):
+        raise WrongUse(f"--grid {text}: write NAME=VALUE,VALUE, as in --grid width=4,8,16")
+    name, values = convert(f"--grid {text}", name, texts)
+    if len({repr(value) for value in values}) < len(values):
+        raise WrongUse(
+            f"--grid {text}: a value is given twice: give each value once, and use --seeds to "
+            "repeat combinations"
+        )
+    return name, values
+
+
+def parse_range(text: str, convert: Convert) -> tuple[str, Range]:
+    """Return the name and the converted range of `--range lr=1e-4:1e-1:log`.
+
+    Raises:
+        WrongUse: another form, an end that is not a number, or an empty range.
+    """
+    name, equals, rest = text.partition("=")
+    ends, log = rest.removesuffix(":log").split(":"), rest.endswith(":log")
+    if not (name and equals and len(ends) == 2 and all(ends)):
+        raise WrongUse(
+            f"--range {text}: write NAME=LOW:HIGH or NAME=LOW:HIGH:log, as in --range "
+            "lr=1e-4:1e-1:log"
+        )
+    name, (low, high) = convert(f"--range {text}", name, ends)
+    if isinstance(low, bool | str) or isinstance(high, bool | str):
+        raise WrongUse(f"--range {text}: an end is not a number: use --grid for a choice of values")
+    if not math.isfinite(high - low):
+        raise WrongUse(f"--range {text} is not finite: give ends that are closer to each other")
+    if low >= high or (log and low <= 0):
+        and_above = ", and above 0" if log else ""
+        raise WrongUse(
+            f"--range {text} is empty: give a low end that is below the high end{and_above}"
+        )
+    return name, Range(low, high, log)
 
 
 def _once(option: str, named: Sequence[tuple[str, _T]], fields: Collection[str]) -> dict[str, _T]:
@@ -95,7 +139,7 @@ def _once(option: str, named: Sequence[tuple[str, _T]], fields: Collection[str])
 
 def _converted(
     task: str, fields: Sequence[TaskField], given: str, written: str, texts: Sequence[str]
-) -> tuple[str, list[grid.Value]]:
+) -> tuple[str, list[Value]]:
     """Return the name of a field or of a setting (`lr` is learning_rate), and its values.
 
     The values are checked as those of --set and of the options are.
@@ -120,7 +164,7 @@ def _converted(
     return row.parameter, _values(row, given, texts)
 
 
-def _values(row: Option, given: str, texts: Sequence[str]) -> list[grid.Value]:
+def _values(row: Option, given: str, texts: Sequence[str]) -> list[Value]:
     flag = f"--{row.key}"
     if row.type is bool:
         raise WrongUse(f"{given}: {flag} is a switch without values: choose another option")
@@ -133,7 +177,7 @@ def _values(row: Option, given: str, texts: Sequence[str]) -> list[grid.Value]:
         raise WrongUse(f"{given}: {error.message.rstrip('.')}") from error
 
 
-def _number(given: str, text: str) -> grid.Value:
+def _number(given: str, text: str) -> Value:
     try:
         return parse_whole(text)
     except OverflowError as error:

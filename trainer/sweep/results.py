@@ -16,8 +16,7 @@ from pathlib import Path
 
 from trainbox.contract.config import split_metric
 from trainbox.contract.errors import WrongUse
-from trainer.sweep.grid import NO_METRIC, Value
-from trainer.sweep.trials import Record
+from trainer.sweep.grid import NO_METRIC, Record, Value
 
 # A metric with one of these names in its own name is a share, with values from 0 to 1.
 _SHARE = re.compile(

@@ -3,16 +3,17 @@
 import fcntl
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import DeviceMissing, ExitCode, Preempted, StorageFailure, WrongUse
 from trainer.sweep import results
+from trainer.sweep.grid import Trial
 from trainer.sweep.progress import SweepProgress
 from trainer.sweep.slots import Slot
 from trainer.sweep.study import Study
-from trainer.sweep.trials import Trial, Waiting, due, is_retried
 from trainer.sweep.work import Work
 from trainer.system.signals import StopRequest
 
@@ -21,6 +22,20 @@ _BEAT_EVERY_S = 10.0
 _START_S = 600.0  # for a worker to import torch and compute something
 _STARTS = 3
 _BUSY_S = 10.0  # between two looks at a trial whose folder another process uses
+# The same bits would fail in the same way.
+_NEVER_RETRIED = (ExitCode.WRONG_USE, ExitCode.NOT_FINITE)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A trial that this machine trains again at `from_s` or later.
+
+    `visible` is the GPU on which it failed, or None if it did not fail.
+    """
+
+    trial: Trial
+    visible: str | None
+    from_s: float
 
 
 class SweepRun:
@@ -113,13 +128,14 @@ class SweepRun:
 
         A trial that failed on this GPU comes last, so that another GPU can take it first.
         """
-        candidates = due(self._waiting, slot.visible, time.monotonic())
-        if not candidates or candidates[0].visible == slot.visible:
+        due = [entry for entry in self._waiting if entry.from_s <= time.monotonic()]
+        first = min(due, key=lambda entry: entry.visible == slot.visible, default=None)
+        if first is None or first.visible == slot.visible:
             trial = self._study.claim()
-            if trial is not None or not candidates:
+            if trial is not None or first is None:
                 return trial
-        self._waiting.remove(candidates[0])
-        return candidates[0].trial
+        self._waiting.remove(first)
+        return first.trial
 
     def _train(self, slot: Slot, trial: Trial) -> None:
         """Train the trial on the slot, or let it wait while another process uses its folder."""
@@ -229,7 +245,7 @@ class SweepRun:
                 self._study.give_back(trial)
                 raise _wrong_use(*self._suspect)
             self._suspect = trial, message
-        elif is_retried(trial, code, self._retries):
+        elif code not in _NEVER_RETRIED and trial.attempts < self._retries:
             self._progress.log(
                 f"trial {trial.number} failed on {slot.name} and is retried: {message}"
             )

@@ -15,14 +15,13 @@ from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.record_folder import MANIFEST
 from trainbox.contract.storage import writing
 from trainer.sweep import page, results
-from trainer.sweep.grid import Sweep
+from trainer.sweep.grid import Record, Sweep
 from trainer.sweep.progress import print_above_bar
 from trainer.sweep.runner import POLL_S, SweepRun
 from trainer.sweep.script import Script
 from trainer.sweep.slots import Slot
 from trainer.sweep.storage import storage_failures
 from trainer.sweep.study import Study, open_study
-from trainer.sweep.trials import Record
 from trainer.sweep.work import Work, again
 from trainer.system.signals import StopRequest
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.processes import kill_tree
 from trainbox.contract.python_path import own_environment
-from trainer.sweep.trials import Trial
+from trainer.sweep.grid import Trial
 
 _END_BYTES = 2**16  # of a log, for the last lines or the crash report of a process
 _LAST_LINES, _LAST_CHARACTERS = 3, 300

@@ -20,12 +20,11 @@ from optuna.trial import FrozenTrial, TrialState
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import command
 from trainbox.contract.secret_rule import arguments_without_secrets
-from trainer.sweep.grid import NO_METRIC, Sweep, Value, from_identity
+from trainer.sweep.grid import NO_METRIC, Record, Sweep, Trial, Value, from_identity
 from trainer.sweep.owners import Heartbeats, has_ended, own_name
 from trainer.sweep.samplers import distributions, make_sampler
 from trainer.sweep.script import Script, not_reported
 from trainer.sweep.storage import DAMAGE, damage, open_storage, without_password
-from trainer.sweep.trials import Record, Trial
 
 _STATES = {
     TrialState.COMPLETE: "done",

@@ -10,9 +10,8 @@ from typing import Any
 from trainbox.contract.hints import command, run_command_line
 from trainbox.contract.internal import Internal
 from trainbox.contract.variables import without_launch
-from trainer.sweep.grid import NO_METRIC, Sweep
+from trainer.sweep.grid import NO_METRIC, Record, Sweep, Trial
 from trainer.sweep.script import Script
-from trainer.sweep.trials import Record, Trial
 
 # Variables of this sweep, which would be wrong in a launch of its own.
 _OF_THE_SWEEP = (Internal.FINISHED, Internal.HEALTH_EVENTS, Internal.LAUNCH, Internal.MESSAGES)

@@ -7,16 +7,14 @@ import pytest
 
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
-from trainer.sweep.grid import (
-    Range,
-    Sweep,
-    between,
-    check,
-    choices,
-    from_identity,
-    parse_grid,
-    parse_range,
-)
+from trainer.sweep.grid import Range, Sweep, Value, check, from_identity
+from trainer.sweep.requested import Convert, parse_grid, parse_range
+
+
+def _as(*values: Value) -> Convert:
+    """Return what converts each text to these values."""
+    return lambda _given, name, _texts: (name, [*values])
+
 
 _GRID = {"width": [4, 8], "learning_rate": [0.1, 0.2, 0.3]}
 
@@ -55,22 +53,21 @@ def test_more_seeds_resume_a_sweep_and_other_settings_start_another() -> None:
 @pytest.mark.parametrize("text", ["width", "width=", "=4", "width=4,,8"])
 def test_a_malformed_grid_is_refused(text: str) -> None:
     with pytest.raises(WrongUse, match=f"--grid {text}: write NAME=VALUE,VALUE"):
-        parse_grid(text)
+        parse_grid(text, _as())
 
 
 def test_a_value_given_twice_is_refused() -> None:
     with pytest.raises(WrongUse, match="--grid lr=0.1,0.10: a value is given twice"):
-        choices("lr=0.1,0.10", [0.1, 0.1])
-    assert choices("x=1,true", [1, True]) == [1, True]
+        parse_grid("lr=0.1,0.10", _as(0.1, 0.1))
+    assert parse_grid("x=1,true", _as(1, True)) == ("x", [1, True])
 
 
 def test_a_range_has_two_ends_and_a_scale() -> None:
-    assert parse_range("a=1e-4:1:log") == ("a", "1e-4", "1", True)
-    assert parse_range("a=-3:3") == ("a", "-3", "3", False)
-    assert between("", 1e-4, 1.0, log=True) == Range(1e-4, 1.0, True)
-    for text in ("a=1", "a", "a=1:2:exp", "=1:2"):
+    assert parse_range("a=1e-4:1:log", _as(1e-4, 1.0)) == ("a", Range(1e-4, 1.0, log=True))
+    assert parse_range("a=-3:3", _as(-3, 3)) == ("a", Range(-3, 3))
+    for text in ("a=1", "a", "a=1:2:exp", "=1:2", "a=1:log"):
         with pytest.raises(WrongUse, match=f"--range {text}: write NAME=LOW:HIGH"):
-            parse_range(text)
+            parse_range(text, _as())
 
 
 @pytest.mark.parametrize(
@@ -86,7 +83,7 @@ def test_a_range_has_two_ends_and_a_scale() -> None:
 )
 def test_an_empty_range_is_refused(low: Any, high: Any, log: bool, text: str) -> None:
     with pytest.raises(WrongUse, match=text):
-        between("a=x", low, high, log)
+        parse_range("a=low:high" + log * ":log", _as(low, high))
 
 
 def test_settings_free_at_a_resume_and_default_values_do_not_change_the_identity() -> None:

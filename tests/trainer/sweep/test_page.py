@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.sweep.grid import Value
+from trainer.sweep.grid import Record, Value
 from trainer.sweep.page import Curve, figures, means, page, read_curves
 from trainer.sweep.results import rows
-from trainer.sweep.trials import Record
 
 
 class Parsed(HTMLParser):

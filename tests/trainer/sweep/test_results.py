@@ -15,7 +15,7 @@ from trainbox.contract.errors import WrongUse
 from trainbox.contract.internal import Internal
 from trainer.session.train import train_task
 from trainer.sweep import slots, work, worker
-from trainer.sweep.grid import Sweep
+from trainer.sweep.grid import Record, Sweep
 from trainer.sweep.page import means
 from trainer.sweep.results import (
     as_csv,
@@ -27,7 +27,6 @@ from trainer.sweep.results import (
     table,
     write_csv,
 )
-from trainer.sweep.trials import Record
 from trainer.system.signals import StopRequest
 
 _RECORDS = [

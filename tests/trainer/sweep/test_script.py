@@ -11,10 +11,9 @@ import pytest
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
 from trainer.run.event_file import EventFile
-from trainer.sweep.grid import Range, Sweep, from_identity
+from trainer.sweep.grid import Range, Record, Sweep, Trial, from_identity
 from trainer.sweep.reports import JsonLines, Output, Report, Reports, TensorBoard, parse
 from trainer.sweep.script import Script, check_regex, check_template, not_reported
-from trainer.sweep.trials import Record, Trial
 from trainer.sweep.work import again, run_command, run_environment
 
 

@@ -17,8 +17,8 @@ from tests.support.nvml_stub.build import stub_env, write_config
 from tests.support.paths import ROOT
 from tests.support.processes import Processes
 from trainbox.contract.processes import parent
+from trainer.sweep.grid import Record
 from trainer.sweep.study import open_study
-from trainer.sweep.trials import Record
 
 # Writes its process id at each start. While `gate` exists, it waits, and saves after a SIGTERM.
 _SCRIPT = """

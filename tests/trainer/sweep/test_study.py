@@ -18,11 +18,10 @@ from tests.support.here import Here
 from trainbox.contract.config import Config
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainer.sweep import owners, samplers
-from trainer.sweep.grid import Range, Sweep
+from trainer.sweep.grid import Range, Record, Sweep
 from trainer.sweep.script import Script
 from trainer.sweep.storage import open_storage, storage_failures
 from trainer.sweep.study import Study, open_study
-from trainer.sweep.trials import Record
 
 _SWEEP = Sweep(Config(), {"width": [4, 8, 16]}, seeds=4)
 Open = Callable[..., Study]

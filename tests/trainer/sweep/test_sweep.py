@@ -29,11 +29,10 @@ from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.launch_facts import LaunchFacts
 from trainer.run.jsonl import read_entries
-from trainer.sweep.grid import Sweep
+from trainer.sweep.grid import Record, Sweep, Trial
 from trainer.sweep.runner import SweepRun
 from trainer.sweep.slots import Slot, exit_cause, last_output
 from trainer.sweep.study import open_study
-from trainer.sweep.trials import Record, Trial
 from trainer.sweep.work import task_work
 from trainer.system.signals import StopRequest
 
