@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from entrypoint.bench.tables import BenchCase, BenchResult, Measured, measuremen
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import Failure, shell_code
 from trainbox.contract.files import read_object
-from trainbox.contract.processes import STOP_SIGNALS, die_with_parent, kill_tree
+from trainbox.contract.processes import STOP_SIGNALS, kill_tree, start_child
 from trainbox.contract.storage import writing
 from trainbox.contract.streams import last_message, say
 from trainbox.contract.temporary import temporary_folder
@@ -89,15 +88,13 @@ class Bench:
         folder.mkdir()
         log = folder / "output.log"
         with log.open("w", encoding="utf-8") as output:
-            training = subprocess.Popen(
+            training = start_child(
                 command_of("entrypoint", "train", *self._arguments(case, str(folder))),
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a terminal's Ctrl-C then reaches this process only
-                # This process has no threads, so `preexec_fn` is safe.
-                preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
             )
         if not self._has_ended(training):
             return None

@@ -18,7 +18,7 @@ from entrypoint.health.check import Question, about, examine
 from entrypoint.health.verdict import Finding, Result, Verdict
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import Failure
-from trainbox.contract.processes import die_with_parent
+from trainbox.contract.processes import start_child
 from trainbox.contract.python_path import user_environment
 from trainbox.contract.streams import show_progress
 
@@ -61,15 +61,13 @@ def _ask_driver(question: Question) -> tuple[Detection, tuple[Gpu, ...], Verdict
 
 
 def _start_torch() -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return start_child(
         command_of("trainer.machine.torch_info"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        # This process has no threads, so `preexec_fn` is safe.
-        preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
     )
 
 

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 from entrypoint.launch.supervise import STOP_BUDGET_S
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import ExitCode, Failure, shell_code
-from trainbox.contract.processes import die_with_parent, kill_tree
+from trainbox.contract.processes import kill_tree, start_child
 from trainbox.contract.streams import show_progress
 from trainbox.contract.variables import HEALTH_NAMES, without_launch
 
@@ -36,7 +35,7 @@ def start(arguments: Sequence[str], log: Path, work: Path) -> Process:
     """
     here = {"PWD": str(work)} if work.is_dir() else {}
     with log.open("w", encoding="utf-8") as output:
-        return subprocess.Popen(
+        return start_child(
             command_of("entrypoint", *arguments),
             env=environment(os.environ) | here,
             cwd=here.get("PWD"),
@@ -44,8 +43,6 @@ def start(arguments: Sequence[str], log: Path, work: Path) -> Process:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # for `kill`
-            # This process has no threads, so `preexec_fn` is safe.
-            preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
         )
 
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ from trainbox.contract.errors import ExitCode, shell_code, stopped_without_loss
 from trainbox.contract.processes import (
     STOP_SIGNALS,
     adopt_orphans,
-    die_with_parent,
     forward_signal,
     kill_tree,
+    start_child,
 )
 from trainbox.contract.streams import message
 
@@ -167,13 +166,11 @@ def supervise(
         return Ending(ExitCode.PREEMPTED, signalled=True)
     memory = memory_of_cgroups()
     adopt_orphans()
-    child = subprocess.Popen(
+    child = start_child(
         argv,
         env=dict(env),
         # A terminal's Ctrl-C then reaches this process only, and the ranks get the signal once.
         start_new_session=True,
-        # This process has no threads, so `preexec_fn` is safe.
-        preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
     )
     on_start()
     # The signals for the child, those that it has got, and the signals to this process before them.

@@ -91,7 +91,7 @@ class _ForkedPrograms:
         ended = self._forked(*words, env=more["env"])
         return subprocess.CompletedProcess(command, ended.code, ended.out, ended.err)
 
-    def Popen(  # noqa: N802 - the name in `subprocess`
+    def start_child(
         self, command: list[str], *, env: Mapping[str, str], stdout: IO[str], **_more: Any
     ) -> ForkedTraining:
         words = command[command.index("train") + 1 :]
@@ -116,7 +116,9 @@ def forked_trainings(
         temporary.mkdir(exist_ok=True)
         with monkeypatch.context() as patch, contextlib.chdir(forked.folder):
             patch.setattr(tempfile, "tempdir", str(temporary))
-            patch.setattr(modules[words[0]], "subprocess", _ForkedPrograms(forked, ranks))
+            forks = _ForkedPrograms(forked, ranks)
+            patch.setattr(modules[words[0]], "subprocess", forks)
+            patch.setattr(modules[words[0]], "start_child", forks.start_child)
             patch.setattr(modules[words[0]], "kill_tree", _kill)
             patch.setattr("os.environ", clean_environment(**(env or {})))
             patch.setattr(sys, "argv", ["trainbox", *words])

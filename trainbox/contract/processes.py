@@ -4,10 +4,12 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 # A terminal or a scheduler sends these to stop a job, and to all of its processes.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -33,6 +35,14 @@ def die_with_parent(started_by: int | None = None) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if started_by not in (None, os.getppid()):
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start_child(argv: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
+    """Start a program that ends with this process. `options` are those of `Popen`.
+
+    This process must not have other threads, as the child runs Python before the program.
+    """
+    return subprocess.Popen(argv, preexec_fn=die_with_parent, **options)  # noqa: PLW1509
 
 
 def adopt_orphans() -> None:

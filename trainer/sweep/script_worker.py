@@ -17,7 +17,7 @@ from typing import Any
 
 from trainbox.contract.errors import ExitCode, signal_of
 from trainbox.contract.files import read_object
-from trainbox.contract.processes import die_with_parent
+from trainbox.contract.processes import die_with_parent, start_child
 from trainbox.contract.record_folder import MANIFEST
 from trainbox.contract.streams import last_message, open_streams, outlive_readers
 from trainer.sweep.reports import JsonLines, Output, Report, Reports, TensorBoard
@@ -64,14 +64,12 @@ class Attempt:
         """Run the script; return its metrics, or the code and message of its failure."""
         starts = self._starts()
         with tempfile.TemporaryFile() as messages:
-            process = subprocess.Popen(
+            process = start_child(
                 self._order["command"],
                 env=run_environment(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=messages,
-                # This process has no threads, so `preexec_fn` is safe.
-                preexec_fn=die_with_parent,  # noqa: PLW1509
             )
             ended_early = self._wait(process)
             messages.seek(0)

@@ -23,7 +23,7 @@ from entrypoint.health.deep.cases import (
 from entrypoint.health.limits import Limits
 from entrypoint.health.verdict import Finding, Result, Verdict
 from entrypoint.system.cgroup import usable_cpus
-from trainbox.contract.processes import die_with_parent, kill_tree
+from trainbox.contract.processes import kill_tree, start_child
 
 
 def deepened(
@@ -67,15 +67,13 @@ def _with(verdict: Verdict, *more: Finding) -> Verdict:
 
 
 def _run(probe: Probe, deadline_s: float) -> ProbeOutput:
-    child = subprocess.Popen(
+    child = start_child(
         argv_of(probe, sys.executable),
         env=env_of(probe, os.environ, usable_cpus()),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        # This process has no threads, so `preexec_fn` is safe.
-        preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
     )
     try:
         out, err = child.communicate(timeout=deadline_s)
