@@ -131,8 +131,6 @@ def prepare(
         Failure: the settings contradict each other, the GPUs are missing, or the request cannot be
             launched.
     """
-    if config is not None:
-        check(config)
     verb = "train" if command == "plan" else command
     argv = ("trainer", *arguments(verb, values), *extra)
     launch = make_launch(argv, values, decide)

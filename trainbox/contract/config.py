@@ -110,10 +110,8 @@ class Settings(Config):
     threads: int = 1
 
 
-def check(config: Config, device: str | None = None) -> None:
-    """Check settings for contradictions that can be found without torch.
-
-    `device` is None as long as it is not chosen.
+def check(config: Config, device: str) -> None:
+    """Check settings on `device` for contradictions that can be found without torch.
 
     Raises:
         WrongUse: two settings contradict each other.
@@ -128,18 +126,12 @@ def check(config: Config, device: str | None = None) -> None:
             f"--batch-size {config.batch_size} (global) and --batch-size-per-gpu "
             f"{config.batch_size_per_gpu} both set the batch: drop one"
         )
-    batch = config.batch_size or config.batch_size_per_gpu
-    if batch is not None and (config.accumulation or 1) > batch:
-        raise WrongUse(
-            f"--accumulation {config.accumulation} splits a batch of {batch} into empty "
-            "micro-batches: lower it"
-        )
     if device in ("cpu", "mps") and config.precision in ("tf32", "fp16"):
         raise WrongUse(
             f"--precision {config.precision} needs an NVIDIA GPU (the device is {device}): "
             "use fp32 or bf16"
         )
-    if config.compile and device is not None:
+    if config.compile:
         _check_compiler(device)
     check_optimizer(config.optimizer)
     for option, name in (

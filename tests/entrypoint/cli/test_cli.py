@@ -477,8 +477,6 @@ _MISTAKES = [
      "--epochs 1 and --max-steps 2 both set the length of the run: drop one"),
     ("--batch-size 64 --batch-size-per-gpu 32",
      "--batch-size 64 (global) and --batch-size-per-gpu 32 both set the batch: drop one"),
-    ("--batch-size 4 --accumulation 5",
-     "--accumulation 5 splits a batch of 4 into empty micro-batches: lower it"),
     ("--device cpu --precision fp16",
      "--precision fp16 needs an NVIDIA GPU (the device is cpu): use fp32 or bf16"),
     ("--best-by up:loss", "--best-by up:loss: write the name of a metric, or min:NAME or max:NAME"),
