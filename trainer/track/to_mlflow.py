@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from trainbox.contract.errors import Failure, NetworkFailure, StorageFailure, WrongUse
 from trainbox.contract.secret_rule import without_secrets
 from trainer.track.runs import EntryRow, Run
-from trainer.track.upload import TrackedRun
+from trainer.track.send import TrackedRun
 
 _T = TypeVar("_T")
 
@@ -26,7 +26,7 @@ _DEFAULTS = {
 }
 
 
-class MlflowTracker:
+class Target:
     """An experiment of MLflow."""
 
     def __init__(self, project: str | None) -> None:

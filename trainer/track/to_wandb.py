@@ -17,7 +17,7 @@ from trainbox.contract.files import read_text, replacing
 from trainbox.contract.secret_rule import without_secrets
 from trainbox.contract.storage import storage_failure
 from trainer.track.runs import EntryRow, Run
-from trainer.track.upload import TrackedRun
+from trainer.track.send import TrackedRun
 
 _SENT = "trainbox_sent"
 # Used if the user does not set them: wandb prints nothing, and does not report its own errors.
@@ -36,7 +36,7 @@ _SETTINGS = {
 }
 
 
-class WandbTracker:
+class Target:
     """A project of Weights & Biases."""
 
     def __init__(self, project: str | None) -> None:

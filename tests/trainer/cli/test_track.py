@@ -39,7 +39,7 @@ def test_a_missing_package_of_a_database_is_named_by_its_module(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     error = ModuleNotFoundError("No module named 'MySQLdb'", name="MySQLdb")
-    monkeypatch.setattr("trainer.track.to_mlflow.MlflowTracker", Mock(side_effect=error))
+    monkeypatch.setattr("trainer.track.to_mlflow.Target", Mock(side_effect=error))
     with pytest.raises(WrongUse, match="install the package that has the module MySQLdb: write"):
         _tracker("mlflow", None)
 

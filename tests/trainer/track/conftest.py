@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer.run.compare import shown_settings
-from trainer.track.upload import Tracker, send_runs
+from trainer.track.send import Tracker, send_runs
 
 MakeRun = Callable[..., Path]
 _TASK = {

@@ -17,7 +17,7 @@ import pytest
 from tests.support.commands import Trainbox
 from tests.trainer.track.conftest import MakeRun, sent, train_entry
 from trainbox.contract.errors import NetworkFailure, StorageFailure, WrongUse
-from trainer.track.upload import Tracker
+from trainer.track.send import Tracker
 
 
 class MlflowException(Exception):
@@ -97,9 +97,9 @@ def client(monkeypatch: pytest.MonkeyPatch) -> type[Client]:
 
 
 def _tracker(project: str | None = "lab") -> Tracker:
-    from trainer.track.to_mlflow import MlflowTracker
+    from trainer.track.to_mlflow import Target
 
-    return MlflowTracker(project)
+    return Target(project)
 
 
 def test_a_run_with_its_settings_tags_and_values_is_stored(

@@ -17,7 +17,7 @@ import pytest
 from tests.support.commands import Trainbox
 from tests.trainer.track.conftest import MakeRun, sent, train_entry
 from trainbox.contract.errors import NetworkFailure, StorageFailure, WrongUse
-from trainer.track.upload import Tracker, send_runs
+from trainer.track.send import Tracker, send_runs
 
 
 class Error(Exception):
@@ -114,9 +114,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 
 def _tracker(project: str | None = "lab") -> Tracker:
-    from trainer.track.to_wandb import WandbTracker
+    from trainer.track.to_wandb import Target
 
-    return WandbTracker(project)
+    return Target(project)
 
 
 def _row(step: int, **values: float) -> dict[str, float]:

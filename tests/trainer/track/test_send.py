@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.track.conftest import MakeRun, sent, train_entry
 from trainbox.contract.errors import NetworkFailure, StorageFailure, WrongUse
 from trainer.track.runs import EntryRow, Run
-from trainer.track.upload import send_runs
+from trainer.track.send import send_runs
 
 
 class Recorder:
