@@ -142,7 +142,7 @@ def _load() -> None:
         "torch.utils._sympy.reference",
         "torch.utils.serialization",
         "trainer.cli.commands",
-        "trainer.cli.verbs",
+        "trainer.cli.commands",
         "trainer.parallel.fsdp",
         "trainer.use.evaluate",
         "trainer.use.predict",

@@ -1,27 +1,229 @@
-"""Run `python -m trainer`: choose the command, and map its errors to exit codes."""
+"""The commands of `python -m trainer`, whose options the launcher has parsed and checked."""
 
+import dataclasses
+import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
-from trainbox.contract.errors import ExitCode, Failure, called_exit
-from trainbox.contract.usage import PAGE, failure_of
-from trainer.cli import verbs
+from trainbox.contract.errors import ExitCode, Failure, WrongUse, called_exit
+from trainbox.contract.launch_facts import launch_facts
+from trainbox.contract.options import COMMANDS, DEVICE, Argument, Option, config_of, swept_names
+from trainbox.contract.task_fields import fields_of
+from trainbox.contract.usage import PAGE, TEMPLATE, Templated, failure_of
 from trainer.system.report import report_failure
+from trainer.system.signals import StopRequest
 
 # Commands that continue without a reader of their output.
 _LONG = ("evaluate", "sweep", "sweep-run", "train", "verify")
+# The launch plan has the device of a command whose option is the launcher's.
+_DEVICE = dataclasses.replace(
+    DEVICE, default=lambda: launch_facts(os.environ).device, variables=()
+).click()
 
 
-@click.group(context_settings=PAGE, commands=verbs.ALL)
+@click.group(context_settings=PAGE)
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Train a task on the devices of this process. `trainbox` plans and starts this command."""
     if ctx.invoked_subcommand in _LONG:
         ctx.obj()
+
+
+def _take(_ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Return the secret `value`, which neither a task nor a script sees in its environment."""
+    for name in param.envvar or ():
+        os.environ.pop(name, None)
+    return value
+
+
+def _command(name: str, cls: type[click.Command] = click.Command) -> Callable[..., Any]:
+    """Return a decorator for the command `name` of the table, without the launcher's options."""
+    rows = COMMANDS[name]
+    own = [row for row in rows if isinstance(row, Argument) or row.of_trainer]
+    parameters: list[click.Parameter] = [row.click(with_variables=False) for row in own]
+    for row, parameter in zip(own, parameters, strict=True):
+        if isinstance(row, Option) and row.secret:
+            parameter.callback = _take
+    if DEVICE in rows:
+        parameters.append(_DEVICE)
+    return cli.command(name.replace(" ", "-"), cls, params=parameters)
+
+
+@_command("train")
+def train(
+    task: str,
+    pairs: tuple[str, ...],
+    runs_dir: Path,
+    run: str | None,
+    data_dir: Path,
+    resume: str,
+    device: str,
+    profile: int | None,
+    mirror: str | None,
+    measure_seconds: float | None,
+    rehearsal: bool,
+    **settings: Any,
+) -> None:
+    """Train TASK: a built-in name, file.py:Class or module:Class."""
+    requested = config_of({"task": task, **settings}, fields_of(task, pairs))
+    stop = StopRequest.install(ends_at_once=True)
+    if profile is not None:
+        # The library of torch's profiler reads this when it is loaded, and prints its phases else.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from trainer.session.train import train_task
+
+    train_task(
+        requested,
+        stop,
+        device,
+        runs_dir,
+        run,
+        data_dir,
+        resume,
+        measure_s=measure_seconds,
+        profile_steps=profile,
+        mirror=mirror or None,  # an empty URL overrides that of the environment
+        rehearses=rehearsal,
+    )
+
+
+@_command("verify")
+def verify(run: Path, other: Path | None, steps: int | None, data_dir: Path, device: str) -> None:
+    """Repeat RUN and compare the digests, or compare RUN with the run OTHER without training."""
+    if other is not None:
+        from trainer.run.evidence import compare_runs
+
+        click.echo(compare_runs(run, other))
+        return
+    stop = StopRequest.install()
+    from trainer.session.verify import verify_run
+
+    verify_run(run, steps, stop, device, data_dir)
+
+
+@_command("evaluate")
+def evaluate(**request: Any) -> None:
+    """Evaluate a checkpoint of RUN on its validation data or its test data."""
+    stop = StopRequest.install()
+    from trainer.use.evaluate import EvaluateRequest, evaluate_run
+
+    evaluate_run(EvaluateRequest(**request), stop)
+
+
+@_command("predict")
+def predict(**request: Any) -> None:
+    """Predict FILES with a checkpoint of RUN, and write a row for each to standard output."""
+    stop = StopRequest.install()
+    from trainer.use.predict import PredictRequest, predict_run
+
+    predict_run(PredictRequest(**request), stop)
+
+
+@_command("export")
+def export(**request: Any) -> None:
+    """Export the model of RUN as a file that needs no Trainbox, with a card."""
+    from trainer.system.signals import interruptible
+
+    with interruptible("the export"):
+        from trainer.use.export import ExportRequest, export_run
+
+        export_run(ExportRequest(**request))
+
+
+@_command("config")
+def config(run: Path, as_toml: bool) -> None:
+    """Print the settings of a run as JSON, or as a file for --config."""
+    from trainer.sweep.experiment_file import settings_text
+
+    click.echo(settings_text(run, as_toml), nl=False)
+
+
+@_command("tasks")
+def tasks(name: str | None, as_json: bool) -> None:
+    """List the built-in tasks, or the fields of the task NAME."""
+    from trainer.task_list import listing
+
+    click.echo(listing(name, as_json))
+
+
+@_command("track")
+def track(folders: tuple[Path, ...], to: str, project: str | None, follow: bool) -> None:
+    """Send the metrics, settings and digests of runs to MLflow or Weights & Biases."""
+    from trainer.track.send import send
+
+    send(folders, to, project, follow, click.echo)
+
+
+@_command("bench-figure")
+def bench_figure(folder: Path) -> None:
+    """Draw bench.svg from the bench.json in FOLDER, as `trainbox bench --out FOLDER` does."""
+    from trainer.outputs.bench_figure import draw
+
+    draw(folder)
+
+
+@_command("sweep")
+def sweep(task: str, pairs: tuple[str, ...], data_dir: Path, device: str, **values: Any) -> None:
+    """Train TASK once for each combination and seed, each on a GPU of its own."""
+    from trainer.sweep.requested import of_task
+    from trainer.sweep.work import task_work
+
+    fields = fields_of(task, pairs, swept=swept_names(values))
+    base = config_of({"task": task, **values}, fields)
+    requested = of_task(base, device, values)
+    stop = StopRequest.install()
+    from trainer.sweep.session import run_sweep  # imports Optuna
+
+    run_sweep(requested, task_work(requested, data_dir, values["rehearsal"]), values, stop)
+
+
+@_command("sweep run", Templated)
+def sweep_run(
+    script: str | None,
+    module: str | None,
+    torchrun: bool,
+    seed: int,
+    metric_regex: str | None,
+    device: str,
+    **values: Any,
+) -> None:
+    """Run SCRIPT once for each combination and seed, each on a GPU of its own."""
+    from trainer.sweep.requested import of_script
+    from trainer.sweep.script import Script
+    from trainer.sweep.work import script_work
+
+    template = click.get_current_context().meta[TEMPLATE]
+    name = script or module or ""
+    what = Script(name, module is not None, template, seed, torchrun, metric_regex)
+    requested = of_script(what, values)
+    stop = StopRequest.install()
+    from trainer.sweep.session import run_sweep  # imports Optuna
+
+    run_sweep(requested, script_work(requested, device), values, stop)
+
+
+@_command("sweep show")
+def sweep_show(
+    name: str,
+    runs_dir: Path,
+    storage: str | None,
+    metric: str | None,
+    as_csv: bool,
+    figure: Path | None,
+    html: Path | None,
+) -> None:
+    """Print the results so far of the sweep NAME (its folder, or its name in --runs-dir)."""
+    folder = Path(name) if (Path(name) / "study.journal").is_file() else runs_dir / name
+    from trainer.sweep.session import show
+
+    if sum([as_csv, figure is not None, html is not None]) > 1:
+        raise WrongUse("--csv, --figure and --html exclude each other: give one of them")
+    click.echo(show(folder, storage, metric, as_csv, figure, html), nl=not as_csv)
 
 
 def main(on_long: Callable[[], None] = lambda: None) -> NoReturn:

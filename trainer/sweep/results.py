@@ -193,7 +193,7 @@ def as_csv(records: Sequence[Record]) -> str:
 
 
 def write_csv(folder: Path, records: Sequence[Record]) -> None:
-    """Replace results.csv atomically."""
+    """Replace results.csv atomically. Several processes of a sweep may do so at once."""
     part = folder / f".results-{os.getpid()}.part"
     part.write_text(as_csv(records), encoding="utf-8", errors="backslashreplace")
     part.replace(folder / "results.csv")

@@ -16,7 +16,7 @@ import entrypoint.cli.commands
 import entrypoint.cli.health
 import entrypoint.cli.planning
 import entrypoint.cli.stored
-import trainer.cli.verbs
+import trainer.cli.commands
 from entrypoint.driver.gpus import Detection, Gpu
 from tests.support.commands import Ended, Trainbox, clean_environment
 from trainbox.contract import option_types, options
@@ -467,7 +467,7 @@ def test_a_wrong_number_is_refused(check: Command, option: str, value: str) -> N
 def test_every_number_is_in_the_table() -> None:
     kinds = (click.types.IntParamType, click.types.FloatParamType)
     kinds += (option_types.Whole, option_types.Number)
-    params = trainer.cli.verbs.train.params
+    params = trainer.cli.commands.train.params
     assert {p.opts[0] for p in params if isinstance(p.type, kinds)} == {f"--{o}" for o in TOO_LOW}
 
 
@@ -680,7 +680,7 @@ _OF_THE_LAUNCHER = ("plan", "bench", "doctor", "drill", "drill run", "health", "
 
 @pytest.mark.parametrize("command", options.COMMANDS.keys() - {*_OF_THE_LAUNCHER})
 def test_the_trainer_reads_each_option_as_the_launcher_has_parsed_it(command: str) -> None:
-    of_trainer = {each.name: each for each in trainer.cli.verbs.ALL}[command.replace(" ", "-")]
+    of_trainer = {each.name: each for each in trainer.cli.commands.ALL}[command.replace(" ", "-")]
     given = {row.parameter: _example(row) for row in options.COMMANDS[command]} | {"script": "s.py"}
     name, *words = options.arguments(command, given)
     with pytest.MonkeyPatch.context() as patch:

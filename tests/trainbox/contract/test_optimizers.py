@@ -11,7 +11,7 @@ from trainbox.contract.config import Config, check
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.optimizers import OPTIMIZERS, make_optimizer
 from trainbox.task import Task
-from trainer.cli.verbs import sweep, train
+from trainer.cli.commands import sweep, train
 
 _UNKNOWN = f"--optimizer lion does not exist: use {', '.join(OPTIMIZERS)}"
 

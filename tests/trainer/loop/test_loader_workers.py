@@ -12,7 +12,7 @@ from tests.support.paths import SUPPORT
 from tests.support.processes import Processes, children_of
 from tests.support.ranks import Ranks, StartedRanks
 from trainer.cli import commands as cli
-from trainer.cli.verbs import tasks as tasks_command
+from trainer.cli.commands import tasks as tasks_command
 
 _JOBS = SUPPORT / "jobs.py"
 
