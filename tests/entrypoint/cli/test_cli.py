@@ -680,7 +680,7 @@ _OF_THE_LAUNCHER = ("plan", "bench", "doctor", "drill", "drill run", "health", "
 
 @pytest.mark.parametrize("command", options.COMMANDS.keys() - {*_OF_THE_LAUNCHER})
 def test_the_trainer_reads_each_option_as_the_launcher_has_parsed_it(command: str) -> None:
-    of_trainer = {each.name: each for each in trainer.cli.commands.ALL}[command.replace(" ", "-")]
+    of_trainer = trainer.cli.commands.cli.commands[command.replace(" ", "-")]
     given = {row.parameter: _example(row) for row in options.COMMANDS[command]} | {"script": "s.py"}
     name, *words = options.arguments(command, given)
     with pytest.MonkeyPatch.context() as patch:
