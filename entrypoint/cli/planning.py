@@ -20,6 +20,7 @@ from entrypoint.system.infiniband import read_infiniband
 from entrypoint.system.torch_build import torch_architectures
 from trainbox.contract.config import Config, check, check_strategy
 from trainbox.contract.options import LAUNCH, arguments, secrets
+from trainbox.contract.streams import printable
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -157,11 +158,13 @@ def _settings() -> str:
     """
     if not (names := environment_names()):
         return origin()
-    from entrypoint.doctor.redaction import shown_setting  # its patterns take 3 ms to compile
+    # The patterns take 3 ms to compile.
+    from trainbox.contract.secret_rule import NOT_SHOWN, shown_variable
 
-    settings = [(name, name.removeprefix("TRAINBOX_").lower().replace("_", "-")) for name in names]
-    shown = ", ".join(
-        f"{' '.join([label, shown_setting(name, os.environ[name])]).strip()} (from {name})"
-        for name, label in settings
-    )
+    def setting(name: str) -> str:
+        label = name.removeprefix("TRAINBOX_").lower().replace("_", "-")
+        value = printable(shown_variable(name, os.environ[name]).replace(NOT_SHOWN, ""))
+        return f"{' '.join(filter(None, [label, value]))} (from {name})"
+
+    shown = ", ".join(map(setting, names))
     return "; ".join(filter(None, [origin(), shown]))

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from trainbox.contract.secret_rule import LONGEST, NOT_SHOWN, shown_variable, without_secrets
+from trainbox.contract.secret_rule import LONGEST, NOT_SHOWN, without_secrets
+from trainbox.contract.streams import printable
 from trainbox.contract.variables import SHOWN_VARIABLES
 
 _LONGEST = 240  # characters shown of a value; an image's NVIDIA_REQUIRE_CUDA has a thousand
@@ -58,20 +59,11 @@ def redacted(text: str, hidden: Hidden = (), longest: int = _LONGEST) -> str:
     # A list of allowed values is not possible for free text: a message of torch or the driver may
     # quote a command line, an address with a login or a path with a user's name. Here, secrets must
     # be recognized by their form. If in doubt, the text is hidden.
-    text = without_secrets(_printable(text))
+    text = without_secrets(printable(" ".join(text.split())[:LONGEST]))
     for name, shown in hidden:
         text = _pattern(name, shown).sub(shown, text)
     text = _OTHERS_HOME.sub(r"/\1/[user]", text)
     return text if len(text) <= longest else f"{text[:longest]} ..."
-
-
-def shown_setting(name: str, value: str) -> str:
-    """Return the value of a variable for a message to its user, or "" if it may not be shown.
-
-    The user's home is not hidden.
-    """
-    text = shown_variable(name, _printable(value)) if name in SHOWN_VARIABLES else ""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def shown_environment(env: Mapping[str, str], hidden: Hidden = ()) -> list[tuple[str, str]]:
@@ -90,12 +82,6 @@ def shown_environment(env: Mapping[str, str], hidden: Hidden = ()) -> list[tuple
         for name in sorted(env)
         if name in SHOWN_VARIABLES or _NAMED.fullmatch(name)
     ]
-
-
-def _printable(text: str) -> str:
-    """Return the beginning of `text` as one line of printable characters."""
-    line = " ".join(text.split())[:LONGEST]
-    return "".join(character if character.isprintable() else "?" for character in line)
 
 
 def _pattern(name: str, shown: str) -> re.Pattern[str]:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.processes import kill_tree
 from trainbox.contract.python_path import own_environment
+from trainbox.contract.streams import printable
 from trainer.sweep.grid import Trial
 
 _END_BYTES = 2**16  # of a log, for the last lines or the crash report of a process
@@ -163,9 +164,8 @@ def last_output(log: Path, begin: int) -> str:
         file, line, function = (own or frames)[0]
         where = f" in {function} ({file}, line {line})"
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
-    text = " | ".join(lines[-_LAST_LINES:])[-_LAST_CHARACTERS:]
     # Binary output would change the terminal, and a database refuses a zero byte.
-    text = "".join(character if character.isprintable() else "?" for character in text)
+    text = printable(" | ".join(lines[-_LAST_LINES:])[-_LAST_CHARACTERS:])
     return where + (f"; its last lines: {text}" if text else "")
 
 

@@ -84,7 +84,7 @@ def test_a_secret_in_a_listed_variable_is_removed(value: str) -> None:
 
 def test_a_name_cannot_break_the_report() -> None:
     ((name, shown),) = shown_environment({"TRAINBOX_\n## verdict\x1b[2J karoline": "x"}, KAROLINE)
-    assert (name, shown) == ("TRAINBOX_ ## verdict?[2J [user]", NOT_SHOWN)
+    assert (name, shown) == ("TRAINBOX_ ## verdict\\x1b[2J [user]", NOT_SHOWN)
 
 
 def test_names_of_variables_are_shown_and_their_values_redacted() -> None:
@@ -147,7 +147,7 @@ _TOKENS += " xoxb-123-abcdefg"
         ("postgresql://karo:p@w/d@host/db", "postgresql://(not shown)@host/db"),
         ("https://token@host", "https://(not shown)@host"),
         ("karo:pw@host:1", "(not shown)@host:1"),
-        ("a\x1b[31m\nb\x00", "a?[31m b?"),
+        ("a\x1b[31m\nb\x00", "a\\x1b[31m b\\x00"),
     ],
 )
 def test_a_secret_is_cut_out_of_a_text(text: str, shown: str) -> None:
