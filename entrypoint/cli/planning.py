@@ -52,7 +52,7 @@ class Launch:
         If they are not watched, close the driver process and return None.
         """
         if self.driver is not None and self.health and self.plan.gpus:
-            from entrypoint.health.gate import watched
+            from entrypoint.health.watch import watched
 
             return functools.partial(watched, self.plan, self.driver, self.health_limits)
         if self.driver is not None:

@@ -82,10 +82,6 @@ def read_limits(file: Path | None) -> tuple[Limits, dict[str, Any]]:
                     f"--health-limits {file}: {name} = {value!r} is not a result: set it to "
                     '"WARN" or "CRITICAL"'
                 )
-        elif name == "slowdown_samples" and value == 0:
-            raise WrongUse(
-                f"--health-limits {file}: slowdown_samples = 0 would fail every GPU: give 1 or more"
-            )
         elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
             raise WrongUse(
                 f"--health-limits {file}: {name} = {value!r} is not a number of at least 0: set it "

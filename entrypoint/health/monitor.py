@@ -152,6 +152,4 @@ def _address(listen: str) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise WrongUse(f"--listen {listen} is not HOST:PORT: write it as in 127.0.0.1:9400")
-    if ":" in host:
-        raise WrongUse(f"--listen {listen} is not an IPv4 address: write it as in 127.0.0.1:9400")
     return host, int(port)

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from trainbox import Classification, WrongUse
 from trainer.tasks.imaging import picture as picture_file
+from trainer.tasks.imaging.augment import load_augmented_picture, mixed
 from trainer.tasks.imaging.averaging import Averaged
 from trainer.tasks.imaging.damage import (
     damaged_pictures,
@@ -23,7 +24,6 @@ from trainer.tasks.imaging.damage import (
     found_damage,
     refuse_damaged,
 )
-from trainer.tasks.imaging.decode import load_augmented_picture
 from trainer.tasks.imaging.folder import (
     ENDINGS,
     Picture,
@@ -32,7 +32,6 @@ from trainer.tasks.imaging.folder import (
     refuse_missing_classes,
     refuse_other_classes,
 )
-from trainer.tasks.imaging.mixing import mixed
 from trainer.tasks.imaging.models import (
     build_model,
     check_model,

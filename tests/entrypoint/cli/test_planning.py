@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-import entrypoint.health.gate
+import entrypoint.health.watch
 from entrypoint.cli.planning import Launch, make_launch
 from trainbox.contract.errors import Failure
 
@@ -25,7 +25,7 @@ def test_gpus_are_watched_or_the_driver_process_ends(
     monkeypatch: pytest.MonkeyPatch, health: bool, gpus: tuple[str, ...], is_watched: bool
 ) -> None:
     opened: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(entrypoint.health.gate, "watched", lambda *given: opened.append(given))
+    monkeypatch.setattr(entrypoint.health.watch, "watched", lambda *given: opened.append(given))
     driver, plan, limits = Mock(), Mock(gpus=gpus), Path("limits.toml")
     watch = Launch(plan, driver, health, limits).watch()
     assert (watch is not None, driver.close.called) == (is_watched, not is_watched)

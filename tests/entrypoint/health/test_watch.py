@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import entrypoint.health.gate
 import entrypoint.health.node
+import entrypoint.health.watch
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.readings import Sample, Unread
 from entrypoint.health.limits import Limits
@@ -216,13 +216,13 @@ def plan(strategy: str, processes: int) -> LaunchPlan:
 
 
 def test_the_gate_of_a_sweep_and_of_a_shared_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entrypoint.health.gate, "Driver", Answering)
+    monkeypatch.setattr(entrypoint.health.watch, "Driver", Answering)
     driver: Any = Answering()
-    with entrypoint.health.gate.watched(plan("sweep", 2), driver, None) as watch:
+    with entrypoint.health.watch.watched(plan("sweep", 2), driver, None) as watch:
         driver.read["GPU-0"]["ecc_uncorrected"] = 7
         assert watch.final_check() is None
     driver = Answering()
-    with entrypoint.health.gate.watched(plan("ddp", 2), driver, None) as watch:
+    with entrypoint.health.watch.watched(plan("ddp", 2), driver, None) as watch:
         assert events(watch) == []
         driver.read["GPU-0"]["ecc_uncorrected"] = 7
         assert "ecc-uncorrected CRITICAL" in str(watch.final_check())
@@ -230,7 +230,7 @@ def test_the_gate_of_a_sweep_and_of_a_shared_gpu(monkeypatch: pytest.MonkeyPatch
         DeviceMissing,
         match="compute-mode CRITICAL: EXCLUSIVE_PROCESS, 0 program.s. on the GPU, 2 to start",
     ):
-        entrypoint.health.gate.watched(plan("sweep", 4), Answering(), None).__enter__()  # type: ignore[arg-type]
+        entrypoint.health.watch.watched(plan("sweep", 4), Answering(), None).__enter__()  # type: ignore[arg-type]
 
 
 def test_the_gate_judges_the_network_between_nodes_only_for_several(
@@ -238,9 +238,9 @@ def test_the_gate_judges_the_network_between_nodes_only_for_several(
 ) -> None:
     found = InfiniBand(devices={"mlx5_0": "InfiniBand"}, fault="libibverbs.so.1: not found")
     monkeypatch.setattr(entrypoint.health.node, "read_infiniband", lambda _env: found)
-    monkeypatch.setattr(entrypoint.health.gate, "Driver", Answering)
+    monkeypatch.setattr(entrypoint.health.watch, "Driver", Answering)
     driver: Any = Answering()
     for nnodes in (1, 2):
         launch = replace(plan("ddp", 2), nnodes=nnodes)
-        with entrypoint.health.gate.watched(launch, driver, None):
+        with entrypoint.health.watch.watched(launch, driver, None):
             assert ("infiniband (node)" in capsys.readouterr().out) == (nnodes == 2)

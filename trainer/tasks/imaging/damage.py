@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +14,8 @@ from pathlib import Path
 from PIL import UnidentifiedImageError
 
 from trainbox import WrongUse
-from trainer.tasks.imaging.decode import decode, ignore_warnings
 from trainer.tasks.imaging.folder import Picture
+from trainer.tasks.imaging.picture import region
 
 _STARTS = (
     *(b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"RIFF"),
@@ -80,7 +81,9 @@ def _found(paths: Sequence[Path], check: Callable[[Path], str | None]) -> dict[P
     """Return the files in which `check` finds damage, with the reason, in their order."""
     from tqdm import tqdm
 
-    ignore_warnings()
+    # Do not show Pillow's warnings of files that it can decode, since they do not name the file.
+    # Examples are damaged EXIF data and pictures of more than 89 million pixels.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     # Decoders and files do not hold Python's lock.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         reasons: Iterator[str | None] = threads.map(check, paths)
@@ -127,7 +130,7 @@ def _brands(start: bytes) -> set[bytes]:
 
 def _damage(path: Path) -> str | None:
     try:
-        decode(path)
+        region(path, 1, lambda width, height: (0, 0, width, height))
     except UnidentifiedImageError as error:
         return _wrong_start(path) or str(error)
     except OSError as error:

@@ -1,10 +1,37 @@
-"""Mix each picture of a batch with another one, and their targets in the same shares."""
+"""Augment pictures: a random region of each, and the mixture of two in a batch."""
+
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.distributions import Beta
+from torchvision.transforms import v2
+
+from trainer.tasks.imaging.picture import Box, pixels, region
 
 # Shape suffixes: B pictures, C channels, H height, W width, K classes.
+
+_RANDOM_CROP = v2.RandomResizedCrop(1)
+_TRIVIAL_AUGMENT = v2.TrivialAugmentWide()
+
+
+def load_augmented_picture(path: Path, size: int) -> Tensor:
+    """Return a random region of a picture, augmented, as (`size`, `size`, 3) uint8.
+
+    The region is that of torchvision's RandomResizedCrop, and TrivialAugmentWide follows. Both draw
+    from torch's generator.
+
+    Raises:
+        UnidentifiedImageError: the file cannot be decoded.
+    """
+    return pixels(_TRIVIAL_AUGMENT(region(path, size, _random_box)))
+
+
+def _random_box(width: int, height: int) -> Box:
+    # A tensor of this shape without memory: torchvision only reads the shape.
+    drawn = _RANDOM_CROP.make_params([torch.empty(1).expand(height, width)])
+    left, top = drawn["left"], drawn["top"]
+    return left, top, left + drawn["width"], top + drawn["height"]
 
 
 def mixed(
