@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from trainbox.contract.entries import parsed
 from trainbox.contract.files import append_regular
-from trainbox.contract.storage import storage_failure
+from trainbox.contract.storage import writing
 from trainbox.contract.streams import message, write_in_time
 
 # A log is replaced by an empty one at this size, and the one before it is kept as NAME.1.log.
@@ -34,10 +34,8 @@ class Log:
             StorageFailure: the file cannot be opened.
         """
         self.path, self._limit = path, limit
-        try:
+        with writing(path):
             self._file = append_regular(path)
-        except OSError as error:
-            raise storage_failure(path, error) from error
         self._has_lost = False
 
     def write(self, data: bytes) -> None:

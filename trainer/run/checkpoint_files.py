@@ -21,7 +21,7 @@ from trainbox.contract.sidecar import (
     short,
     steps_in,
 )
-from trainbox.contract.storage import storage_failure
+from trainbox.contract.storage import writing
 from trainbox.stored_checkpoints import StoredCheckpoints
 from trainer.run.digest import digest_of_digests, saved_digests, tensor_digests
 from trainer.run.jsonl import digest_problem, read_entries
@@ -143,13 +143,9 @@ class CheckpointFiles(StoredCheckpoints):
                 "run with --run NAME"
             )
         state = self.load(best_step)["model"]
-        try:
-            self.write_best(
-                best_step,
-                {name: value for name, value in state.items() if isinstance(value, Tensor)},
-            )
-        except OSError as error:
-            raise storage_failure(self.best, error) from error
+        tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+        with writing(self.best):
+            self.write_best(best_step, tensors)
         self.report(
             f"{self.best} was missing or damaged: rewritten from the checkpoint of step {best_step}"
         )

@@ -15,7 +15,7 @@ from typing import Any
 from trainbox.contract.errors import NetworkFailure, StorageFailure, WrongUse
 from trainbox.contract.files import read_text, replacing
 from trainbox.contract.secret_rule import without_secrets
-from trainbox.contract.storage import storage_failure
+from trainbox.contract.storage import writing
 from trainer.track.runs import EntryRow, Run
 from trainer.track.send import TrackedRun
 
@@ -139,11 +139,8 @@ class _WandbRun:
             StorageFailure: The marker cannot be written. If the disk is full, wandb drops rows and
                 reports nothing.
         """
-        try:
-            with replacing(self._part / _SENT) as file:
-                file.write(self.sent.encode())
-        except OSError as error:
-            raise storage_failure(self._part, error) from error
+        with writing(self._part), replacing(self._part / _SENT) as file:
+            file.write(self.sent.encode())
         for part in _parts(self._run):
             if part.name != self._part.name:
                 shutil.rmtree(part, ignore_errors=True)
