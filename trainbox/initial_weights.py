@@ -107,16 +107,6 @@ def unwrapped(tensors: Mapping[str, Tensor], model: nn.Module) -> tuple[dict[str
     return result, removed
 
 
-def averaged_first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the moving average of the weights, if the tensors have it, or else all of them."""
-    averaged = {
-        name.removeprefix(_AVERAGE): value
-        for name, value in tensors.items()
-        if name.startswith(_AVERAGE)
-    }
-    return averaged or dict(tensors)
-
-
 def trained_part(model: nn.Module) -> nn.Module:
     """Return `model`, or its part that trains if the rest is a moving average of that part.
 
@@ -136,6 +126,19 @@ def last_layer(model: nn.Module) -> str:
     """Return the name of the layer that computes the outputs: the last linear or convolution."""
     layers = [name for name, part in model.named_modules() if isinstance(part, _LAYERS)]
     return layers[-1] if layers else ""
+
+
+def read_weights(path: Path, model: nn.Module) -> tuple[dict[str, Tensor], str]:
+    """Return the tensors of a file for `model`, and the start that was removed from their names.
+
+    If the file has a moving average of the weights, its tensors are those of the average.
+
+    Raises:
+        WrongUse: as for `read_tensors`.
+    """
+    tensors, removed = unwrapped(read_tensors(path), model)
+    averaged = [name for name in tensors if name.startswith(_AVERAGE)]
+    return {name.removeprefix(_AVERAGE): tensors[name] for name in averaged or tensors}, removed
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -86,7 +86,7 @@ def test_train_and_val_folders_are_the_parts(tmp_path: Path, one: str, other: st
 def test_only_one_of_the_parts_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train/a.txt").write_text("text")
-    with pytest.raises(WrongUse, match="has only one of the folders train and val: add the other"):
+    with pytest.raises(WrongUse, match="has a folder train but no folder val: add val, or split"):
         split_texts(tmp_path, _TXT, 0.2)
 
 

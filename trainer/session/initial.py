@@ -8,14 +8,12 @@ from typing import Any
 from trainbox.classification import Classification
 from trainbox.contract.errors import WrongUse
 from trainbox.initial_weights import (
-    averaged_first,
     last_layer,
     load,
     match,
-    read_tensors,
+    read_weights,
     tensors_of,
     trained_part,
-    unwrapped,
 )
 from trainer.loop.state import Job
 from trainer.run.run_record import RunRecord
@@ -37,8 +35,7 @@ def start_from_weights(job: Job, init: str) -> None:
         job.world, {f"the SHA-256 of --init {file}": digest}, "copy the same file to all machines"
     )
     model = trained_part(job.state.model)
-    tensors, removed = unwrapped(read_tensors(file), model)
-    tensors = averaged_first(tensors)
+    tensors, removed = read_weights(file, model)
     if _sha256(file) != digest:
         raise WrongUse(
             f"--init {file} changed while it was read, as the best weights of a run that trains: "

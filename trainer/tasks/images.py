@@ -108,7 +108,7 @@ class Images(Classification):
         fetch_weights(self.model, self.weights)  # the first process downloads before the others
         if self.classes:
             return self
-        names = find_classes(find_layout(data_dir / self.folder).train, "pictures", "NAME.jpg")
+        names = find_classes(find_layout(data_dir / self.folder)[0], "pictures", "NAME.jpg")
         return replace(self, classes="/".join(names))
 
     def train_dataset(self, data_dir: Path) -> Dataset[Any]:
@@ -120,7 +120,7 @@ class Images(Classification):
     def test_dataset(self, data_dir: Path) -> Dataset[Any]:
         folder, weights_K = data_dir / self.folder, self._pictures(data_dir)[0].weights_K
         part = test_folder(folder)
-        refuse_other_classes(part, self.class_names, find_layout(folder).train, "the test")
+        refuse_other_classes(part, self.class_names, find_layout(folder)[0], "the test")
         pictures = find_pictures(part, self.class_names)
         skipped = self._damaged(folder, pictures)
         pictures = [picture for picture in pictures if picture.path not in skipped]
@@ -241,9 +241,9 @@ class Images(Classification):
         """
         # Find the pictures, and choose those for validation.
         folder = data_dir / self.folder
-        layout = find_layout(folder)
-        found = find_pictures(layout.train, self.class_names)
-        if layout.validation is None:
+        train_folder, validation_folder = find_layout(folder)
+        found = find_pictures(train_folder, self.class_names)
+        if validation_folder is None:
             held_out = [
                 is_held_out(picture.path.relative_to(folder).as_posix(), self.validation_share)
                 for picture in found
@@ -251,8 +251,8 @@ class Images(Classification):
             train = [picture for picture, held in zip(found, held_out, strict=True) if not held]
             validation = [picture for picture, held in zip(found, held_out, strict=True) if held]
         else:
-            refuse_other_classes(layout.validation, self.class_names, layout.train, "validation")
-            train, validation = found, find_pictures(layout.validation, self.class_names)
+            refuse_other_classes(validation_folder, self.class_names, train_folder, "validation")
+            train, validation = found, find_pictures(validation_folder, self.class_names)
         # Check that the files are pictures.
         skipped = self._damaged(folder, [*train, *validation])
         train, validation = (

@@ -219,6 +219,6 @@ def test_a_file_that_is_replaced_while_it_is_read_is_refused(
         save_file({name: value + 1 for name, value in tensors.items()}, path)
         return tensors
 
-    monkeypatch.setattr("trainer.session.initial.read_tensors", read_and_replace)
+    monkeypatch.setattr("trainbox.initial_weights.read_tensors", read_and_replace)
     err = here.refused(*_RUN, "--init", "w.safetensors")
     assert "--init w.safetensors changed while it was read, as the best weights of " in err

@@ -25,32 +25,17 @@ class Picture:
     label: int
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where the class folders are: `validation` is None if the file names decide."""
+def find_layout(folder: Path) -> tuple[Path, Path | None]:
+    """Return where the class folders for training and for validation are in `folder`.
 
-    train: Path
-    validation: Path | None
-
-
-def find_layout(folder: Path) -> Layout:
-    """Return the layout of `folder`: train/CLASS and val/CLASS, or CLASS alone.
+    The second one is None if the names of the files decide which ones are for validation.
 
     Raises:
         WrongUse: the folder does not exist, only one of the two parts does, or a part has several
             names.
     """
     refuse_missing(folder, "pictures", "CLASS/NAME.jpg")
-    train, validation = split_folders(folder)
-    if train and validation:
-        return Layout(train, validation)
-    for part, other in ((validation, "train"), (train, "val")):
-        if part and subfolders(part):
-            raise WrongUse(
-                f"{folder} has a folder {part.name} but no folder {other}: add {other}, or split "
-                f"{part.name} with --set folder={part}"
-            )
-    return Layout(folder, None)
+    return split_folders(folder, subfolders) or (folder, None)
 
 
 def find_pictures(folder: Path, classes: Sequence[str]) -> list[Picture]:

@@ -14,12 +14,10 @@ from torchvision.models import WeightsEnum
 from trainbox import WrongUse
 from trainbox.initial_weights import (
     Match,
-    averaged_first,
     last_layer,
     load,
     match,
-    read_tensors,
-    unwrapped,
+    read_weights,
 )
 from trainer.tasks.reading.download import answering, cause
 
@@ -101,7 +99,7 @@ def describe_weights(name: str, classes: int, size: int, weights: str) -> str:
     tensors: Mapping[str, Tensor]
     removed = ""
     if weights.endswith(_FILES):
-        tensors, removed = _of_file(weights, model)
+        tensors, removed = read_weights(Path(weights), model)
     else:
         meta = _entry(name, weights).meta
         whole = (name, len(meta["categories"]), meta["min_size"][0])
@@ -190,7 +188,7 @@ def _read(name: str, weights: str, model: nn.Module) -> Mapping[str, Tensor]:
     torchvision renames tensors of old files, so it loads its own weights.
     """
     if weights.endswith(_FILES):
-        return _of_file(weights, model)[0]
+        return read_weights(Path(weights), model)[0]
     entry = _entry(name, weights)
     try:
         whole: nn.Module = models.get_model(name, weights=entry)
@@ -201,15 +199,6 @@ def _read(name: str, weights: str, model: nn.Module) -> Mapping[str, Tensor]:
             "delete the file, so that it is downloaded again"
         ) from error
     return whole.state_dict()
-
-
-def _of_file(weights: str, model: nn.Module) -> tuple[Mapping[str, Tensor], str]:
-    """Return the tensors of a file, and the start that was removed from their names.
-
-    Of a run with `ema`, the tensors are the averaged weights.
-    """
-    tensors, removed = unwrapped(read_tensors(Path(weights)), model)
-    return averaged_first(tensors), removed
 
 
 def _match(model: nn.Module, tensors: Mapping[str, Tensor], name: str, weights: str) -> Match:

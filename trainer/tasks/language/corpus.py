@@ -58,14 +58,9 @@ def split_texts(
         paths = standard_library()
         return _by_name(paths[0].parent, paths, share)
     refuse_missing(folder, "text files", f"NAME{endings[0]}")
-    train, validation = split_folders(folder)
-    if train and validation:
-        return _texts(_found(train, endings)), _texts(_found(validation, endings))
-    if train or validation:
-        raise WrongUse(
-            f"{folder} has only one of the folders train and val: add the other one, or split the "
-            f"texts of {train or validation} with --set folder={train or validation}"
-        )
+    if parts := split_folders(folder):
+        train, validation = (_texts(_found(part, endings)) for part in parts)
+        return train, validation
     return _by_name(folder, _found(folder, endings), share)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from trainbox import WrongUse
@@ -30,13 +31,15 @@ def refuse_missing(folder: Path, contents: str, example: str) -> None:
     raise WrongUse(f"{folder} does not exist: {fix}")
 
 
-def split_folders(folder: Path) -> tuple[Path | None, Path | None]:
-    """Return the folders for training and for validation in `folder`, or None for a missing one.
+def split_folders(
+    folder: Path, is_part: Callable[[Path], object] = lambda _: True
+) -> tuple[Path, Path] | None:
+    """Return the folders for training and for validation in `folder`, or None if it has neither.
 
-    Their names are in lower or upper case.
+    Their names are in lower or upper case. One of them alone does not count unless it `is_part`.
 
     Raises:
-        WrongUse: both exist, and one of them under several names.
+        WrongUse: only one of them exists, or both do, and one of them under several names.
     """
     train, validation = _named(folder, _TRAIN), _named(folder, _VALIDATION)
     for found, purpose in ((train, "training"), (validation, "validation")):
@@ -45,7 +48,13 @@ def split_folders(folder: Path) -> tuple[Path | None, Path | None]:
                 f"{folder} has several folders for {purpose} "
                 f"({', '.join(path.name for path in found)}): keep one of them there"
             )
-    return next(iter(train), None), next(iter(validation), None)
+        if (part := found and found[0]) and not (train and validation) and is_part(part):
+            other = "train" if validation else "val"
+            raise WrongUse(
+                f"{folder} has a folder {part.name} but no folder {other}: add {other}, or split "
+                f"{part.name} with --set folder={part}"
+            )
+    return (train[0], validation[0]) if train and validation else None
 
 
 def test_folder(folder: Path) -> Path:
@@ -55,7 +64,7 @@ def test_folder(folder: Path) -> Path:
         WrongUse: one of the three does not exist, or test exists under several names.
     """
     found = _named(folder, _TEST)
-    if not all(split_folders(folder)) or len(found) != 1:
+    if split_folders(folder) is None or len(found) != 1:
         raise WrongUse(
             f"{folder} has no test data: make the folders train, val and test in it, or use --data "
             "validation"
