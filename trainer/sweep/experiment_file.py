@@ -58,10 +58,11 @@ def as_experiment(config: Config, run: Path, plan: Mapping[str, Any]) -> str:
     Raises:
         WrongUse: a value cannot be in the file.
     """
-    try:
-        return "\n".join(_lines(config, run, plan)) + "\n"
-    except ValueError as error:
-        raise WrongUse(f"config {run} --toml: {error}") from error
+    reason = plan.get("reason")
+    note = f"\n# It was launched with: {json.dumps(reason)[1:-1]}" if reason else ""
+    strategy = plan.get("strategy")
+    is_unusual = strategy in STRATEGIES.keys() - set(_USUAL_STRATEGIES)
+    return _document(run, config, {"launch": {"strategy": strategy} if is_unusual else {}}, note)
 
 
 def sweep_as_experiment(sweep: Sweep, total: int, folder: Path) -> str:
@@ -72,70 +73,52 @@ def sweep_as_experiment(sweep: Sweep, total: int, folder: Path) -> str:
     """
     if isinstance(sweep.config, Script):
         raise _of_script(folder, "give the command again")
-    lines = [*_heading(folder), *_of_config(sweep.config), *_of_sweep(sweep, total)]
-    return "\n".join(lines) + "\n"
+    if sweep.sampler == "grid":
+        table: dict[str, Any] = {"seeds": total // math.prod(map(len, sweep.grid.values()))}
+    else:
+        table = {"trials": total}
+    keys = {option.parameter: key for key, option in _OPTIONS.items()}
+    ranges = {
+        name: [ends.low, ends.high, *(["log"] if ends.log else [])]
+        for name, ends in sweep.ranges.items()
+    }
+    table |= {name: getattr(sweep, name) for name in ("sampler", "metric", "pruner")}
+    table |= {
+        name: {keys.get(name, name): values for name, values in arrays.items()}
+        for name, arrays in (("grid", sweep.grid), ("range", ranges))
+    }
+    return _document(folder, sweep.config, {"sweep": table})
 
 
 def _of_script(folder: Path, remedy: str) -> WrongUse:
     return WrongUse(f"config {folder}: a script has no settings that Trainbox knows: {remedy}")
 
 
-def _of_sweep(sweep: Sweep, total: int) -> Iterator[str]:
-    yield from ("", "[sweep]")
-    if sweep.sampler == "grid":
-        yield f"seeds = {total // math.prod(map(len, sweep.grid.values()))}"
-    else:
-        yield f"trials = {total}"
-    for name in ("sampler", "metric", "pruner"):
-        if (value := getattr(sweep, name)) is not None:
-            yield f"{name} = {_value(name, value)}"
-    grid = {name: list(values) for name, values in sweep.grid.items()}
-    ranges = {
-        name: [ends.low, ends.high, *(["log"] if ends.log else [])]
-        for name, ends in sweep.ranges.items()
+def _document(
+    folder: Path, config: Config, more: Mapping[str, Mapping[str, Any]], note: str = ""
+) -> str:
+    """Return the tables of `config` and `more` tables as TOML, without empty ones and values."""
+    settings, fields = dataclasses.asdict(config), config.fields
+    tables: dict[str, Mapping[str, Any]] = {
+        "task": {"name": config.task} | {n: v for n, v in fields.items() if n not in _RESERVED},
+        "train": {key: settings.get(option.parameter) for key, option in _OPTIONS.items()},
+        "task.set": {n: v for n, v in fields.items() if n in _RESERVED},
+        **more,
     }
-    keys = {option.parameter: key for key, option in _OPTIONS.items()}
-    for table, arrays in (("grid", grid), ("range", ranges)):
-        if arrays:
-            items = (
-                f"{_key(keys.get(name, name))} = [{', '.join(_value(name, v) for v in values)}]"
-                for name, values in arrays.items()
-            )
-            yield f"{table} = {{{', '.join(items)}}}"
+    lines = [f"# The settings of {json.dumps(str(folder))[1:-1]}.{note}"]
+    try:
+        for name, table in tables.items():
+            if table:
+                lines += ["", f"[{name}]", *_items(table)]
+    except ValueError as error:
+        raise WrongUse(f"config {folder} --toml: {error}") from error
+    return "\n".join(lines) + "\n"
 
 
-def _lines(config: Config, run: Path, plan: Mapping[str, Any]) -> Iterator[str]:
-    yield from _heading(run)
-    if plan.get("reason"):
-        yield f"# It was launched with: {json.dumps(plan['reason'])[1:-1]}"
-    yield from _of_config(config)
-    if plan.get("strategy") in STRATEGIES.keys() - set(_USUAL_STRATEGIES):
-        yield from ("", "[launch]", f"strategy = {_value('strategy', plan['strategy'])}")
-
-
-def _heading(folder: Path) -> Iterator[str]:
-    yield f"# The settings of {json.dumps(str(folder))[1:-1]}."
-
-
-def _of_config(config: Config) -> Iterator[str]:
-    yield from ("", "[task]", f"name = {_value('name', config.task)}")
-    for name, value in config.fields.items():
-        if name not in _RESERVED:
+def _items(table: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in table.items():
+        if value not in (None, [], {}):
             yield f"{_key(name)} = {_value(name, value)}"
-    yield from ("", "[train]")
-    settings = dataclasses.asdict(config)
-    for key, option in _OPTIONS.items():
-        setting = settings.get(option.parameter)
-        if isinstance(setting, list):
-            if setting:
-                yield f"{key} = [{', '.join(_value(key, each) for each in setting)}]"
-        elif setting is not None:
-            yield f"{key} = {_value(key, setting)}"
-    reserved = {name: value for name, value in config.fields.items() if name in _RESERVED}
-    if reserved:
-        yield from ("", "[task.set]")
-    for name, value in reserved.items():
-        yield f"{name} = {_value(name, value)}"
 
 
 def _key(name: str) -> str:
@@ -146,8 +129,12 @@ def _value(name: str, value: object) -> str:
     """Return a value as TOML.
 
     Raises:
-        ValueError: it is not a text that can be printed, a number, true or false.
+        ValueError: it has something else than printable texts, numbers, true, false and lists.
     """
+    if isinstance(value, list):
+        return f"[{', '.join(_value(name, each) for each in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(_items(value))}}}"
     if isinstance(value, str) and value.isprintable():
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, bool):
