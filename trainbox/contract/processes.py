@@ -4,12 +4,14 @@ import contextlib
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
 
 # A terminal or a scheduler sends these to stop a job, and to all of its processes.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -42,6 +44,8 @@ def start_child(argv: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
 
     This process must not have other threads, as the child runs Python before the program.
     """
+    import subprocess  # a launch plan does without its 5 ms
+
     return subprocess.Popen(argv, preexec_fn=die_with_parent, **options)  # noqa: PLW1509
 
 
