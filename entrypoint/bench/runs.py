@@ -90,7 +90,7 @@ class Bench:
         with log.open("w", encoding="utf-8") as output:
             training = start_child(
                 command_of("entrypoint", "train", *self._arguments(case, str(folder))),
-                env=_environment(),
+                env={n: value for n, value in os.environ.items() if n not in _OWN_NAMES},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -154,10 +154,6 @@ def write_files(folder: Path, text: str, report: Mapping[str, Any]) -> None:
             f"--out {folder}: bench.svg could not be drawn; bench.md and bench.json are complete",
             exit_code=drawn.returncode,
         )
-
-
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in _OWN_NAMES}
 
 
 def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:

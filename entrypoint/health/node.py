@@ -91,17 +91,13 @@ def judge_node(
     ]
     if node.output is not None:
         unit, limit = f"MiB free for {node.output}", f"{limits.disk_mib} MiB"
-        findings += [
-            _at_least("disk", node.disk_free_mib, limits.disk_mib, unit, limit),
-            _judge_output(node),
-        ]
+        findings.append(_at_least("disk", node.disk_free_mib, limits.disk_mib, unit, limit))
+        output = Finding("output", Result.PASS, f"{node.output} can be written")
+        if fault := node.output_fault:
+            limit, source, action = "writable", "Trainbox", "fix_mount"
+            output = Finding("output", Result.CRITICAL, fault, limit, source, action)
+        findings.append(output)
     return [*findings, judge_cuda(node.wheels_cuda, driver)] if uses_gpus else findings
-
-
-def _judge_output(node: NodeReadings) -> Finding:
-    if fault := node.output_fault:
-        return Finding("output", Result.CRITICAL, fault, "writable", "Trainbox", "fix_mount")
-    return Finding("output", Result.PASS, f"{node.output} can be written")
 
 
 def _at_least(check: str, found: int | None, least: int, unit: str, limit: str) -> Finding:

@@ -56,14 +56,10 @@ def entry_of_value(value: Any) -> Entry:
     numbers = value if isinstance(value, list) else [value]
     kinds = {type(number) for number in numbers}
     for types, dtype, largest in _NUMBERS:
-        if kinds and kinds <= types and all(_fits(number, largest) for number in numbers):
+        if kinds and kinds <= types and all(type(n) is float or abs(n) <= largest for n in numbers):
             return entry_of_array(np.array(value, dtype))
     texts = np.array(list(map(repr, value)) if isinstance(value, list) else repr(value), np.str_)
     return Entry("text", texts, texts)
-
-
-def _fits(number: float, largest: int) -> bool:
-    return isinstance(number, float) or abs(number) <= largest
 
 
 def leaves(tree: Any, key: Key = ()) -> Iterator[tuple[Key, Any]]:

@@ -154,7 +154,12 @@ def page(
     few = f", the best {_MOST_ROWS:,} of {len(records):,}" if len(records) > _MOST_ROWS else ""
     parts = [f"<h1>{escaped(name)}</h1>", f"<pre>{escaped(without_secrets(best))}</pre>"]
     parts += ["<h2>Results</h2>", _table(cells(combinations, metric))]
-    parts += [f"<h2>{title}</h2>\n{_image(title, picture)}" for title, picture in pictures]
+    for title, picture in pictures:
+        png = io.BytesIO()
+        picture.savefig(png, format="png", bbox_inches="tight")
+        data = base64.b64encode(png.getvalue()).decode()
+        image = f'<img alt="{title}" src="data:image/png;base64,{data}">'
+        parts.append(f'<h2>{title}</h2>\n<div class="wide">{image}</div>')
     lines = trial_lines(sorted(records, key=rank)[:_MOST_ROWS])
     parts += [f"<h2>Trials{few}</h2>", _table(lines)]
     return (
@@ -175,13 +180,6 @@ def _table(lines: Sequence[Sequence[object]]) -> str:
 
     rows = [row("th", lines[0]), *(row("td", line) for line in lines[1:])]
     return '<div class="wide"><table>\n' + "\n".join(rows) + "\n</table></div>"
-
-
-def _image(title: str, picture: "Figure") -> str:
-    png = io.BytesIO()
-    picture.savefig(png, format="png", bbox_inches="tight")
-    data = base64.b64encode(png.getvalue()).decode()
-    return f'<div class="wide"><img alt="{title}" src="data:image/png;base64,{data}"></div>'
 
 
 def _study(

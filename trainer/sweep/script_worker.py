@@ -79,7 +79,10 @@ class Attempt:
             return ended_early
         ended = self._starts()
         if len(ended) == len(starts):
-            return _not_run(process.returncode, printed)
+            # `trainbox run` has failed itself, so the script's end is not known.
+            code = process.returncode
+            message = (code > 0 and last_message(printed)) or exit_cause(code)
+            return {"code": code if code > 0 else ExitCode.UNEXPECTED, "message": message}
         return self._succeeded() if process.returncode == 0 else self._failed(ended[-1])
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> dict[str, Any] | None:
@@ -135,13 +138,6 @@ class Attempt:
             return list(read_object(self._run / MANIFEST)["starts"])
         except (OSError, ValueError, KeyError, TypeError):
             return []
-
-
-def _not_run(code: int, printed: str) -> dict[str, Any]:
-    """Return the answer if `trainbox run` has failed itself: the script's end is not known."""
-    if code <= 0:
-        return {"code": ExitCode.UNEXPECTED, "message": exit_cause(code)}
-    return {"code": code, "message": last_message(printed) or exit_cause(code)}
 
 
 def _has_ended(process: "subprocess.Popen[bytes]", within_s: float) -> bool:

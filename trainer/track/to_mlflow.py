@@ -81,7 +81,10 @@ class _MlflowRun:
         ]
         params = [Param(name, str(value)) for name, value in self._missing.items()]
         with _errors(self._place):
-            self._id = self._id or self._created(times_ms[0])
+            if not self._id:
+                tags, name = {_ID: self._run.id, **self._run.tags}, self._run.name
+                begun = self._client.create_run(self._experiment, times_ms[0], tags, run_name=name)
+                self._id = begun.info.run_id
             for some_params in _batches(params, _PARAMS_IN_A_REQUEST):
                 self._client.log_batch(self._id, params=some_params)
             for some in _batches(metrics, _METRICS_IN_A_REQUEST):
@@ -92,12 +95,6 @@ class _MlflowRun:
     def close(self) -> None:
         with _errors(self._place):
             self._client.set_terminated(self._id, "FINISHED", self._end_ms)
-
-    def _created(self, begin_ms: int) -> str:
-        tags = {_ID: self._run.id, **self._run.tags}
-        created = self._client.create_run(self._experiment, begin_ms, tags, run_name=self._run.name)
-        run_id: str = created.info.run_id
-        return run_id
 
 
 def _batches(values: Sequence[_T], most: int) -> Iterator[Sequence[_T]]:

@@ -190,7 +190,10 @@ def card_text(
         "\n".join(interface),
         "The inputs are examples as the dataset of the task returns them. The file contains "
         "`prepare` of the task, such as a normalisation. `batch` is any number from 1.",
-        _about_code(source) if source else "",
+        f"`load(path)` in `{INPUTS}` reads a file as an input. "
+        f"{ast.get_docstring(ast.parse(source)) or ''}"
+        if source
+        else "",
         "## Origin",
         _table(origin | {**about} | tags_of(record.manifest)),
         f"## Metrics of the validation at step {origin['step']}",
@@ -199,13 +202,6 @@ def card_text(
         _table(params_of(record.values)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _about_code(source: str) -> str:
-    return (
-        f"`load(path)` in `{INPUTS}` reads a file as an input. "
-        f"{ast.get_docstring(ast.parse(source)) or ''}"
-    )
 
 
 def _metrics(model: StoredModel) -> Mapping[str, Any]:

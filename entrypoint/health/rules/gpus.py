@@ -146,12 +146,9 @@ def _xid_findings(samples: Sequence[Sample], uuid: str, values: Values) -> list[
     seen = dict.fromkeys(xid for sample in samples for owner, xid in sample.xids if owner == uuid)
     links = values.get("nvlink_active")
     down = isinstance(links, tuple) and 0 in links
-    return [_xid_finding(xid, down) for xid in seen] or [
-        Finding("xid", Result.PASS, "none since the first sample")
-    ]
-
-
-def _xid_finding(xid: int, links_down: bool) -> Finding:
-    result, meaning, action = xid_result(xid, links_down)
-    read, source = f"Xid {xid}: {meaning}", "NVIDIA's Xid catalogue"
-    return Finding("xid", result, read, source=source, action=action)
+    source = "NVIDIA's Xid catalogue"
+    return [
+        Finding("xid", result, f"Xid {xid}: {meaning}", source=source, action=action)
+        for xid in seen
+        for result, meaning, action in [xid_result(xid, down)]
+    ] or [Finding("xid", Result.PASS, "none since the first sample")]
