@@ -87,7 +87,7 @@ def sweep_as_experiment(sweep: Sweep, total: int, folder: Path) -> str:
         name: {keys.get(name, name): values for name, values in arrays.items()}
         for name, arrays in (("grid", sweep.grid), ("range", ranges))
     }
-    return _document(folder, sweep.config, {"sweep": table})
+    return _document(folder, sweep.config, {"sweep": _given(table)})
 
 
 def _of_script(folder: Path, remedy: str) -> WrongUse:
@@ -97,11 +97,15 @@ def _of_script(folder: Path, remedy: str) -> WrongUse:
 def _document(
     folder: Path, config: Config, more: Mapping[str, Mapping[str, Any]], note: str = ""
 ) -> str:
-    """Return the tables of `config` and `more` tables as TOML, without empty ones and values."""
-    settings, fields = dataclasses.asdict(config), config.fields
+    """Return the tables of `config` and `more` tables as TOML, without empty ones."""
+    settings, fields = _given(dataclasses.asdict(config)), config.fields
     tables: dict[str, Mapping[str, Any]] = {
         "task": {"name": config.task} | {n: v for n, v in fields.items() if n not in _RESERVED},
-        "train": {key: settings.get(option.parameter) for key, option in _OPTIONS.items()},
+        "train": {
+            key: settings[option.parameter]
+            for key, option in _OPTIONS.items()
+            if option.parameter in settings
+        },
         "task.set": {n: v for n, v in fields.items() if n in _RESERVED},
         **more,
     }
@@ -115,10 +119,12 @@ def _document(
     return "\n".join(lines) + "\n"
 
 
+def _given(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if value not in (None, [], {})}
+
+
 def _items(table: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in table.items():
-        if value not in (None, [], {}):
-            yield f"{_key(name)} = {_value(name, value)}"
+    return (f"{_key(name)} = {_value(name, value)}" for name, value in table.items())
 
 
 def _key(name: str) -> str:

@@ -65,7 +65,7 @@ def test_the_file_names_the_launch_and_a_strategy_that_was_chosen() -> None:
     assert "launch" not in tomllib.loads(_written(Config(), {"strategy": "ddp"}))
 
 
-@pytest.mark.parametrize("value", ["a\nb", "\udc80", [1], None])
+@pytest.mark.parametrize("value", ["a\nb", "\udc80", None])
 def test_a_value_that_the_file_cannot_have_is_refused(value: Any) -> None:
     with pytest.raises(WrongUse) as failure:
         _written(Config(fields={"width": value}))
