@@ -22,9 +22,9 @@ def screen(verdict: Verdict) -> str:
     lines += [_gpu_row(gpu, verdict, width) for gpu in verdict.gpus]
     deep = [finding for finding in verdict.findings if finding.check.startswith("deep")]
     node = [finding for finding in verdict.findings if finding.gpu is None and finding not in deep]
-    lines.append(
-        f"{'node':<7}{worst(f.result for f in node):<9} " + "; ".join(_node_readings(node))
-    )
+    shown_above = ("driver", "count", "unique-uuid", "same-name", "same-vbios")
+    passed = (f.read for f in node if f.result is Result.PASS and f.check not in shown_above)
+    lines.append(f"{'node':<7}{worst(f.result for f in node):<9} {'; '.join(passed)}")
     lines += _deep_rows(deep)
     for finding in by_weight(verdict.findings):
         if finding.result in _SHOWN_BELOW:
@@ -71,16 +71,6 @@ def _gpu_row(gpu: dict[str, object], verdict: Verdict, width: int) -> str:
         f"GPU {gpu['gpu']:<{width}}{worst(own):<9} {gpu['name']}, {', '.join(figures)}  "
         f"{gpu['uuid']}"
     )
-
-
-def _node_readings(findings: Sequence[Finding]) -> list[str]:
-    """Return the readings of the passed checks of the node."""
-    shown_above = ("driver", "count", "unique-uuid", "same-name", "same-vbios")
-    return [
-        finding.read
-        for finding in findings
-        if finding.result is Result.PASS and finding.check not in shown_above
-    ]
 
 
 def _deep_rows(findings: Sequence[Finding]) -> list[str]:

@@ -119,7 +119,11 @@ def _relations(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Return what relates the parts of a model and its optimizer, which save them by name."""
     state, named = model.state_dict(keep_vars=True), dict(model.named_parameters())
     first = dict[int, str]()
-    shared = {name: first.setdefault(_memory(t), name) for name, t in state.items() if _has(t)}
+    shared = {
+        name: first.setdefault(_memory(value), name)
+        for name, value in state.items()
+        if isinstance(value, Tensor) and _memory(value) > 0
+    }
     names = {id(parameter): name for name, parameter in named.items()}
     groups = [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
     return {
@@ -350,11 +354,6 @@ def _memory(tensor: Tensor) -> int:
     share = local(tensor)
     has_memory = share.layout == torch.strided and not share.is_meta
     return share.untyped_storage().data_ptr() if has_memory else -1
-
-
-def _has(value: Any) -> bool:
-    """Return whether a value of a state dict is a tensor with memory."""
-    return isinstance(value, Tensor) and _memory(value) > 0
 
 
 def local(tensor: Tensor) -> Tensor:

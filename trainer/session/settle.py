@@ -52,7 +52,11 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
         given["epochs"] = stored.epochs if stored else task.epochs or DEFAULT_EPOCHS
         given["max_steps"] = stored and stored.max_steps
     # Fill in what is not given. Bits depend on the number of threads, and machines may have
-    # different CPUs, so rank 0 decides.
+    # different CPUs, so rank 0 decides. With --shards, a rank has the threads of one shard, which
+    # are the same on any number of ranks.
+    threads = torch.get_num_threads()
+    if config.shards is not None:
+        threads = max(1, cpu_count() // config.shards)
     chosen = {
         "batch_size": task.batch_size or DEFAULT_BATCH_SIZE,
         "learning_rate": task.learning_rate or DEFAULT_LEARNING_RATE,
@@ -60,7 +64,7 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
         "best_by": task.best_by,
         "accumulation": 1,
         "shards": world.world_size,
-        "threads": world.from_first(_default_threads(config)),
+        "threads": world.from_first(threads),
     }
     if stored is not None:
         chosen = {name: getattr(stored, name) for name in (*chosen, "memory_format")}
@@ -94,16 +98,6 @@ def _default_precision(strategy: Strategy) -> str:
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return "bf16"
     return "fp16" if strategy.allows_fp16 else "fp32"
-
-
-def _default_threads(config: Config) -> int:
-    """Return the number of CPU threads of this rank.
-
-    With --shards this is the share of one shard, which is the same on any number of ranks.
-    """
-    if config.shards is None:
-        return torch.get_num_threads()
-    return max(1, cpu_count() // config.shards)
 
 
 def default_name(config: Config, strategy: Strategy, runs_dir: Path) -> str:

@@ -15,10 +15,15 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from trainbox import Classification, WrongUse, metrics, pictures
-from trainer.tasks.reading.class_folders import check_classes, class_weights, find_classes
+from trainer.tasks.reading.class_folders import (
+    check_classes,
+    class_files,
+    class_weights,
+    find_classes,
+)
 from trainer.tasks.reading.fields import FROM_1, SHARE, check_fields
 from trainer.tasks.reading.files import refuse_missing
-from trainer.tasks.reading.videos import ENDINGS, VideoFile, decoded, find_videos, frame_count
+from trainer.tasks.reading.videos import ENDINGS, VideoFile, decoded, frame_count
 
 # Shape suffixes: B clips of a batch, C channels, T frames, H height, W width, K classes.
 
@@ -183,7 +188,8 @@ class Video(Classification):
         """
         # Find the videos, and choose the recordings for validation.
         folder = self._existing_folder(data_dir)
-        videos = find_videos(folder, self.class_names)
+        files = class_files(folder, self.class_names, ENDINGS, "video", ENDINGS)
+        videos = [VideoFile(path, label) for path, label in files]
         recordings = [
             {video.recording for video in videos if video.label == k}
             for k in range(len(self.class_names))

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy
 
 from trainbox import StorageFailure, WrongUse
-from trainer.tasks.reading.class_folders import class_files
 
 # Shape suffixes: T frames, H height, W width.
 
@@ -29,16 +28,6 @@ class VideoFile:
     def recording(self) -> str:
         """The name of the recording: that of the file up to its first dot."""
         return self.path.name.partition(".")[0]
-
-
-def find_videos(folder: Path, classes: Sequence[str]) -> list[VideoFile]:
-    """Return the videos of all classes in `folder`, by class and then by name.
-
-    Raises:
-        WrongUse: A class has no folder, or no video.
-    """
-    found = class_files(folder, classes, ENDINGS, "video", ENDINGS)
-    return [VideoFile(path, label) for path, label in found]
 
 
 def decoded(videos: Sequence[VideoFile], cache: Path, size: int) -> list[Path]:
