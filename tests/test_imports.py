@@ -34,7 +34,7 @@ ORDER = {
         "classification initial_weights"
     ),
     "trainer": (
-        "system outputs launch task_errors load_task task_list data parallel machine run track "
+        "system outputs launch task_errors load_task data parallel machine run track "
         "loop checks measure session use sweep cli __main__"
     ),
 }

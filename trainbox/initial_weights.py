@@ -13,7 +13,7 @@ from trainbox.tensor_files import read_tensor_file
 # The entries of a checkpoint that may contain the weights.
 _OF_CHECKPOINTS = ("model", "state_dict", "model_state_dict")
 _SHOWN = 3
-# The names of a moving average, see trainer/tasks/imaging/averaging.py.
+# The names of a moving average, see trainer/tasks/imaging/models.py.
 _AVERAGE = "averaged.module."
 # How DistributedDataParallel and torch.compile start the names of all tensors.
 _WRAPPERS = ("module.", "_orig_mod.")

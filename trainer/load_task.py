@@ -1,19 +1,32 @@
-"""Import a task's class, and make the task with the values of its fields."""
+"""Import a task's class, make the task with the values of its fields, and list tasks."""
 
 import dataclasses
 import difflib
 import importlib
+import json
 import os
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainbox.classification import Classification
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.python_path import user_folders
-from trainbox.contract.task_fields import FIELD_TYPES, TaskField, parse_fields
-from trainbox.contract.task_spec import TASKS_FOLDER, keep_namespaces, locate, make_importable
+from trainbox.contract.task_fields import (
+    FIELD_TYPES,
+    TaskField,
+    parse_fields,
+    static_fields,
+    summary,
+)
+from trainbox.contract.task_spec import (
+    TASKS_FOLDER,
+    built_in_tasks,
+    keep_namespaces,
+    locate,
+    make_importable,
+)
 from trainbox.task import Task
 
 _MISSPELT = 0.8  # the similarity of `loss` and `losses`
@@ -103,6 +116,35 @@ def loaded_fields(cls: type[Task]) -> list[TaskField]:
         )
         for f in dataclasses.fields(cls)
     ]
+
+
+def fields_of_task(spec: str) -> Sequence[TaskField]:
+    """Return the fields of the task `spec`, which is imported if its file is not enough."""
+    static = static_fields(spec)
+    return loaded_fields(type(load_task(spec, {}))) if static is None else static
+
+
+def listing(name: str | None, as_json: bool) -> str:
+    """Return the built-in tasks with their summaries, or the fields of the task `name`."""
+    if name is None:
+        tasks = {task: summary(task) for task in built_in_tasks()}
+        if as_json:
+            return json.dumps(tasks)
+        return "\n".join(f"{task:<18}{text}" for task, text in tasks.items())
+    values = {
+        f.name: {
+            "type": f.type.__name__,
+            "default": None if f.default is dataclasses.MISSING else f.default,
+        }
+        for f in fields_of_task(name)
+    }
+    if as_json:
+        return json.dumps(values, default=str)
+    lines = [
+        f"  --set {field}=...  {entry['type']}, default {entry['default']}"
+        for field, entry in values.items()
+    ]
+    return "\n".join([f"{name}: {summary(name)}" if ":" not in name else name, *lines])
 
 
 def _import_file(path: Path) -> types.ModuleType:

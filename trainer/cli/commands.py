@@ -146,7 +146,7 @@ def config(run: Path, as_toml: bool) -> None:
 @_command("tasks")
 def tasks(name: str | None, as_json: bool) -> None:
     """List the built-in tasks, or the fields of the task NAME."""
-    from trainer.task_list import listing
+    from trainer.load_task import listing
 
     click.echo(listing(name, as_json))
 

@@ -12,8 +12,8 @@ from trainbox.contract.config import Config, check
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.options import KEYS_OF_TRAIN, Option
 from trainbox.contract.parsing import parse_whole
-from trainbox.contract.task_fields import TaskField, parse_fields, static_fields
-from trainer.load_task import load_task, loaded_fields
+from trainbox.contract.task_fields import TaskField, parse_fields
+from trainer.load_task import fields_of_task
 from trainer.sweep import grid
 from trainer.sweep.grid import Range, Sweep, Value
 from trainer.sweep.script import Script, check_regex, check_template
@@ -32,9 +32,7 @@ def of_task(config: Config, device: str, values: Mapping[str, Any]) -> Sweep:
     Raises:
         WrongUse: an option of `values` is malformed, or options contradict each other.
     """
-    fields = static_fields(config.task)
-    if fields is None:
-        fields = loaded_fields(type(load_task(config.task, {})))
+    fields = fields_of_task(config.task)
 
     def converted(given: str, name: str, texts: Sequence[str]) -> tuple[str, list[Value]]:
         return _converted(config.task, fields, given, name, texts)

@@ -17,7 +17,6 @@ from torch.utils.data import Dataset
 from trainbox import Classification, WrongUse
 from trainer.tasks.imaging import picture as picture_file
 from trainer.tasks.imaging.augment import load_augmented_picture, mixed
-from trainer.tasks.imaging.averaging import Averaged
 from trainer.tasks.imaging.damage import (
     damaged_pictures,
     damaged_use,
@@ -33,15 +32,21 @@ from trainer.tasks.imaging.folder import (
     refuse_other_classes,
 )
 from trainer.tasks.imaging.models import (
+    Averaged,
     build_model,
     check_model,
     describe_weights,
     fetch_weights,
     normalization,
 )
-from trainer.tasks.reading.class_folders import check_classes, class_weights, find_classes
 from trainer.tasks.reading.fields import FROM_0_BELOW_1, FROM_1, SHARE, check_fields
-from trainer.tasks.reading.files import is_held_out, test_folder
+from trainer.tasks.reading.files import (
+    check_classes,
+    class_weights,
+    find_classes,
+    is_held_out,
+    test_folder,
+)
 
 # Shape suffixes: B pictures of a batch, C channels, H height, W width, K classes.
 

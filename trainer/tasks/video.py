@@ -15,14 +15,14 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from trainbox import Classification, WrongUse, metrics, pictures
-from trainer.tasks.reading.class_folders import (
+from trainer.tasks.reading.fields import FROM_1, SHARE, check_fields
+from trainer.tasks.reading.files import (
     check_classes,
     class_files,
     class_weights,
     find_classes,
+    refuse_missing,
 )
-from trainer.tasks.reading.fields import FROM_1, SHARE, check_fields
-from trainer.tasks.reading.files import refuse_missing
 from trainer.tasks.reading.videos import ENDINGS, VideoFile, decoded, frame_count
 
 # Shape suffixes: B clips of a batch, C channels, T frames, H height, W width, K classes.

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainbox import WrongUse
-from trainer.tasks.reading.class_folders import class_files, subfolders
-from trainer.tasks.reading.files import refuse_missing, split_folders
+from trainer.tasks.reading.files import class_files, refuse_missing, split_folders, subfolders
 
 _DECODED = (
     *(".jpg", ".jpeg", ".png", ".webp", ".avif", ".bmp", ".gif"),
