@@ -82,20 +82,6 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class ProbeOutput:
-    """The lines that a probe's processes printed.
-
-    `fault` is the reason of a failure, or empty. `killed_after_s` is the deadline after which they
-    were killed.
-    """
-
-    probe: Probe
-    lines: tuple[Mapping[str, Any], ...]
-    fault: str = ""
-    killed_after_s: float | None = None
-
-
-@dataclass(frozen=True)
 class Reading:
     """The result of one test of a probe; `speed` in FLOP/s or bytes/s, None if it failed."""
 
@@ -158,29 +144,24 @@ def env_of(probe: Probe, environment: Mapping[str, str], cpus: int) -> dict[str,
     } | LaunchFacts(device="cuda" if probe.on_gpus else "cpu").variable()
 
 
-def ended(probe: Probe, out: str, err: str, code: int) -> ProbeOutput:
-    """Return the output of a child that exited."""
+def ended(probe: Probe, out: str, err: str, code: int) -> list[Reading]:
+    """Return a reading for each test of a child that exited and printed `out` and `err`."""
     lines = tuple(_parsed(out))
     if code == 0:
-        return ProbeOutput(
-            probe, lines, "" if _complete(probe, lines) else "it exited without a result"
-        )
+        is_complete = all(len(_of(test, lines)) == len(probe.devices) for test in probe.tests)
+        return _readings(probe, lines, "" if is_complete else "it exited without a result")
     errors = [
         f"{_prefix(probe, line)}{line['error']}" for line in lines if "error" in line
     ] or err.strip().splitlines()[-1:]
     text = " ".join("; ".join(errors).split())[:_LONGEST_FAULT] or "no output"
-    return ProbeOutput(
-        probe,
-        lines,
-        f"{text} ({f'exit code {code}' if code > 0 else f'killed by signal {-code}'})",
-    )
+    end = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
+    return _readings(probe, lines, f"{text} ({end})")
 
 
-def out_of_time(probe: Probe, out: str, deadline_s: float) -> ProbeOutput:
-    """Return the output of a child that was killed at the deadline."""
-    return ProbeOutput(
-        probe, tuple(_parsed(out)), f"not finished after {deadline_s:g} s: killed", deadline_s
-    )
+def out_of_time(probe: Probe, out: str, deadline_s: float) -> list[Reading]:
+    """Return a reading for each test of a child that was killed at the deadline."""
+    fault = f"not finished after {deadline_s:g} s: killed"
+    return _readings(probe, tuple(_parsed(out)), fault, deadline_s)
 
 
 def _parsed(out: str) -> Iterable[dict[str, Any]]:
@@ -194,10 +175,6 @@ def _parsed(out: str) -> Iterable[dict[str, Any]]:
             yield value
 
 
-def _complete(probe: Probe, lines: Sequence[Mapping[str, Any]]) -> bool:
-    return all(len(_of(test, lines)) == len(probe.devices) for test in probe.tests)
-
-
 def _of(test: str, lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [line for line in lines if line.get("test") == test]
 
@@ -207,41 +184,47 @@ def _prefix(probe: Probe, line: Mapping[str, Any]) -> str:
     return f"{Probe((probe.devices[line['rank']],)).name}: " if len(probe.devices) > 1 else ""
 
 
-def readings(outcome: ProbeOutput) -> list[Reading]:
-    """Return a reading for each test of the probe.
+def _readings(
+    probe: Probe,
+    lines: Sequence[Mapping[str, Any]],
+    fault: str,
+    killed_after_s: float | None = None,
+) -> list[Reading]:
+    """Return a reading for each test of the probe, whose processes printed `lines`.
 
-    A failure is reported with the first test that it interrupted.
+    A `fault`, if it is not empty, is reported with the first test that it interrupted.
+    `killed_after_s` is the deadline after which the processes were killed.
     """
     found: list[Reading] = []
-    for test in outcome.probe.tests:
-        found.append(_reading(outcome, test, after_a_fault=bool(found) and found[-1].speed is None))
+    for test in probe.tests:
+        own = _of(test, lines)
+        is_whole = len(own) == len(probe.devices) and not (fault and test == probe.tests[-1])
+        if any(not line["right"] for line in own) or is_whole:
+            found.append(_result(probe, test, own))
+            continue
+        action = "make_room" if not probe.on_gpus else "reset_gpu" if killed_after_s else "ask_host"
+        if found and found[-1].speed is None:
+            read = "not tested after the failure"
+            finding = probe.finding(test, Result.UNKNOWN, read, action=action)
+        else:
+            limit, source = "exit code 0", "Trainbox"
+            if killed_after_s:
+                limit, source = f"finished within {killed_after_s:g} s", "--deadline-s"
+            finding = probe.finding(test, Result.CRITICAL, fault, limit, source, action)
+        found.append(Reading(probe, test, finding))
     return found
 
 
-def _reading(outcome: ProbeOutput, test: str, after_a_fault: bool) -> Reading:
-    probe, lines = outcome.probe, _of(test, outcome.lines)
+def _result(probe: Probe, test: str, lines: Sequence[Mapping[str, Any]]) -> Reading:
+    """Return the reading of a test with these results of its processes."""
     limit, source = _LIMITS[test]
-    speed = min((float(line["speed"]) for line in lines), default=0.0)
+    speed = min(float(line["speed"]) for line in lines)
+    read, result, action = f"{in_unit(test, speed)}; {lines[0]['detail']}", Result.PASS, ""
     if wrong := [line for line in lines if not line["right"]]:
         read = "WRONG: " + "; ".join(f"{_prefix(probe, line)}{line['detail']}" for line in wrong)
+        result = Result.CRITICAL
         action = "drain" if not probe.on_gpus else "reset_gpu" if test in _TOGETHER else "replace"
-        finding = probe.finding(test, Result.CRITICAL, read, limit, source, action)
-        return Reading(probe, test, finding, speed)
-    if len(lines) == len(probe.devices) and not (outcome.fault and test == probe.tests[-1]):
-        read = f"{in_unit(test, speed)}; {lines[0]['detail']}"
-        finding = probe.finding(test, Result.PASS, read, limit, source)
-        return Reading(probe, test, finding, speed)
-    action = (
-        "make_room" if not probe.on_gpus else "reset_gpu" if outcome.killed_after_s else "ask_host"
-    )
-    if after_a_fault:
-        read = "not tested after the failure"
-        return Reading(probe, test, probe.finding(test, Result.UNKNOWN, read, action=action))
-    limit, source = "exit code 0", "Trainbox"
-    if outcome.killed_after_s:
-        limit, source = f"finished within {outcome.killed_after_s:g} s", "--deadline-s"
-    finding = probe.finding(test, Result.CRITICAL, outcome.fault, limit, source, action)
-    return Reading(probe, test, finding)
+    return Reading(probe, test, probe.finding(test, result, read, limit, source, action), speed)
 
 
 def in_unit(test: str, speed: float) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 from entrypoint.health.deep.cases import (
     Probe,
-    ProbeOutput,
     Reading,
     argv_of,
     devices_of,
@@ -18,7 +17,6 @@ from entrypoint.health.deep.cases import (
     exchanges,
     findings,
     out_of_time,
-    readings,
 )
 from entrypoint.health.limits import Limits
 from entrypoint.health.verdict import Finding, Result, Verdict
@@ -48,7 +46,7 @@ def deepened(
 
     def done(cases: list[Probe]) -> Iterator[Reading]:
         for probe in cases:
-            for reading in readings(_run(probe, deadline_s)):
+            for reading in _run(probe, deadline_s):
                 report(f"deep: {reading.line}")
                 yield reading
 
@@ -66,7 +64,7 @@ def _with(verdict: Verdict, *more: Finding) -> Verdict:
     return dataclasses.replace(verdict, findings=(*verdict.findings, *more))
 
 
-def _run(probe: Probe, deadline_s: float) -> ProbeOutput:
+def _run(probe: Probe, deadline_s: float) -> list[Reading]:
     child = start_child(
         argv_of(probe, sys.executable),
         env=env_of(probe, os.environ, usable_cpus()),

@@ -8,7 +8,7 @@ import pytest
 from entrypoint.health.deep.cases import (
     Device,
     Probe,
-    ProbeOutput,
+    Reading,
     argv_of,
     devices_of,
     ended,
@@ -16,7 +16,6 @@ from entrypoint.health.deep.cases import (
     exchanges,
     findings,
     out_of_time,
-    readings,
 )
 from entrypoint.health.limits import Limits
 from entrypoint.health.screen import closing_line, screen
@@ -44,23 +43,23 @@ def text(*lines: dict[str, Any]) -> str:
     return "".join(f"{json.dumps(each)}\n" for each in lines)
 
 
-def found(outcome: ProbeOutput) -> list[Finding]:
-    return [reading.finding for reading in readings(outcome)]
+def found(outcome: list[Reading]) -> list[Finding]:
+    return [reading.finding for reading in outcome]
 
 
 def judged(
-    *outcomes: ProbeOutput, devices: tuple[Device, ...] = _GPUS, **limits: float
+    *outcomes: list[Reading], devices: tuple[Device, ...] = _GPUS, **limits: float
 ) -> list[Finding]:
-    every = [reading for outcome in outcomes for reading in readings(outcome)]
+    every = [reading for outcome in outcomes for reading in outcome]
     return findings(every, devices, Limits(**limits))  # type: ignore[arg-type]
 
 
-def memory(device: Device, speed: float, right: bool = True) -> ProbeOutput:
+def memory(device: Device, speed: float, right: bool = True) -> list[Reading]:
     probe = Probe((device,))
     return ended(probe, text(line("matmul", 1e12), line("memory", speed, right)), "", 0)
 
 
-def exchange(*devices: Device, speed: float = 41.2e9) -> ProbeOutput:
+def exchange(*devices: Device, speed: float = 41.2e9) -> list[Reading]:
     probe = Probe(devices)
     return ended(
         probe, text(*(line("all-reduce", speed, rank=rank) for rank in range(len(devices)))), "", 0
@@ -151,7 +150,7 @@ def test_a_correct_result_passes_with_its_speed() -> None:
     ]
     of_libraries = 'NCCL version 2.27\n{"rank"\n{"level": "info"}\nnull\n'
     slower = text(line("all-reduce", 41.2e9), line("all-reduce", 39.9e9, rank=1))
-    (pair,) = readings(ended(_PAIR, of_libraries + slower, "", 0))
+    (pair,) = ended(_PAIR, of_libraries + slower, "", 0)
     assert (pair.finding.result, pair.finding.subject, pair.finding.uuid) == (
         Result.PASS,
         "GPU 0+1",
@@ -197,16 +196,16 @@ def test_the_device_of_a_pair_with_wrong_values_is_named() -> None:
     lines = text(
         line("all-reduce"), line("all-reduce", rank=1, right=False, detail="3 wrong values")
     )
-    (on_gpus,) = readings(ended(Probe((_GPUS[0], _GPUS[3])), lines, "", 0))
+    (on_gpus,) = ended(Probe((_GPUS[0], _GPUS[3])), lines, "", 0)
     assert on_gpus.finding.read == "WRONG: GPU 3: 3 wrong values"
     assert on_gpus.line == "all-reduce GPU 0 and 3: WRONG: GPU 3: 3 wrong values"
-    (on_cpus,) = readings(ended(Probe((_CPUS[0], _CPUS[2])), lines, "", 0))
+    (on_cpus,) = ended(Probe((_CPUS[0], _CPUS[2])), lines, "", 0)
     assert on_cpus.finding.read == "CPU processes 0 and 2: WRONG: CPU process 2: 3 wrong values"
     assert on_cpus.line == f"all-reduce {on_cpus.finding.read}"
 
 
 def test_a_pair_that_does_not_end_is_named_with_the_deadline() -> None:
-    (reading,) = readings(out_of_time(_PAIR, text(line("all-reduce")), 120))
+    (reading,) = out_of_time(_PAIR, text(line("all-reduce")), 120)
     assert reading.finding == Finding(
         "deep-all-reduce",
         Result.CRITICAL,
@@ -217,7 +216,7 @@ def test_a_pair_that_does_not_end_is_named_with_the_deadline() -> None:
         action="reset_gpu",
     )
     assert reading.line == "all-reduce GPU 0 and 1: not finished after 120 s: killed"
-    assert readings(out_of_time(Probe(_CPUS[:1]), "", 1.5))[0].finding.action == "make_room"
+    assert out_of_time(Probe(_CPUS[:1]), "", 1.5)[0].finding.action == "make_room"
 
 
 def test_results_before_a_fault_count_and_later_tests_are_unknown() -> None:
