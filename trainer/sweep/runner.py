@@ -139,20 +139,11 @@ class SweepRun:
 
     def _train(self, slot: Slot, trial: Trial) -> None:
         """Train the trial on the slot, or let it wait while another process uses its folder."""
-        if _is_locked(self._lock_of(trial)):
-            self._wait_for(trial)
+        run = self._folder / f"trial-{trial.number:05d}"
+        if _is_locked(run / "lock"):
+            self._waiting.append(Waiting(trial, None, time.monotonic() + _BUSY_S))
         else:
-            slot.order(trial, self._work.order(trial, self._run_of(trial)))
-
-    def _wait_for(self, trial: Trial) -> None:
-        """Let a trial wait whose folder another process uses."""
-        self._waiting.append(Waiting(trial, None, time.monotonic() + _BUSY_S))
-
-    def _run_of(self, trial: Trial) -> Path:
-        return self._folder / f"trial-{trial.number:05d}"
-
-    def _lock_of(self, trial: Trial) -> Path:
-        return self._run_of(trial) / "lock"
+            slot.order(trial, self._work.order(trial, run))
 
     # Handle what the workers answer
 
@@ -200,8 +191,6 @@ class SweepRun:
         elif code == ExitCode.STORAGE:
             self._study.give_back(trial)
             raise StorageFailure(f"trial {trial.number}: {answer['message']}")
-        elif code == ExitCode.WRONG_USE and _is_locked(self._lock_of(trial)):
-            self._wait_for(trial)
         else:
             slot.restart()  # the next trial starts without the leftovers of this one
             if code == ExitCode.PREEMPTED:
