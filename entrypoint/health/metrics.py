@@ -12,7 +12,6 @@ from prometheus_client.core import (
     InfoMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from entrypoint.health.figures import FIGURES
@@ -44,16 +43,10 @@ class Latest(Collector):
 
         def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
             if environ["PATH_INFO"] == "/metrics":
-                try:
-                    choose_encoder(environ.get("HTTP_ACCEPT", ""))
-                except (TypeError, ValueError):  # a version that is not a number
-                    status, text = "400 Bad Request", "the version in Accept is malformed"
-                else:
-                    return metrics(environ, start_response)  # type: ignore[no-any-return]
-            elif environ["PATH_INFO"] == "/healthz":
+                return metrics(environ, start_response)  # type: ignore[no-any-return]
+            status, text = "404 Not Found", "/healthz or /metrics"
+            if environ["PATH_INFO"] == "/healthz":
                 status, text = self.healthz()
-            else:
-                status, text = "404 Not Found", "/healthz or /metrics"
             start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
             return [f"{text}\n".encode()]
 

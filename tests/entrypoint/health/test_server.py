@@ -126,7 +126,6 @@ def test_metrics_have_the_format_that_the_client_accepts() -> None:
         assert f"trainbox_gpu_xids_total{{{OF_GPU}}} 3.0\n" in get(address, "/metrics")[1]
         accept = "application/openmetrics-text;version="
         assert get(address, "/metrics", {"Accept": f"{accept}1.0.0"})[1].endswith("# EOF\n")
-        assert get(address, "/metrics", {"Accept": f"{accept}one"})[0] == 400
 
 
 def test_the_metrics_have_prometheus_units() -> None:
