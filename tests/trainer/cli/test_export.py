@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import markdown
 import numpy
 import pytest
@@ -30,8 +31,10 @@ from torch import Tensor
 
 from tests.support.commands import clean_environment
 from tests.support.here import Here
+from tests.support.paths import ROOT
 from tests.support.pictures import make_pictures
 from tests.support.pictures import picture as drawn_picture
+from trainer.cli import commands
 from trainer.tasks.digits import Digits
 from trainer.tasks.images import Images
 from trainer.use import export_program
@@ -43,6 +46,19 @@ _DIGITS: dict[str, Any] = {"task": "digits", "max_steps": 30, "fields": {"width"
 
 
 _EXPORT = ("export", "runs/r")
+
+
+def test_the_table_of_options_has_each_format_and_each_tracker() -> None:
+    """The table does not import them, as it must not load torch."""
+    choices = {
+        verb: [*param.type.choices]
+        for verb in ("export", "track")
+        for param in commands.cli.commands[verb].params
+        if param.name == "to" and isinstance(param.type, click.Choice)
+    }
+    modules = (ROOT / "trainer/track").glob("to_*.py")
+    trackers = sorted(path.stem.removeprefix("to_") for path in modules)
+    assert choices == {"export": list(FORMATS), "track": trackers}
 
 
 def _loaded(path: Path) -> torch.nn.Module:
@@ -216,7 +232,8 @@ def test_the_card_shows_the_texts_of_a_user_as_they_are(here: Here) -> None:
     Path("mine.py").write_text(
         textwrap.dedent(f"""
         from dataclasses import dataclass
-        from trainer.tasks.digits import Digits
+        from trainer.cli import commands
+from trainer.tasks.digits import Digits
         @dataclass(frozen=True)
         class Mine(Digits):
             class_names = ({bad!r}, *"123456789")
