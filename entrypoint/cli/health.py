@@ -12,8 +12,7 @@ from entrypoint.cli.verb import refuse_unused, verb
 from entrypoint.driver.process import Driver, detect, lock_of_probes, visible_to_cuda
 from entrypoint.health.check import Question, ask, broken_driver, examine, required_checks
 from entrypoint.health.limits import read_limits
-from entrypoint.health.screen import screen
-from entrypoint.health.verdict import Finding, Mode, Result, Verdict
+from entrypoint.health.verdict import Finding, Mode, Result, Verdict, screen
 from trainbox.contract.errors import DeviceMissing, WrongUse
 from trainbox.contract.streams import show_progress
 

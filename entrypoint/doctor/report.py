@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from entrypoint.doctor.redaction import Hidden, redacted, shown_environment
 from entrypoint.doctor.surroundings import Surroundings
 from entrypoint.driver.gpus import Detection, Gpu
-from entrypoint.health.screen import closing_line
-from entrypoint.health.verdict import Finding, Result, Verdict, by_weight
+from entrypoint.health.verdict import Finding, Result, Verdict, by_weight, closing_line
 
 _REPORTED = (Result.CRITICAL, Result.UNKNOWN, Result.WARN)
 _LONGEST_PROBLEM = 800  # characters; the remedy at the end must not be cut off

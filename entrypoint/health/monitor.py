@@ -15,12 +15,10 @@ from math import inf
 from entrypoint.driver.process import Driver
 from entrypoint.driver.readings import NO_ANSWER, Sample, Unread
 from entrypoint.health.check import Question, ask, take_sample, verdict
-from entrypoint.health.metrics import Latest
+from entrypoint.health.metrics import Latest, served
 from entrypoint.health.node import read_node
 from entrypoint.health.rules.derived import window
-from entrypoint.health.screen import closing_line
-from entrypoint.health.server import served
-from entrypoint.health.verdict import Finding, Result, Verdict
+from entrypoint.health.verdict import Finding, Result, Verdict, closing_line
 from trainbox.contract.errors import DeviceMissing, WrongUse
 from trainbox.contract.streams import message
 

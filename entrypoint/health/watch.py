@@ -18,8 +18,7 @@ from entrypoint.health.rules.derived import window
 from entrypoint.health.rules.gpus import Selection, judge_gpus
 from entrypoint.health.rules.machine import judge_driver
 from entrypoint.health.rules.table import names_to_read, rules_for
-from entrypoint.health.screen import closing_line
-from entrypoint.health.verdict import Finding, Mode, Result
+from entrypoint.health.verdict import Finding, Mode, Result, closing_line
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import DeviceMissing

@@ -130,7 +130,7 @@ if __name__ == "__main__":
     import entrypoint.cli.training
     import entrypoint.driver.nvml
     import entrypoint.health.check
-    import entrypoint.health.screen
+    import entrypoint.health.verdict
 
     gc.freeze()  # a collection in a fork would copy all of these modules
     _serve(Path(sys.argv[1]))

@@ -1,6 +1,7 @@
 """Train the trials of a study on the slots of this machine, each with a worker process."""
 
 import fcntl
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,16 +9,18 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from trainbox.contract.errors import DeviceMissing, ExitCode, Preempted, StorageFailure, WrongUse
 from trainer.sweep import results
 from trainer.sweep.grid import Trial
-from trainer.sweep.progress import SweepProgress
 from trainer.sweep.slots import Slot
 from trainer.sweep.study import Study
 from trainer.sweep.work import Work
 from trainer.system.signals import StopRequest
 
 POLL_S = 0.2
+_LINE_EVERY_S = 10.0
 _BEAT_EVERY_S = 10.0
 _START_S = 600.0  # for a worker to import torch and compute something
 _STARTS = 3
@@ -343,3 +346,44 @@ def _wrong_use(trial: Trial, message: str) -> WrongUse:
     """Return the failure that ends the sweep, with the settings of the trial."""
     point = ", ".join(f"{name}={value}" for name, value in trial.point.items())
     return WrongUse(f"trial {trial.number}{f' ({point})' if point else ''}: {message}")
+
+
+class SweepProgress:
+    """One bar for the whole sweep; without a terminal, a line every few seconds."""
+
+    def __init__(self, total: int, done: int) -> None:
+        self._total, self._first, self._begin = total, done, time.monotonic()
+        self._line_at = time.monotonic() + _LINE_EVERY_S
+        self._bar = (
+            tqdm(total=total, initial=done, unit=" trials", dynamic_ncols=True)
+            if sys.stderr.isatty()
+            else None
+        )
+
+    def show(self, done: int, running: int, failures: int) -> None:
+        """Show these numbers of trials."""
+        text = f"{running} running, {failures} failed"
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(done - self._bar.n)
+        elif time.monotonic() > self._line_at:
+            self._line_at = time.monotonic() + _LINE_EVERY_S
+            speed = (done - self._first) / (time.monotonic() - self._begin)
+            left = f", {(self._total - done) / speed:.0f} s left" if speed else ""
+            self.log(
+                f"{done} of {self._total} trials done, {text}, {60 * speed:.0f} per minute{left}"
+            )
+
+    def log(self, text: str) -> None:
+        """Print the text in one line."""
+        print_above_bar(" ".join(text.split()))
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def print_above_bar(text: str) -> None:
+    """Print the text to standard output, above the bar if there is one."""
+    tqdm.write(text, file=sys.stdout)
+    sys.stdout.flush()

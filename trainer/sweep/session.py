@@ -16,8 +16,7 @@ from trainbox.contract.record_folder import MANIFEST
 from trainbox.contract.storage import writing
 from trainer.sweep import page, results
 from trainer.sweep.grid import Record, Sweep
-from trainer.sweep.progress import print_above_bar
-from trainer.sweep.runner import POLL_S, SweepRun
+from trainer.sweep.runner import POLL_S, SweepRun, print_above_bar
 from trainer.sweep.script import Script
 from trainer.sweep.slots import Slot
 from trainer.sweep.storage import storage_failures

@@ -18,8 +18,7 @@ from entrypoint.health.deep.cases import (
     out_of_time,
 )
 from entrypoint.health.limits import Limits
-from entrypoint.health.screen import closing_line, screen
-from entrypoint.health.verdict import Finding, Mode, Result, Verdict
+from entrypoint.health.verdict import Finding, Mode, Result, Verdict, closing_line, screen
 from trainbox.contract.launch_facts import LaunchFacts, launch_facts
 
 _H100 = "NVIDIA H100 80GB HBM3"

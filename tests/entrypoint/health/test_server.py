@@ -10,8 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from entrypoint.health import server
-from entrypoint.health.metrics import Latest
-from entrypoint.health.server import MOST_CONNECTIONS, served
+from entrypoint.health.metrics import MOST_CONNECTIONS, Latest, served
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 
 UUID = "GPU-1"
