@@ -67,7 +67,15 @@ def read_surroundings(
         "inside": ", ".join(signs) or "no container and no scheduler detected",
         "user": f"uid {os.getuid()}, gid {os.getgid()}, groups {groups or 'none'}"
         f"{'' if account else ', no passwd entry'}",
-        "permissions": _permissions(file_text(Path("/proc/self/status"))),
+        # The capabilities and the restrictions of this process, as the kernel writes them.
+        "permissions": ", ".join(
+            f"{name} {value}"
+            for name, value in re.findall(
+                r"^(CapEff|NoNewPrivs|Seccomp):\s+(\S+)",
+                file_text(Path("/proc/self/status")),
+                re.M,
+            )
+        ),
         "/dev": ", ".join(f"{name} {access or 'no access'}" for name, access in devices.items())
         or "no nvidia*",
         "PCI bus": f"{on_bus} NVIDIA GPU(s)",
@@ -142,14 +150,6 @@ def _versions(env: Mapping[str, str]) -> dict[str, str]:
 def _version(package: str) -> str:
     installed = importlib.metadata.distributions(name=package)
     return next((distribution.version for distribution in installed), "not installed")
-
-
-def _permissions(status: str) -> str:
-    """Return the capabilities and the restrictions of this process, as the kernel writes them."""
-    return ", ".join(
-        f"{name} {value}"
-        for name, value in re.findall(r"^(CapEff|NoNewPrivs|Seccomp):\s+(\S+)", status, re.M)
-    )
 
 
 def _devices() -> dict[str, str]:

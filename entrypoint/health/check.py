@@ -165,21 +165,16 @@ def examine(
 def take_sample(driver: Driver, question: Question, events: bool) -> Sample:
     """Return one sample, with a fault if the driver does not answer in time."""
     uuids = tuple(dict.fromkeys(gpu.whole_uuid for gpu in question.selection.gpus if not gpu.fault))
+    names = names_to_read(rules_for(question.mode))
+    if question.mode is not Mode.LIVE:
+        names = tuple(dict.fromkeys((*names, *READ_FOR_FIGURES)))
     while True:
         try:
-            return driver.sample(uuids, names_of(question), events)
+            return driver.sample(uuids, names, events)
         except DeviceMissing as error:
             # After a crash in a reading, the others can be read at once.
             if driver.died_at_s is None or not driver.leave_out():
                 return Sample(time.monotonic(), fault=Unread(NO_ANSWER, str(error)))
-
-
-def names_of(question: Question) -> tuple[str, ...]:
-    """Return the names of the values to read of each GPU."""
-    names = names_to_read(rules_for(question.mode))
-    return (
-        names if question.mode is Mode.LIVE else tuple(dict.fromkeys((*names, *READ_FOR_FIGURES)))
-    )
 
 
 def verdict(samples: Sequence[Sample], question: Question, node: NodeReadings | None) -> Verdict:

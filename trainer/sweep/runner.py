@@ -59,12 +59,11 @@ class SweepRun:
         self._retries, self._trial_minutes = retries, trial_minutes
         self._waiting: list[Waiting] = []
         self._beat_at = 0.0
-        self._ended = study.total - study.unfinished()
         # Counts this start only: the data of an earlier start may be missing now.
         self._succeeded = False
         # The first trial that reported wrong use. Another trial shows whether all of them would.
         self._suspect: tuple[Trial, str] | None = None
-        self._progress = SweepProgress(study.total, self._ended)
+        self._progress = SweepProgress(study.total, study.ended()[0])
 
     def run(self) -> None:
         """Train until every trial has ended, on this machine or on others.
@@ -84,7 +83,14 @@ class SweepRun:
                 self._handle_answers()
                 self._check_workers()
             if self._stop:
-                self._save_and_stop()
+                # Ask the workers to save their trials and stop, and wait for them.
+                busy = [slot for slot in self._slots if slot.trial is not None]
+                for slot in busy:
+                    if slot.process is not None:
+                        slot.process.terminate()
+                for slot in busy:
+                    while slot.trial is not None:
+                        self._handle_next(slot)
                 total, left = self._study.total, self._study.unfinished()
                 raise Preempted(
                     f"stopped by {self._stop.signal_name} with {total - left} of {total} "
@@ -95,10 +101,10 @@ class SweepRun:
 
     def _count(self) -> int:
         """Show the progress, and return the number of trials that have not ended."""
-        self._ended, failures = self._study.ended()
+        ended, failures = self._study.ended()
         running = sum(slot.trial is not None for slot in self._slots)
-        self._progress.show(self._ended, running, failures)
-        return self._study.total - self._ended
+        self._progress.show(ended, running, failures)
+        return self._study.total - ended
 
     def _beat(self) -> None:
         """Every few seconds, exchange heartbeats with other processes and write results.csv."""
@@ -305,17 +311,6 @@ class SweepRun:
                 f"no usable device is left ({slot.name}: {why}): repeat the command on a machine "
                 "with a working device"
             )
-
-    # Stop
-
-    def _save_and_stop(self) -> None:
-        """Ask the workers to save their trials and stop, and wait for them."""
-        for slot in self._slots:
-            if slot.trial is not None and slot.process is not None:
-                slot.process.terminate()
-        for slot in list(self._slots):
-            while slot.trial is not None:
-                self._handle_next(slot)
 
     def _release(self) -> None:
         """Kill the workers, and give back all trials that have not ended."""

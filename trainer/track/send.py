@@ -150,8 +150,11 @@ def send_runs(
             )
         try:
             counts = [upload.look(is_last) for upload in uploads.values()]
-            if any(counts) or wait is None:
-                show(_summary(counts) or f"nothing new: {tracker.place} has {_runs(len(counts))}")
+            new, entries = sum(count > 0 for count in counts), sum(counts)
+            if new:
+                show(f"{_runs(new)}, {entries:,} {'entry' if entries == 1 else 'entries'}")
+            elif wait is None:
+                show(f"nothing new: {tracker.place} has {_runs(len(counts))}")
             is_lost = False
         except NetworkFailure as error:
             if is_first or is_last:
@@ -162,12 +165,6 @@ def send_runs(
         if is_last:
             return
         is_first, is_last = False, wait is None or wait()
-
-
-def _summary(counts: Sequence[int]) -> str:
-    """Return `12 runs, 3,480 entries`, or an empty text if nothing was new."""
-    total, entries = sum(count > 0 for count in counts), sum(counts)
-    return f"{_runs(total)}, {entries:,} {'entry' if entries == 1 else 'entries'}" if total else ""
 
 
 def _runs(count: int) -> str:
