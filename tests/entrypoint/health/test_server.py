@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from entrypoint.health import server
+from entrypoint.health import metrics
 from entrypoint.health.metrics import MOST_CONNECTIONS, Latest, served
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 
@@ -77,7 +77,7 @@ def test_a_flood_of_half_open_connections_is_bounded(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The files that a process may open do not run out, and each request is answered."""
-    monkeypatch.setattr(server, "DEADLINE_S", NO_TIMEOUT_S)
+    monkeypatch.setattr(metrics, "DEADLINE_S", NO_TIMEOUT_S)
     begin, most = threading.active_count(), 0
     with serving() as address, ExitStack() as stack:
         for _ in range(6):
@@ -91,7 +91,7 @@ def test_a_flood_of_half_open_connections_is_bounded(
 def test_a_slow_client_is_disconnected_at_its_deadline(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(server, "DEADLINE_S", 0.2)
+    monkeypatch.setattr(metrics, "DEADLINE_S", 0.2)
     with serving() as address, half_open(address, 1) as (client,):
         client.settimeout(0.02)
         closed = False
