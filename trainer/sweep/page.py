@@ -90,9 +90,17 @@ def means(combinations: Sequence[CombinationRow], metric: str) -> "Figure":
 
 
 def figures(
-    records: Sequence[Record], goal: tuple[str, str], curves: Mapping[int, Curve]
+    records: Sequence[Record],
+    combinations: Sequence[CombinationRow],
+    goal: tuple[str, str],
+    curves: Mapping[int, Curve],
 ) -> Iterator[tuple[str, "Figure"]]:
-    """Yield the titles and figures that can be drawn; the first one has the slices."""
+    """Yield the titles and figures that can be drawn: means, if there are `combinations`, then all.
+
+    Each one is drawn when it is taken.
+    """
+    if combinations:
+        yield "Means", means(combinations, goal[1])
     from matplotlib import pyplot
     from optuna.visualization import matplotlib as charts
 

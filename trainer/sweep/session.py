@@ -4,9 +4,9 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainbox.contract.errors import Failure, NetworkFailure, WrongUse
 from trainbox.contract.files import read_object
@@ -15,7 +15,7 @@ from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.record_folder import MANIFEST
 from trainbox.contract.storage import writing
 from trainer.sweep import page, results
-from trainer.sweep.grid import Record, Sweep
+from trainer.sweep.grid import Sweep
 from trainer.sweep.runner import POLL_S, SweepRun, print_above_bar
 from trainer.sweep.script import Script
 from trainer.sweep.slots import Slot
@@ -23,6 +23,9 @@ from trainer.sweep.storage import storage_failures
 from trainer.sweep.study import Study, open_study
 from trainer.sweep.work import Work, again
 from trainer.system.signals import StopRequest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _JOIN_S = 600.0
 
@@ -94,9 +97,12 @@ def show(
     goal = results.goal_of(records, metric or study.sweep.metric)
     name = goal[1] if goal else None
     rows = results.rows(records, name)
+    # A sampler draws combinations that have one trial, and so no mean.
     drawn = study.sweep.sampler != "grid"
+    curves = page.read_curves(folder, records, name) if name and html else {}
+    pictures = page.figures(records, [] if drawn else rows, goal, curves) if goal else iter(())
     if figure is not None:
-        return _draw(figure, rows, records, goal, drawn)
+        return _draw(figure, next(pictures, ("", None))[1])
     numbered = {record.number: record for record in records}
 
     def repeated(number: int) -> str:
@@ -107,34 +113,20 @@ def show(
     lines = "\n".join(filter(None, [best, results.energy_line(records)]))
     if html is None:
         return "\n".join(filter(None, [results.table(combinations, name), lines]))
-    curves = page.read_curves(folder, records, goal[1]) if goal else {}
-    pictures = list(page.figures(records, goal, curves)) if goal else []
-    if goal and not drawn:
-        pictures.insert(0, ("Means", page.means(rows, goal[1])))
-    text = page.page(folder.absolute().name, records, combinations, goal, lines, pictures)
+    title = folder.absolute().name
+    text = page.page(title, records, combinations, goal, lines, list(pictures))
     with writing(html, "give another path to --html"):
         html.write_text(text, encoding="utf-8")
     return f"wrote {html}"
 
 
-def _draw(
-    path: Path,
-    rows: Sequence[results.CombinationRow],
-    records: Sequence[Record],
-    goal: tuple[str, str] | None,
-    drawn: bool,
-) -> str:
-    """Write the figure of a sweep, whose settings a sampler has `drawn` or are a grid.
+def _draw(path: Path, picture: "Figure | None") -> str:
+    """Write the figure of a sweep.
 
     Raises:
         WrongUse: nothing can be drawn, or the format is unknown.
         StorageFailure: the file cannot be written.
     """
-    picture = None
-    if goal and drawn:
-        _, picture = next(page.figures(records, goal, {}), ("", None))
-    elif goal:
-        picture = page.means(rows, goal[1])
     if picture is None:
         raise WrongUse(f"--figure {path}: no trial has a result to draw: wait for one")
     try:

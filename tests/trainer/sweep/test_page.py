@@ -64,7 +64,7 @@ def _page(
     records: list[Record], goal: tuple[str, str] | None = _HIGHEST, best: str = "", name: str = "s"
 ) -> str:
     metric = goal[1] if goal else None
-    pictures = list(figures(records, goal, CURVES)) if goal else []
+    pictures = list(figures(records, [], goal, CURVES)) if goal else []
     return page(name, records, rows(records, metric), goal, best, pictures)
 
 
@@ -95,7 +95,7 @@ def test_the_page_has_the_results_the_figures_and_all_trials_best_first() -> Non
 
 
 def test_the_figures_have_the_finished_trials_on_scales_that_fit() -> None:
-    drawn = dict(figures(RECORDS, _HIGHEST, CURVES))
+    drawn = dict(figures(RECORDS, [], _HIGHEST, CURVES))
     by_kind, by_lr, *_ = drawn["Slices"].axes
     assert (by_kind.get_xlabel(), by_lr.get_xlabel()) == ("kind", "lr")
     assert by_lr.get_xscale() == "log"
@@ -112,7 +112,7 @@ def test_values_that_are_numbers_in_text_have_a_number_axis() -> None:
     ]
     (axes,) = means(rows(records, "loss"), "loss").axes
     assert tuple(axes.dataLim.intervalx) == pytest.approx((1e-3, 0.1))
-    sliced = dict(figures(records, ("min", "loss"), {}))["Slices"].axes[0]
+    sliced = dict(figures(records, [], ("min", "loss"), {}))["Slices"].axes[0]
     assert sorted(x for x, _ in sliced.collections[0].get_offsets()) == [1e-3, 0.1]
 
 
