@@ -26,11 +26,7 @@ def _pcie_generation(values: Values, _limits: Limits) -> Judgement:
 def _pcie_replays(values: Values, limits: Limits) -> Judgement:
     rate, most = values["pcie_replays_per_minute"], limits.pcie_replays_per_minute
     read, limit = f"{rate:g} replays a minute", f"at most {most:g} a minute"
-    return (
-        Judgement(Result.WARN, read, limit, "inspect")
-        if rate > most
-        else Judgement(Result.PASS, read, limit)
-    )
+    return at_threshold(int(rate > most), 1, read, limit, Result.WARN, "inspect")
 
 
 def _nvlink(values: Values, limits: Limits) -> Judgement:
@@ -75,9 +71,8 @@ def _nvlink_errors(values: Values, limits: Limits) -> Judgement:
 
 def _nvlink_crc(values: Values, limits: Limits) -> Judgement:
     rate, most = values["nvlink_crc_per_second"], limits.nvlink_crc_per_second
-    limit = f"less than {most:g} a second"
-    result, action = (Result.CRITICAL, "reset_gpu") if rate >= most else (Result.PASS, "")
-    return Judgement(result, f"{rate:g} CRC errors a second on the worst link", limit, action)
+    read, limit = f"{rate:g} CRC errors a second on the worst link", f"less than {most:g} a second"
+    return at_threshold(rate, most, read, limit, Result.CRITICAL, "reset_gpu")
 
 
 def _fabric(values: Values, _limits: Limits) -> Judgement:

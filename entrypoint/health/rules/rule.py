@@ -51,7 +51,7 @@ class Rule:
 
 
 def at_threshold(
-    count: int, threshold: int, read: str, limit: str, bad: Result, action: str
+    count: float, threshold: float, read: str, limit: str, bad: Result, action: str
 ) -> Judgement:
     """Return `bad` if the count is at the threshold or above, else PASS."""
     if count >= threshold:
