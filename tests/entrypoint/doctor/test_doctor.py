@@ -202,7 +202,7 @@ def test_a_terminal_shows_the_wait_for_torch(tmp_path: Path) -> None:
     done = subprocess.run(
         command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=60
     )
-    assert os.read(ours, 1000) == b"waiting for torch ...\r\n"
+    assert b"waiting for torch ..." in os.read(ours, 1000)
     assert (done.returncode, done.stdout[:15]) == (0, "trainbox doctor")
     os.close(ours)
     os.close(theirs)
