@@ -1,7 +1,6 @@
-"""How a sweep chooses the settings of a trial: in the order of the grid, or drawn by Optuna."""
+"""How a sweep draws the settings of a trial with Optuna."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import optuna
@@ -20,10 +19,10 @@ from trainer.sweep.grid import Range, Sweep, Value
 _TRIES, _UNIFORM_TRIES = 10, 1000
 
 
-def make_sampler(sweep: Sweep, point: Callable[[FrozenTrial], dict[str, Value]]) -> BaseSampler:
-    """Return the sampler of the sweep. `point` returns the grid's combination for a trial."""
+def make_sampler(sweep: Sweep) -> BaseSampler:
+    """Return the sampler of the sweep. Trials of a grid get their settings by their numbers."""
     if sweep.sampler == "grid":
-        return _InOrder(point)
+        return RandomSampler()
     # Without a seed: each process that shares the study must draw different numbers.
     first = TPESampler() if sweep.sampler == "tpe" else RandomSampler()
     return _Drawn(first, distributions(sweep))
@@ -41,32 +40,6 @@ def _distribution(drawn: Range) -> BaseDistribution:
     if isinstance(drawn.low, int) and isinstance(drawn.high, int):
         return IntDistribution(drawn.low, drawn.high, log=drawn.log)
     return FloatDistribution(drawn.low, drawn.high, log=drawn.log)
-
-
-class _InOrder(BaseSampler):
-    """A sampler that gives trial N the Nth combination.
-
-    Optuna's GridSampler draws combinations at random, and gives processes that ask at the same time
-    the same combination.
-    """
-
-    def __init__(self, point: Callable[[FrozenTrial], dict[str, Value]]) -> None:
-        self._point = point
-
-    def infer_relative_search_space(
-        self, study: optuna.Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        return {}
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: Any
-    ) -> dict[str, Any]:
-        return {}
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: Any
-    ) -> Value:
-        return self._point(trial)[param_name]
 
 
 class _Drawn(BaseSampler):

@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import command
 from trainbox.contract.secret_rule import arguments_without_secrets
-from trainer.sweep.grid import NO_METRIC, Record, Sweep, Trial, Value, from_identity
+from trainer.sweep.grid import NO_METRIC, Record, Sweep, Trial, from_identity
 from trainer.sweep.owners import Heartbeats, has_ended, own_name
 from trainer.sweep.samplers import distributions, make_sampler
 from trainer.sweep.script import Script, not_reported
@@ -61,7 +61,7 @@ class Study:
             if sweep
             else from_identity(stored)
         )
-        self._study.sampler = make_sampler(self.sweep, self._point)
+        self._study.sampler = make_sampler(self.sweep)
         if self.sweep.pruner == "median":
             self._study.pruner = optuna.pruners.MedianPruner()
 
@@ -97,20 +97,28 @@ class Study:
         ):
             return None
         # Ask Optuna for a trial. Several processes may ask for the last one at the same time.
-        trial = self._study.ask(distributions(self.sweep))
+        drawn = distributions(self.sweep)
+        is_grid = self.sweep.sampler == "grid"
+        trial = self._study.ask(None if is_grid else drawn)
         (number,) = (number for number, t in self._numbered() if t.number == trial.number)
         if number >= self.total:
             self._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
             return None
+        # Give a new trial of a grid its combination. Optuna's GridSampler draws combinations at
+        # random, and gives processes that ask at the same time the same combination.
+        point = self.sweep.point(number) if is_grid else dict(trial.params)
+        if is_grid and not trial.params:
+            for name, value in point.items():
+                index = drawn[name].to_internal_repr(value)
+                self._storage.set_trial_param(trial._trial_id, name, index, drawn[name])
         # Claim it, unless another process has done so.
         trial.set_user_attr("owner", self.owner)
         seed = self.sweep.seed(number)
         trial.set_user_attr("seed", seed)
         if not self._is_mine(trial._trial_id):
             return None
-        return Trial(
-            trial._trial_id, number, dict(trial.params), seed, trial.user_attrs.get("attempts", 0)
-        )
+        attempts = trial.user_attrs.get("attempts", 0)
+        return Trial(trial._trial_id, number, point, seed, attempts)
 
     def done(self, trial: Trial, metrics: Mapping[str, float], seconds: float) -> None:
         """Record the best metrics of a trial, or a failure if the compared metric is not finite.
@@ -255,10 +263,6 @@ class Study:
     def _latest(self) -> dict[int, FrozenTrial]:
         """Return the last trial of each number. An earlier trial of the number was replaced."""
         return {number: trial for number, trial in self._numbered() if number < self.total}
-
-    def _point(self, trial: FrozenTrial) -> dict[str, Value]:
-        """Return the grid's combination for one of Optuna's trials."""
-        return self.sweep.point(next(n for n, t in self._numbered() if t.number == trial.number))
 
     def _is_mine(self, trial_id: int) -> bool:
         """Return whether the trial runs, and this process owns it."""
