@@ -1,7 +1,7 @@
 """How a sweep draws the settings of a trial with Optuna."""
 
 import math
-from typing import Any
+from collections.abc import Mapping
 
 import optuna
 from optuna.distributions import (
@@ -20,12 +20,9 @@ _TRIES, _UNIFORM_TRIES = 10, 1000
 
 
 def make_sampler(sweep: Sweep) -> BaseSampler:
-    """Return the sampler of the sweep. Trials of a grid get their settings by their numbers."""
-    if sweep.sampler == "grid":
-        return RandomSampler()
+    """Return the sampler that draws the settings of the sweep's trials, if it is not a grid."""
     # Without a seed: each process that shares the study must draw different numbers.
-    first = TPESampler() if sweep.sampler == "tpe" else RandomSampler()
-    return _Drawn(first, distributions(sweep))
+    return TPESampler() if sweep.sampler == "tpe" else RandomSampler()
 
 
 def distributions(sweep: Sweep) -> dict[str, BaseDistribution]:
@@ -42,40 +39,24 @@ def _distribution(drawn: Range) -> BaseDistribution:
     return FloatDistribution(drawn.low, drawn.high, log=drawn.log)
 
 
-class _Drawn(BaseSampler):
-    """A sampler that draws numbers that are easy to read and type, and no combination twice.
+def draw(
+    study: optuna.Study, trial: FrozenTrial, space: Mapping[str, BaseDistribution]
+) -> dict[str, Value]:
+    """Draw the settings of a trial from `space`: numbers that are easy to read and type.
 
-    A combination that the study already has would only repeat a trial, so it is drawn again.
+    A combination that the study already has would only repeat a trial. So it is drawn again, by the
+    sampler of the study and then uniformly.
     """
-
-    def __init__(self, first: BaseSampler, space: dict[str, BaseDistribution]) -> None:
-        """Draw from `space` by the sampler `first`, and uniformly if that repeats itself."""
-        self._space = space
-        self._tries = [first] * _TRIES + [RandomSampler()] * _UNIFORM_TRIES
-
-    def infer_relative_search_space(
-        self, study: optuna.Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        return self._space
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: Any
-    ) -> dict[str, Any]:
-        known = [other.params for other in study.get_trials(deepcopy=False)]
-        point: dict[str, Any] = {}
-        for sampler in self._tries:
-            point = {
-                name: rounded(sampler.sample_independent(study, trial, name, drawn), drawn)
-                for name, drawn in search_space.items()
-            }
-            if point not in known:
-                break
-        return point
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: Any
-    ) -> Value:
-        raise AssertionError(f"{param_name} is drawn with the other settings")
+    known = [other.params for other in study.get_trials(deepcopy=False)]
+    point: dict[str, Value] = {}
+    for sampler in [study.sampler] * _TRIES + [RandomSampler()] * _UNIFORM_TRIES:
+        point = {
+            name: rounded(sampler.sample_independent(study, trial, name, drawn), drawn)
+            for name, drawn in space.items()
+        }
+        if point not in known:
+            break
+    return point
 
 
 def rounded(value: Value, distribution: BaseDistribution) -> Value:

@@ -22,7 +22,7 @@ from trainbox.contract.hints import command
 from trainbox.contract.secret_rule import arguments_without_secrets
 from trainer.sweep.grid import NO_METRIC, Record, Sweep, Trial, from_identity
 from trainer.sweep.owners import Heartbeats, has_ended, own_name
-from trainer.sweep.samplers import distributions, make_sampler
+from trainer.sweep.samplers import distributions, draw, make_sampler
 from trainer.sweep.script import Script, not_reported
 from trainer.sweep.storage import DAMAGE, damage, open_storage, without_password
 
@@ -97,20 +97,21 @@ class Study:
         ):
             return None
         # Ask Optuna for a trial. Several processes may ask for the last one at the same time.
-        drawn = distributions(self.sweep)
-        is_grid = self.sweep.sampler == "grid"
-        trial = self._study.ask(None if is_grid else drawn)
+        trial = self._study.ask()
         (number,) = (number for number, t in self._numbered() if t.number == trial.number)
         if number >= self.total:
             self._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
             return None
-        # Give a new trial of a grid its combination. Optuna's GridSampler draws combinations at
-        # random, and gives processes that ask at the same time the same combination.
-        point = self.sweep.point(number) if is_grid else dict(trial.params)
-        if is_grid and not trial.params:
+        # Choose the settings of a new trial. Optuna's GridSampler would draw from a grid at random,
+        # and give processes that ask at the same time the same combination.
+        point = dict(trial.params)
+        if not point:
+            space, frozen = distributions(self.sweep), self._storage.get_trial(trial._trial_id)
+            is_grid = self.sweep.sampler == "grid"
+            point = self.sweep.point(number) if is_grid else draw(self._study, frozen, space)
             for name, value in point.items():
-                index = drawn[name].to_internal_repr(value)
-                self._storage.set_trial_param(trial._trial_id, name, index, drawn[name])
+                stored = space[name].to_internal_repr(value)
+                self._storage.set_trial_param(trial._trial_id, name, stored, space[name])
         # Claim it, unless another process has done so.
         trial.set_user_attr("owner", self.owner)
         seed = self.sweep.seed(number)
