@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainbox.classification import Classification
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.python_path import user_folders
 from trainbox.contract.task_fields import (
@@ -87,6 +86,8 @@ def _check_names(spec: str, cls: type[Task]) -> None:
     Raises:
         WrongUse: it does.
     """
+    from trainbox.classification import Classification  # torch, which an imported task has loaded
+
     classes = [base for base in cls.__mro__ if base not in Classification.__mro__]
     own = {name for base in classes for name in vars(base)} | {
         field.name for field in dataclasses.fields(cls)

@@ -232,8 +232,7 @@ def test_the_card_shows_the_texts_of_a_user_as_they_are(here: Here) -> None:
     Path("mine.py").write_text(
         textwrap.dedent(f"""
         from dataclasses import dataclass
-        from trainer.cli import commands
-from trainer.tasks.digits import Digits
+        from trainer.tasks.digits import Digits
         @dataclass(frozen=True)
         class Mine(Digits):
             class_names = ({bad!r}, *"123456789")
