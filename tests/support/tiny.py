@@ -122,30 +122,6 @@ class NumpyMetrics(Tiny):
 
 
 @dataclass(frozen=True)
-class ScalarLoss(Tiny):
-    """Forgets `reduction="none"`."""
-
-    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        return {"squared_error": super().losses(model, batch)["squared_error"].mean()}
-
-
-@dataclass(frozen=True)
-class BareLoss(Tiny):
-    """Returns the tensor instead of a dict of it."""
-
-    def losses(self, model: nn.Module, batch: Any) -> Any:
-        return super().losses(model, batch)["squared_error"]
-
-
-@dataclass(frozen=True)
-class NoSuchFile(Tiny):
-    """A task whose data is missing."""
-
-    def train_dataset(self, data_dir: Path) -> TensorDataset:
-        return TensorDataset(torch.from_numpy(numpy.load(data_dir / "readings.npy")))
-
-
-@dataclass(frozen=True)
 class Sized(Tiny):
     """Reads the number of inputs from its data, and notes the shapes."""
 

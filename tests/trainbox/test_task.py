@@ -1,29 +1,14 @@
 """The public API, and the values that methods of a task return."""
 
-import sys
 from typing import Any
 
 import pytest
 import torch
 
-import trainbox
-from tests.support.here import Here
-from tests.support.tiny import ScalarLoss, Tiny
+from tests.support.tiny import Tiny
 from trainbox.contract.errors import WrongUse
 from trainbox.task import Task
 from trainer.loop.losses import LossModule, check_losses
-
-
-def test_the_public_api_is_the_classes_that_the_trainer_uses() -> None:
-    assert trainbox.Task is Task
-    assert trainbox.WrongUse is WrongUse
-    assert trainbox.Classification is sys.modules["trainbox.classification"].Classification
-    assert trainbox.metrics.accuracy(torch.eye(2)) == 1.0
-    assert trainbox.pictures.from_figure is sys.modules["trainbox.pictures"].from_figure
-    assert all(hasattr(trainbox, name) for name in trainbox.__all__)
-    with pytest.raises(AttributeError, match="module 'trainbox' has no attribute 'Classificaton'"):
-        trainbox.Classificaton  # noqa: B018
-
 
 # fmt: off
 _LOSSES = [
@@ -65,25 +50,6 @@ def test_right_losses_pass_and_are_float32() -> None:
     module = LossModule(task, task.build_model().bfloat16(), "cpu", None)
     losses = module((torch.ones(4, 4).bfloat16(), torch.ones(4).bfloat16()))
     assert losses["squared_error"].dtype == torch.float32
-
-
-# fmt: off
-_TASKS = [
-    ("ScalarLoss",
-     "task ScalarLoss: loss 'squared_error' has shape () instead of (8,), one value per example"),
-    ("BareLoss",
-     "task BareLoss: losses() returned Tensor: return a dict {name: tensor of shape (B,)}"),
-]
-# fmt: on
-
-
-@pytest.mark.parametrize(("task", "message"), _TASKS)
-def test_a_training_with_wrong_losses_ends_with_that_message(
-    here: Here, task: str, message: str
-) -> None:
-    err = here.refused("train", f"tests.support.tiny:{task}", "--device", "cpu")
-    assert f"trainbox: {message}" in err
-    assert issubclass(ScalarLoss, Task)
 
 
 def test_default_statistics_add_up_in_full_precision() -> None:

@@ -86,11 +86,9 @@ def test_settings_that_are_free_at_a_resume_change_neither_the_name_nor_the_comp
     assert differences(other, other) == []
 
 
-def test_the_fingerprint_is_eight_hex_digits_and_the_same_for_the_same_settings() -> None:
+def test_the_fingerprint_is_the_same_for_the_same_settings() -> None:
     one, other = Config(fields={"a": 1, "b": 2}), Config(fields={"b": 2, "a": 1})
     assert one.fingerprint() == other.fingerprint()
-    assert len(one.fingerprint()) == 8
-    assert int(one.fingerprint(), 16) >= 0
 
 
 def test_a_new_version_keeps_the_names_of_runs() -> None:

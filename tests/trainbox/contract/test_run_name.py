@@ -35,11 +35,6 @@ def test_the_label_of_a_script(script: str, is_module: bool, label: str) -> None
     assert name.startswith(f"{label}-")
 
 
-def test_the_name_of_a_command_stays() -> None:
-    """A run continues after an update only if its folder has the same name."""
-    assert run_name("train.py", False, []) == "train-114745d8"
-
-
 @pytest.mark.parametrize("words", [["train.py"], ["train.py", "--lr", "1"], ["-m", "pack.fit"]])
 def test_python_and_trainbox_run_have_the_same_folder(forked: Trainbox, words: list[str]) -> None:
     (forked.folder / "pack").mkdir()

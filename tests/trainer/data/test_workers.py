@@ -24,31 +24,42 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_a_worker_that_hangs_in_its_fork_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def _forks(monkeypatch: pytest.MonkeyPatch, hanging: int) -> list[int]:
+    """Let the first `hanging` forks of workers hang; return the pids of all, which are added."""
     real, pids = os.fork, list[int]()
-    real_poll, limits_s = Connection.poll, list[float]()
 
     def fork() -> int:
         pids.append(real())
-        if pids[-1] == 0 and len(pids) < 3:
+        if pids[-1] == 0 and len(pids) <= hanging:
             signal.pause()
         return pids[-1]
+
+    monkeypatch.setattr(popen_fork.os, "fork", fork)
+    return pids
+
+
+def _check_waited_for(pids: list[int]) -> None:
+    for pid in pids:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+def test_a_worker_that_hangs_in_its_fork_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = _forks(monkeypatch, hanging=2)
+    real_poll, limits_s = Connection.poll, list[float]()
 
     def poll(connection: Any, limit_s: float = 0.0) -> bool:
         limits_s.append(limit_s)
         return real_poll(connection, limit_s)
 
     monkeypatch.setattr(Connection, "poll", poll)
-    monkeypatch.setattr(popen_fork.os, "fork", fork)
     monkeypatch.setattr(workers, "_START_S", 0.05)
     dataset = TensorDataset(torch.arange(3.0))
     read, _ = read_examples(dataset, 0, [0, 2], 1)
     assert [batch[0].tolist() for batch in read] == [[0], [2]]
     assert len(pids) >= 3
     assert limits_s[:3] == [0.05, 0.1, 0.2]
-    for pid in pids[:-1]:
-        with pytest.raises(ChildProcessError):  # it was waited for
-            os.waitpid(pid, 0)
+    _check_waited_for(pids[:-1])
 
 
 def _after_its_message(monkeypatch: pytest.MonkeyPatch, then: Any) -> None:
@@ -64,11 +75,7 @@ def _after_its_message(monkeypatch: pytest.MonkeyPatch, then: Any) -> None:
 
 
 def test_a_worker_that_is_ready_too_late_has_done_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, pids = os.fork, list[int]()
-
-    def fork() -> int:
-        pids.append(real())
-        return pids[-1]
+    pids = _forks(monkeypatch, hanging=0)
 
     def time_is_over() -> bool:
         state = ""
@@ -76,7 +83,6 @@ def test_a_worker_that_is_ready_too_late_has_done_nothing(monkeypatch: pytest.Mo
             state = Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[0]
         return False
 
-    monkeypatch.setattr(popen_fork.os, "fork", fork)
     _after_its_message(monkeypatch, time_is_over)
     reader, writer = os.pipe()
     process = _process(target=os.write, args=(writer, b"runs once"))
@@ -125,22 +131,12 @@ def _process(**arguments: Any) -> Any:
 
 
 def test_a_worker_that_never_runs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, pids = os.fork, list[int]()
-
-    def fork() -> int:
-        pids.append(real())
-        if pids[-1] == 0:
-            signal.pause()
-        return pids[-1]
-
-    monkeypatch.setattr(popen_fork.os, "fork", fork)
+    pids = _forks(monkeypatch, hanging=99)
     monkeypatch.setattr(workers, "_START_S", 0.01)
     with pytest.raises(Failure, match="a loader worker did not start .*, in 5 attempts: .*"):
         read_examples(TensorDataset(torch.arange(3.0)), 0, [0], 1)
     assert len(pids) == 5
-    for pid in pids:
-        with pytest.raises(ChildProcessError):  # it was waited for
-            os.waitpid(pid, 0)
+    _check_waited_for(pids)
 
 
 @pytest.mark.parametrize(("method", "checked"), [(None, True), ("fork", True), ("spawn", False)])

@@ -63,6 +63,8 @@ def _by_hand(
 # fmt: off
 _SETTINGS = [
     ({}, torch.optim.AdamW, {}),
+    ({"weight_decay": 0.0}, torch.optim.AdamW, {"weight_decay": 0.0}),
+    ({"optimizer": "adam"}, torch.optim.Adam, {}),
     ({"optimizer": "adamw", "weight_decay": 0.5}, torch.optim.AdamW, {"weight_decay": 0.5}),
     ({"optimizer": "adam", "weight_decay": 0.5}, torch.optim.Adam, {"weight_decay": 0.5}),
     ({"optimizer": "sgd"}, torch.optim.SGD, {"momentum": 0.9}),

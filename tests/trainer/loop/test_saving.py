@@ -1,13 +1,11 @@
 """When checkpoints are saved, and the memory that is reserved for them."""
 
-import contextlib
-import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trainbox.contract.errors import Failure, WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.loop.saving import Saving
 from trainer.system.signals import StopRequest
 
@@ -30,25 +28,6 @@ class _Parts:
 
     def _noted(self, name: str) -> Any:
         return lambda *_: self.calls.append(name)
-
-
-@pytest.mark.parametrize(("name", "saved"), [("squared", []), ("near", ["save"])])
-def test_a_loss_that_is_not_finite_is_not_saved(
-    monkeypatch: pytest.MonkeyPatch, name: str, saved: list[str]
-) -> None:
-    """A metric of the training may be NaN."""
-    fails = lambda _job, what: Failure(f"{what} is")  # noqa: E731
-    monkeypatch.setattr("trainer.loop.not_finite.not_finite", fails)
-    job: Any = _Parts(gathers_states=False)
-    job.state.capture = lambda _strategy: {"running": {"fine": [1.0], name: [1.0, math.nan]}}
-    job.state.progress = SimpleNamespace(step=7, best_step=None)
-    job.task = SimpleNamespace(train_metrics={"near": None})
-    job.world = SimpleNamespace(wait_for_all=lambda _what: contextlib.nullcontext())
-    job.checkpoints.save = job._noted("save")
-    saving = Saving(job, StopRequest(), SimpleNamespace(of_checkpoint=lambda: None), _UNUSED)  # type: ignore[arg-type]
-    with contextlib.nullcontext() if saved else pytest.raises(Failure, match="^loss 'squared' is"):
-        saving.save({})
-    assert job.calls == saved
 
 
 @pytest.mark.parametrize(

@@ -79,20 +79,6 @@ def test_a_metric_is_the_mean_over_the_examples(here: Here) -> None:
     assert re.search(rf"near +{validation['near']:.3g}  \[0\.", out), out
 
 
-def test_a_stop_between_two_entries_keeps_the_mean(here: Here) -> None:
-    settings: dict[str, Any] = {"task": f"{__name__}:Rounded", "log_steps": 6}
-    here.train("whole", **settings)
-    here.stopped(4, "stopped", **settings)
-    assert here.entries("train", "stopped") == []
-    here.train("stopped", **settings)
-    whole, stopped = (
-        [(entry["step"], entry["near"]) for entry in here.entries("train", run)]
-        for run in ("whole", "stopped")
-    )
-    assert stopped == whole
-    assert [step for step, _ in whole] == [6, 12, 18]
-
-
 def test_a_metric_that_is_not_a_number_stops_nothing(here: Here) -> None:
     here.train(task=f"{__name__}:Undefined", epochs=1, checkpoint_steps=4)
     assert [entry["near"] for entry in here.entries("train")] == [None]

@@ -87,13 +87,10 @@ def test_other_names_are_refused() -> None:
         WrongUse, match=r"losses\(\) returned a before and a, b now: return each loss in each step"
     ):
         running.add({"a": torch.ones(1), "b": torch.ones(1)})
-
-
-def test_other_names_than_before_a_resume_are_refused() -> None:
-    running = _running()
-    running.restore({"a": [1.0]}, 1)
+    resumed = _running()
+    resumed.restore({"a": [1.0]}, 1)
     with pytest.raises(WrongUse, match=r"losses\(\) returned a before and b now"):
-        running.add({"b": torch.ones(1)})
+        resumed.add({"b": torch.ones(1)})
 
 
 def test_several_losses_train_as_their_sum_and_one_without_gradient_is_only_logged(

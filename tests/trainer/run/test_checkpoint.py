@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.commands import clean_environment
 from trainbox.contract.errors import Failure, StorageFailure
-from trainbox.contract.files import replacing
 from trainer.run.checkpoint import RunCheckpoints
 from trainer.run.checkpoint_files import CheckpointFiles
 
@@ -404,20 +403,6 @@ def test_a_buffer_may_have_infinities_as_a_mask(saver: Saver, value: float, save
     with contextlib.nullcontext() if saved else pytest.raises(Failure, match="'mask'"):
         saver.checkpoints.wait()
     assert (saver.folder / "step-00000001.pt").exists() == saved
-
-
-def test_replacing_leaves_the_old_file_if_the_body_fails(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text("old")
-    with pytest.raises(KeyError), replacing(path) as file:
-        file.write(b"new")
-        raise KeyError
-    assert path.read_text() == "old"
-    with replacing(path) as file:
-        file.write(b"new")
-        assert path.read_text() == "old"
-    assert path.read_text() == "new"
-    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 
 
 _FULL_DISK = """

@@ -50,18 +50,6 @@ def test_a_torch_without_nccl_is_recorded(monkeypatch: pytest.MonkeyPatch) -> No
     assert "nccl" not in torch_info.seen()
 
 
-def test_kernels_that_torch_compiles_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "TORCH_DISABLE_NATIVE_JIT"
-    found = []
-    for value in ("1", "0", None):
-        monkeypatch.setenv(name, str(value)) if value else monkeypatch.delenv(name, raising=False)
-        found.append(_described(monkeypatch, [132]))
-    off, on, earlier = found
-    assert manifest_differences(off, on) == {f"environment.{name}": (None, "0")}
-    assert changes_bits(f"environment.{name}")
-    assert manifest_differences(off, earlier) == {}
-
-
 def test_variables_that_several_processes_get_are_left_out() -> None:
     several = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     found = manifest_differences({"environment": {}}, {"environment": several})
@@ -86,18 +74,24 @@ def test_the_version_of_cublas_is_that_of_the_loaded_library(
     assert changes_bits("device.cublas")
 
 
-def test_variables_of_cublaslt_are_recorded_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_change_the_kernels_are_recorded_and_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_NATIVE_JIT", "1")
     before = _described(monkeypatch, [132])
+    monkeypatch.setenv("TORCH_DISABLE_NATIVE_JIT", "0")
     monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "4096")
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50")
     changed = manifest_differences(before, _described(monkeypatch, [132]))
     assert changed == {
+        "environment.TORCH_DISABLE_NATIVE_JIT": (None, "0"),
         "environment.CUBLASLT_WORKSPACE_SIZE": (None, "4096"),
         "environment.CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": (None, "50"),
     }
-    assert [name for name in changed if changes_bits(name)] == [
-        "environment.CUBLASLT_WORKSPACE_SIZE"
-    ]
+    assert {name for name in changed if changes_bits(name)} == {
+        "environment.TORCH_DISABLE_NATIVE_JIT",
+        "environment.CUBLASLT_WORKSPACE_SIZE",
+    }
 
 
 def test_a_variable_that_is_not_shown_differs_only_if_it_is_set_or_not(

@@ -43,15 +43,6 @@ def test_the_position_is_recorded_after_the_entries(
     follower.close()
 
 
-def test_a_replaced_file_is_copied_from_its_begin(tmp_path: Path) -> None:
-    append(tmp_path, '{"step": 1, "loss": 1}\n{"step": 2, "loss": 2}\n')
-    follower = Follower(tmp_path / "metrics.jsonl")
-    follower.look()
-    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 3}\n')
-    follower.close()
-    assert sorted(shown(tmp_path)) == [(1, 1), (2, 2), (3, 3)]
-
-
 def test_an_event_of_the_hardware_is_a_text(tmp_path: Path) -> None:
     event = '"check": "xid", "gpu": 1, "uuid": null, "result": "WARN", "text": "GPU 1: Xid 13"'
     append(tmp_path, f'{{"kind": "health", "step": 2, "time_unix_s": 5, {event}}}\n')

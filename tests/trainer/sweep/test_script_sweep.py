@@ -128,6 +128,8 @@ _ARGUMENTS = [
     (["train.py", "x"], "extra argument (x): the arguments of the script follow --"),
     (["--", "{seed}"], "sweep run needs one script, or -m MODULE: name it before --"),
     (["train.py", "-m", "my.train"], "sweep run needs one script, or -m MODULE"),
+    (["trian.py", "--device", "cpu"], "the script trian.py cannot be read (No such file or "
+     "directory): did you mean train.py?"),
     (["train.py", "--sampler", "tpe", "--range", f"n=1:{'1' * 401}", "--", "{n}"],
      "1: a whole number is more than 9223372036854775807: give a smaller one"),
 ]
@@ -142,17 +144,6 @@ def test_wrong_use_is_reported_before_anything_starts(
     err = here.refused("sweep", "run", *arguments)
     assert text in err
     assert not (here.folder / "runs").exists()
-
-
-def test_a_missing_script_is_reported_before_anything_starts(trainbox: Trainbox) -> None:
-    (trainbox.folder / "train.py").write_text("")
-    ended = trainbox("sweep", "run", "trian.py", "--device", "cpu", "--", "--out", "{run}")
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err == (
-        "trainbox: the script trian.py cannot be read (No such file or directory): did you mean "
-        "train.py?\n"
-    )
-    assert not (trainbox.folder / "runs").exists()
 
 
 @pytest.mark.slow

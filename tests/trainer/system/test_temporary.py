@@ -1,7 +1,6 @@
 """Temporary folders of killed processes are removed, and no others."""
 
 import contextlib
-import fcntl
 import multiprocessing
 import multiprocessing.util
 import os
@@ -94,18 +93,6 @@ def test_folders_of_other_programs_and_users_stay(root: Path, tmp_path: Path) ->
     temporary.remove_abandoned()
     assert sorted(root.iterdir()) == before
     assert (tmp_path / "linked/.owner").exists()
-
-
-def test_a_lock_of_another_process_keeps_a_folder(root: Path) -> None:
-    """The process may be in another container that shares /tmp but not the process IDs."""
-    folder = root / "trainbox-1"
-    folder.mkdir()
-    with (folder / ".owner").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        temporary.remove_abandoned()
-        assert folder.exists()
-    temporary.remove_abandoned()
-    assert not folder.exists()
 
 
 def test_a_training_keeps_the_sockets_of_loader_workers_in_its_own_folder(

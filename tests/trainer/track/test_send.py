@@ -131,20 +131,6 @@ def test_rows_after_a_resume_are_sent(
     assert sent(recorder, run) == ["nothing new: the recorder has 1 run"]
 
 
-def test_an_incomplete_line_is_sent_when_it_is_complete(
-    make_run: MakeRun, recorder: Recorder
-) -> None:
-    run = make_run("one", [])
-    _append(run, 1)
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 2, "lo')
-        file.flush()
-        assert sent(recorder, run) == ["1 run, 1 entry"]
-        file.write('ss": 1}\n')
-    assert sent(recorder, run) == ["1 run, 1 entry"]
-    assert _steps(recorder) == [1, 2]
-
-
 def test_a_folder_that_is_not_a_run_is_skipped(
     make_run: MakeRun, recorder: Recorder, tmp_path: Path
 ) -> None:
