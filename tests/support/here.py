@@ -252,6 +252,12 @@ def _train(patch: pytest.MonkeyPatch, argv: Sequence[str], env: Mapping[str, str
     main()
 
 
+def files_of(run: Path, without: str = "") -> dict[str, bytes]:
+    """Return the contents of a run's files, except those in the folder `without`."""
+    files = (path for path in run.rglob("*") if path.is_file() and without not in path.parts)
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
+
+
 def board_of(run: Path) -> Any:
     """Return what TensorBoard shows of a run, with all pictures."""
     from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator

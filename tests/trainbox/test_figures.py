@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from tests.support.here import Here
 from tests.support.ranks import Ranks
@@ -32,19 +32,6 @@ class _Positive(nn.Module):
         return images[:, 0, 0, :1] * torch.tensor([-1.0, 1.0]) * self.scale
 
 
-class _Read(Dataset[Any]):
-    """The examples of a TensorDataset, read one by one."""
-
-    def __init__(self, tensors: TensorDataset) -> None:
-        self.held = tensors
-
-    def __len__(self) -> int:
-        return len(self.held)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.held[index]
-
-
 @dataclass(frozen=True)
 class Mistaken(Classification):
     """30 validation examples in batches of 8, each with its number as first pixel; 9, 25 and 26
@@ -58,7 +45,8 @@ class Mistaken(Classification):
         images = torch.arange(1, count + 1).float().reshape(-1, 1, 1, 1).expand(-1, 1, 2, 2).clone()
         labels = torch.ones(count, dtype=torch.int64)
         labels[list(mistaken)] = 0
-        return _Read(TensorDataset(images, labels)) if self.read else TensorDataset(images, labels)
+        held = TensorDataset(images, labels)
+        return Subset(held, range(count)) if self.read else held
 
     def train_dataset(self, data_dir: Path) -> Any:
         return self._images(16, ())
@@ -77,16 +65,8 @@ class Mistaken(Classification):
 
 
 _ONE_STEP = (
-    "train",
-    _TASK,
-    "--device",
-    "cpu",
-    "--max-steps",
-    "1",
-    "--lr",
-    "1e-9",
-    "--batch-size",
-    "8",
+    *("train", _TASK, "--device", "cpu", "--max-steps", "1", "--lr", "1e-9"),
+    *("--batch-size", "8"),
 )
 _SHOWN = [25, 26, 9, 0, 1, 2, 3, 4]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.here import Captured, Here
+from tests.support.here import Captured, Here, files_of
 from tests.support.ranks import Ranks
 from tests.support.tiny import StepCounter
 from trainbox.contract.storage import writing
@@ -68,7 +68,7 @@ def test_rows_are_the_outputs_for_the_files_in_their_order(here: Here, files: Pa
 
 def test_json_lines_have_the_columns_of_csv(here: Here, files: Path) -> None:
     here.train(task=TASK, max_steps=2, workers=0)
-    before = {path: path.read_bytes() for path in here.path().rglob("*") if path.is_file()}
+    before = files_of(here.path())
     _, rows, _ = _predict(here, "new")
     _, lines, _ = _predict(here, "new", "--format", "jsonl")
     found = [json.loads(line) for line in lines.splitlines()]
@@ -78,7 +78,7 @@ def test_json_lines_have_the_columns_of_csv(here: Here, files: Path) -> None:
     assert found[1]["output"] == float(expected[1]["output"])
     # The first number of f.txt is 0, so its quotient is infinite.
     assert found[-1]["scaled_0"] is None and math.isinf(float(expected[-1]["scaled_0"]))
-    assert {path: path.read_bytes() for path in here.path().rglob("*") if path.is_file()} == before
+    assert files_of(here.path()) == before
 
 
 def test_one_and_four_processes_write_the_same_rows(ranks: Ranks) -> None:
@@ -153,24 +153,19 @@ def test_a_full_disk_is_reported(here: Here, files: Path, monkeypatch: pytest.Mo
 
 
 def test_folders_are_searched_in_the_order_of_names(tmp_path: Path) -> None:
-    for name in [
-        "b.png",
-        "A.PNG",
-        "c/z.png",
-        "c/d.e/y.png",
-        "c.png",
-        "x.txt",
-        ".a/h.png",
-        ".i.png",
-    ]:
+    names = ("b.png", "A.PNG", "c/z.png", "c/d.e/y.png", "c.png", "x.txt", ".a/h.png", ".i.png")
+    for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / "c/loop").symlink_to(tmp_path)
     (tmp_path / "linked").mkdir()
     (tmp_path / "k").symlink_to(tmp_path / "linked")
     (tmp_path / "linked/l.png").write_text("")
+    (tmp_path / "missing.png").symlink_to("gone.png")
+    (tmp_path / "self.png").symlink_to("self.png")
     found = [str(path.relative_to(tmp_path)) for path in given_files([tmp_path], (".png",))]
-    assert found == ["A.PNG", "b.png", "c/d.e/y.png", "c/z.png", "c.png", "k/l.png", "linked/l.png"]
+    inner = ["c/d.e/y.png", "c/z.png", "c.png", "k/l.png", "linked/l.png"]
+    assert found == ["A.PNG", "b.png", *inner, "missing.png", "self.png"]
     given = [tmp_path / "x.txt", tmp_path / "k"]
     assert given_files(given, (".png",)) == [tmp_path / "x.txt", tmp_path / "k/l.png"]
     assert given_files([tmp_path / "linked"], ()) == [tmp_path / "linked/l.png"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from tests.support.here import Here
 from tests.support.tiny import TINY, Tiny
@@ -23,25 +23,14 @@ def _with_a_bad_example(value: float) -> TensorDataset:
     return TensorDataset(inputs_N4, targets_N)
 
 
-class _Read(Dataset[Any]):
-    """The same examples, one at a time."""
-
-    def __init__(self, dataset: TensorDataset) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._dataset[index]
-
-
 @pytest.mark.parametrize(("value", "read"), [(math.nan, False), (-math.inf, True)])
 def test_a_bad_number_of_an_example_is_named(
     here: Here, monkeypatch: pytest.MonkeyPatch, value: float, read: bool
 ) -> None:
-    dataset = _with_a_bad_example(value)
-    monkeypatch.setattr(Tiny, "train_dataset", lambda *_: _Read(dataset) if read else dataset)
+    dataset: Dataset[Any] = _with_a_bad_example(value)
+    if read:  # one by one
+        dataset = Subset(dataset, range(50))
+    monkeypatch.setattr(Tiny, "train_dataset", lambda *_: dataset)
     err = here.refused("train", TINY, "--device", "cpu", "--run", "r", "--workers", "0", code=6)
     assert f": example {_BAD} of the training set has a number that is infinite or NaN: " in err
     assert "--lr" not in err

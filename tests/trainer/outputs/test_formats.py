@@ -1,7 +1,6 @@
 """The formats of files that a script can leave, whole and damaged."""
 
 import json
-import os
 import pickle
 from collections import Counter
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from entrypoint.drill.compare import SUFFIXES
+from tests.support.unsafe_pickle import MakesFolder
 from trainbox.contract.errors import WrongUse
 from trainer.outputs.__main__ import main
 from trainer.outputs.differences import first_difference
@@ -60,16 +60,6 @@ _FORMATS = {
 }
 
 
-class _Code:
-    """Makes a folder when a pickle with it is loaded."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self._folder),)
-
-
 @pytest.mark.parametrize("name", _FORMATS)
 def test_a_format(name: str, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
@@ -104,9 +94,7 @@ def test_a_file_without_numbers(tmp_path: Path) -> None:
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-        with pytest.raises(
-            WrongUse, match=f"{name} has no finite numbers: compare a file with results"
-        ):
+        with pytest.raises(WrongUse, match=f"{name} has no finite numbers: compare a file"):
             read_entries(tmp_path / name)
     # After the first NaN, each training has the same result, also if it does not resume.
     for values in (torch.empty(0), torch.tensor([torch.nan, torch.inf])):
@@ -151,7 +139,7 @@ def test_objects_are_refused_and_named(tmp_path: Path) -> None:
     )
     with pytest.raises(WrongUse, match=r"an object of torch\.nn\.modules\.linear\.Linear, and on"):
         read_entries(tmp_path / "f.pt")
-    (tmp_path / "h.pt").write_bytes(pickle.dumps(_Code(tmp_path / "ran"), protocol=2))
+    (tmp_path / "h.pt").write_bytes(pickle.dumps(MakesFolder(tmp_path / "ran"), protocol=2))
     with pytest.raises(WrongUse, match=r"an object of posix\.mkdir, and only tensors"):
         read_entries(tmp_path / "h.pt")
     assert not (tmp_path / "ran").exists()
