@@ -205,20 +205,8 @@ def test_the_example_of_pictures_in_folders_trains_with_their_classes(
             folder.mkdir(parents=True)
             for number in range(count):
                 Image.new("RGB", (12 + number, 10), colour).save(folder / f"{number}.png")
-    options = (
-        "--set",
-        "size=8",
-        "--set",
-        "width=4",
-        "--batch-size",
-        "8",
-        "--epochs",
-        "8",
-        "--lr",
-        "0.05",
-        "--workers",
-        "0",
-    )
+    settings = "--batch-size 8 --epochs 8 --lr 0.05 --workers 0"
+    options = ("--set", "size=8", "--set", "width=4", *settings.split())
     out = here.succeeds(*command.split(), *options, "--device", "cpu", "--run", "r")
     assert "24 training and 9 validation examples" in out
     last = here.entries("validation")[-1]

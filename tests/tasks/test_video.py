@@ -55,14 +55,8 @@ def test_a_short_training_separates_two_motions(here: Here) -> None:
 def test_a_run_reports_classes_recordings_and_figures(here: Here) -> None:
     _write_half_encoded(here.folder / "data/video")
     out = here.train(task="video", max_steps=1, batch_size=4, workers=0, threads=1, fields=FIELDS)
-    assert (
-        "\nclasses    horizontal 104 x 0.875, pulse 32 x 2.84, rest 172 x 0.529, "
-        "vertical 56 x 1.63 (" in out
-    )
-    assert (
-        "\nvalidation horizontal 24, pulse 8, rest 44, vertical 16, from 23 of 114 recordings\n"
-        in out
-    )
+    assert "\nclasses    horizontal 104 x 0.875, pulse 32 x 2.84, rest 172 x 0.529, " in out
+    assert "\nvalidation horizontal 24, pulse 8, rest 44, vertical 16, from 23 of 114 " in out
     (entry,) = here.entries("validation")
     assert sum(map(sum, entry["confusion"])) == 24 + 8 + 44 + 16
     pictures = board_of(here.path()).Tags()["images"]
@@ -259,9 +253,7 @@ def test_an_unwritable_cache_is_reported(tmp_path: Path) -> None:
     write_films(tmp_path / "video", _FEW)
     encode(tmp_path / "video/rest/new.mp4", film("rest", 99))
     (tmp_path / "video/.cache").write_text("in the way")
-    with pytest.raises(
-        StorageFailure, match=r"video/.cache/rest cannot be written \(.*\) and needs .* or use .npy"
-    ):
+    with pytest.raises(StorageFailure, match=r"cannot be written \(.*\) and needs .* or use .npy"):
         _task().with_data(tmp_path).train_dataset(tmp_path)
 
 

@@ -361,16 +361,8 @@ def test_a_mistake_is_one_line_with_the_remedy_before_the_first_step(
     task, changes, message = _MISTAKES[mistake]
     for name, value in changes.items():
         monkeypatch.setattr(task, name, value)
-    err = here.refused(
-        "train",
-        f"{task.__module__}:{task.__name__}",
-        "--device",
-        "cpu",
-        "--run",
-        "r",
-        "--workers",
-        "0",
-    )
+    words = ("--device", "cpu", "--run", "r", "--workers", "0")
+    err = here.refused("train", f"{task.__module__}:{task.__name__}", *words)
     assert message in err
     assert not (here.path() / "metrics.jsonl").exists() or here.entries("train") == []
     if " raised " in err:
@@ -495,10 +487,7 @@ def test_a_metric_that_needs_more_than_a_sample_is_tried_with_the_whole_set(
 
     monkeypatch.setattr(Tiny, "metrics", metrics)
     out = here.train(max_steps=2, best_by="area", rehearses=True)
-    assert (
-        "the rehearsal has validated the whole set: a sample is too small (ValueError: only one "
-        "class is present)"
-    ) in out
+    assert "the rehearsal has validated the whole set: a sample is too small (ValueError: " in out
     # 8 + 4 of the sample, the whole, the validation at the end
     assert seen.read_text().split() == ["12", "20", "20"]
 
@@ -545,10 +534,7 @@ def test_a_dataclass_that_is_not_frozen(here: Here, tmp_path: Path) -> None:
         f"{head}@dataclass\nclass Melted(Task):\n    width: int = 3\n"
     )
     err = here.refused("train", "melted.py:Melted", "--device", "cpu")
-    assert err == (
-        "trainbox: task melted.py:Melted: a class in its file is not frozen (melted.py:3): write "
-        "@dataclass(frozen=True) above it\n"
-    )
+    assert "a class in its file is not frozen (melted.py:3): write @dataclass(frozen=True)" in err
 
 
 class _Unreachable(Three):

@@ -392,9 +392,7 @@ def test_state_that_changes_later_fails_the_run_at_the_next_digest(
 ) -> None:
     family = "Tiny.calls"
     _changing(monkeypatch, lambda forwards: [family] if forwards == 4 else [])
-    with pytest.raises(
-        WrongUse, match=f"^task Tiny: by step 6 it has changed {family}.*, which check"
-    ):
+    with pytest.raises(WrongUse, match=f"by step 6 it has changed {family}.*, which check"):
         here.train(max_steps=12)
     assert here.steps() == []
 
@@ -403,9 +401,7 @@ def test_weights_that_are_unfrozen_late_fail_the_run(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _in_losses(monkeypatch, lambda _, model: model.frozen.requires_grad_(int(model.forwards) > 4))
-    with pytest.raises(
-        WrongUse, match="by step 6 it has changed frozen.bias.attributes, such as requires"
-    ):
+    with pytest.raises(WrongUse, match="it has changed frozen.bias.attributes, such as requires"):
         here.train(max_steps=12)
 
 

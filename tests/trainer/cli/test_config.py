@@ -98,12 +98,8 @@ def test_a_folder_without_settings_is_refused(
 def test_a_sweep_has_only_a_file_of_an_experiment(here: Here) -> None:
     (here.folder / "s").mkdir()
     (here.folder / "s/study.journal").touch()
-    assert here.command("config", "s") == (
-        2,
-        "",
-        "trainbox: config s: this is a sweep: add --toml, or name one of its trials, such as "
-        "s/trial-00000\n",
-    )
+    err = here.refused("config", "s", silent=True)
+    assert "config s: this is a sweep: add --toml, or name one of its trials" in err
 
 
 def test_the_sweep_of_a_script_is_refused() -> None:
@@ -117,9 +113,5 @@ def test_edited_settings_are_refused(here: Here) -> None:
     config = here.path() / "config.json"
     config.write_text(config.read_text().replace('"seed": 0', '"seed": 1'))
     for arguments in ((), ("--toml",)):
-        assert here.command("config", "runs/r", *arguments) == (
-            2,
-            "",
-            "trainbox: runs/r/config.json was edited after the run was started "
-            "(settings.seed: 0 -> 1): restore it\n",
-        )
+        err = here.refused("config", "runs/r", *arguments, silent=True)
+        assert "config.json was edited after the run was started (settings.seed: 0 -> 1)" in err

@@ -1,7 +1,6 @@
 """`evaluate`: the figures of a stored run again, on its own data and on other data."""
 
 import csv
-import hashlib
 import io
 import json
 import math
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.here import Here
+from tests.support.here import Here, files_of
 from tests.support.ranks import Ranks
 from tests.support.tiny import Split, StepCounter, Tiny
 from trainbox.contract.seeding import derive_seed
@@ -51,15 +50,6 @@ def _recorded(entry: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if name not in common}
 
 
-def _files(run: Path) -> dict[str, str]:
-    """Return the digests of the run's own files."""
-    return {
-        str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(run.rglob("*"))
-        if path.is_file() and "evaluations" not in path.parts
-    }
-
-
 _EVALUATE = ("evaluate", "runs/r", "--device", "cpu")
 
 
@@ -68,7 +58,7 @@ def test_any_number_of_processes_has_the_figures_of_the_training(ranks: Ranks) -
     task = ("noisy.py:Noisy", "--device", "cpu", "--threads", "1", "--max-steps", "3", "--run", "r")
     ranks.train(2, *task, "--batch-size", "70", "--set", "width=4")
     (recorded,) = ranks.entries("r", "validation")
-    before = _files(ranks.folder / "runs/r")
+    before = files_of(ranks.folder / "runs/r", without="evaluations")
     for processes in (1, 3):
         words = ("--device", "cpu", "--predictions", f"out-{processes}.csv")
         ended = ranks(processes, "evaluate", "runs/r", *words)
@@ -86,7 +76,7 @@ def test_any_number_of_processes_has_the_figures_of_the_training(ranks: Ranks) -
         found = _evaluation(ranks.folder)
         assert found["figures"] == _recorded(recorded)
         assert (found["world_size"], found["step"], found["examples"]) == (processes, 3, 360)
-    assert _files(ranks.folder / "runs/r") == before
+    assert files_of(ranks.folder / "runs/r", without="evaluations") == before
     pictures = (ranks.folder / "runs/r/evaluations/best-validation").glob("*.png")
     assert sorted(path.name for path in pictures) == ["confusion_matrix.png", "examples.png"]
     text = (ranks.folder / "out-1.csv").read_text()
@@ -105,7 +95,7 @@ def test_the_best_and_the_last_checkpoint_are_evaluated_while_the_run_trains(her
     steps = [entry["step"] for entry in here.entries("validation")]
     assert steps == [6, 12, 18]
     training = RunFolder(here.path(), writes=True)  # it holds the lock, as a training does
-    before = _files(here.path())
+    before = files_of(here.path(), without="evaluations")
     for which, step in (("best", 6), ("last", 18)):
         out = here.succeeds(*_EVALUATE, "--checkpoint", which)
         found = _evaluation(here.folder, name=f"{which}-validation")
@@ -120,7 +110,7 @@ def test_the_best_and_the_last_checkpoint_are_evaluated_while_the_run_trains(her
         recorded = here.entries("validation")[steps.index(step)]
         assert found["figures"] == _recorded(recorded)
     training.close()
-    assert _files(here.path()) == before
+    assert files_of(here.path(), without="evaluations") == before
 
 
 def test_a_step_that_the_training_did_not_validate_is_not_compared(here: Here) -> None:
@@ -147,9 +137,7 @@ def test_other_figures_than_those_of_the_training_exit_with_8(here: Here) -> Non
     found = _evaluation(here.folder)
     assert (found["training"]["equal"], found["figures"]["loss"]) == (False, last)
     # A change that may change bits explains the difference.
-    manifest = here.json("manifest.json")
-    manifest["packages"]["torch"] = "1.0"
-    (here.path() / "manifest.json").write_text(json.dumps(manifest))
+    here.edit("manifest.json", packages=here.json("manifest.json")["packages"] | {"torch": "1.0"})
     out = here.succeeds(*_EVALUATE)
     assert "changed since the run's start: packages.torch: 1.0 -> " in out
     assert "; changed: packages.torch: 1.0 -> " in out

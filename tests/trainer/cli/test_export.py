@@ -7,7 +7,6 @@ import hashlib
 import html
 import importlib.util
 import io
-import json
 import os
 import re
 import runpy
@@ -30,7 +29,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.support.commands import clean_environment
-from tests.support.here import Here
+from tests.support.here import Here, files_of
 from tests.support.paths import ROOT
 from tests.support.pictures import make_pictures
 from tests.support.pictures import picture as drawn_picture
@@ -67,14 +66,6 @@ def _loaded(path: Path) -> torch.nn.Module:
     return module
 
 
-def _files(run: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(run.rglob("*"))
-        if path.is_file() and "exports" not in path.parts
-    }
-
-
 def _examples(count: int) -> Tensor:
     images_NCHW: Tensor = Digits().validation_dataset(Path()).tensors[0]
     return images_NCHW[:count]
@@ -82,7 +73,7 @@ def _examples(count: int) -> Tensor:
 
 def test_the_file_has_the_best_weights_or_the_last_and_takes_any_batch(here: Here) -> None:
     here.train(**_DIGITS | {"best_by": "max:loss", "max_steps": 44})  # the first is the best
-    before = _files(here.path())
+    before = files_of(here.path(), without="exports")
     outputs = {}
     for which, step in (("best", 22), ("last", 44)):
         out = here.succeeds(*_EXPORT, "--checkpoint", which)
@@ -104,7 +95,7 @@ def test_the_file_has_the_best_weights_or_the_last_and_takes_any_batch(here: Her
         card = (folder / "model.md").read_text()
         assert f"| weights_sha256 | {digest[1]}" in card and "| licence | not set (" in card
     assert not torch.equal(outputs["best"], outputs["last"])
-    assert _files(here.path()) == before
+    assert files_of(here.path(), without="exports") == before
 
 
 def test_a_run_with_another_precision_and_memory_format_is_exported_in_float32(here: Here) -> None:
@@ -384,10 +375,8 @@ def test_a_signal_stops_the_export_with_75_and_leaves_no_file(
 
 def test_a_changed_task_is_refused_unless_accepted(here: Here) -> None:
     here.train(max_steps=2)
-    path = here.path() / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["sources"]["tests.support.tiny"] = "an earlier digest"
-    path.write_text(json.dumps(manifest))
+    sources = here.json("manifest.json")["sources"] | {"tests.support.tiny": "an earlier digest"}
+    here.edit("manifest.json", sources=sources)
     err = here.refused(*_EXPORT)
     assert "the task of runs/r was changed since the run's start (sources.tests.support" in err
     assert "or accept the new ones with --anyway" in err

@@ -29,10 +29,7 @@ def test_a_missing_package_is_named_with_its_installation(
         cli.main(["track", str(tmp_path), "--to", package], standalone_mode=False)
     text = str(found.value)
     assert text.startswith(f"--to {package}: ")
-    assert text.endswith(
-        f": install {package}: write its name to a file my.txt and run "
-        "`make extra-venv REQUIREMENTS=my.txt`, or install it with pip"
-    )
+    assert f": install {package}: write its name to a file my.txt and run `make extra-venv" in text
 
 
 def test_a_missing_package_of_a_database_is_named_by_its_module(

@@ -115,10 +115,7 @@ def test_the_difference_is_named(
 
 def test_runs_without_a_common_trained_step_are_not_compared() -> None:
     one = _evidence("A", _DIGESTS, 4, 8)
-    with pytest.raises(
-        WrongUse,
-        match="no digest of a trained step in common .the first digest of A is of step 4",
-    ):
+    with pytest.raises(WrongUse, match="in common .the first digest of A is of step 4"):
         verdict(one, _evidence("B", _DIGESTS[:1]))  # the initial weights do not prove anything
 
 
@@ -165,19 +162,14 @@ def test_each_checkpoint_and_the_last_step_have_a_digest(finished: Here) -> None
     assert len({entry["model"] for entry in entries}) == 7
     orders = [entry["order"] for entry in entries if entry["kind"] == "step"]
     assert len(set(orders)) == 3
-    names = [
-        f"linear.{p}.{key}" for p in ("weight", "bias") for key in ("step", "exp_avg", "exp_avg_sq")
-    ]
-    assert list(entries[2]["tensors"]) == [
+    names = {
         "forwards",
-        "linear.weight",
         "linear.bias",
-        *(f"optimizer.{name}" for name in names),
-    ]
-    assert (
-        "SAME BITS: runs/r and runs/twin, 7 digests up to step 18"
-        in finished.command("verify", "runs/r", "runs/twin")[1]
-    )
+        "optimizer.linear.bias.step",
+        "optimizer.linear.bias.exp_avg",
+    }
+    assert names < entries[2]["tensors"].keys()
+    assert "7 digests up to step 18" in finished.succeeds("verify", "runs/r", "runs/twin")
 
 
 def test_a_resume_that_did_not_restore_the_digests_differs(finished: Here) -> None:
@@ -189,10 +181,7 @@ def test_a_resume_that_did_not_restore_the_digests_differs(finished: Here) -> No
         if not changes:
             finished.succeeds("verify", "runs/r", "runs/twin")
     err = finished.refused("verify", "runs/r", "runs/twin", code=8)
-    assert (
-        "line 12 of runs/r/digests.jsonl: the second entry of step 18 has a different digest of "
-        "optimizer than the first" in err
-    )
+    assert "line 12 of runs/r/digests.jsonl: the second entry of step 18 has a different" in err
 
 
 def test_an_early_stop_has_a_digest_of_its_last_step(here: Here) -> None:
@@ -332,22 +321,14 @@ def test_a_truncated_record_is_incomplete(finished: Here) -> None:
         (finished.path() / name).unlink()
     _without_validations(finished.path())
     err = finished.refused("verify", "runs/r", "--device", "cpu", silent=True)
-    assert (
-        "record of runs/r is incomplete (digests.jsonl ends at step 5, metrics.jsonl at step 18)"
-        in err
-    )
+    assert "runs/r is incomplete (digests.jsonl ends at step 5, metrics.jsonl at step 18)" in err
     err = finished.refused("verify", "runs/r", "runs/twin", silent=True)
     assert "digests.jsonl ends at step 5, metrics.jsonl at step 18" in err
     (finished.path() / "metrics.jsonl").write_text("")
-    assert (
-        "is not finished (it ends at step 5"
-        in finished.command("verify", "runs/r", "--device", "cpu")[2]
-    )
+    err = finished.refused("verify", "runs/r", "--device", "cpu")
+    assert "is not finished (it ends at step 5" in err
     err = finished.refused("verify", "runs/r", "runs/twin", code=8, silent=True)
-    assert (
-        "DIFFERENT ENDS: runs/r ends at step 5 and runs/twin at step 18: the same bits up to step 5"
-        in err
-    )
+    assert "DIFFERENT ENDS: runs/r ends at step 5 and runs/twin at step 18: the same bi" in err
 
 
 def test_the_first_part_of_a_stopped_run_can_be_verified(here: Here) -> None:
@@ -436,19 +417,11 @@ def test_verify_names_the_altered_entry_the_first_step_and_the_first_tensor(here
     here.train(task="digits", max_steps=2, digest_steps=1, threads=1)
     here.edit("config.json", threads=2)
     err = here.refused("verify", "runs/r", "--device", "cpu", code=8)
-    assert err.startswith(
-        "trainbox: DIFFERENT BITS: runs/r against the repeated run: "
-        "first difference at step 1 (step 0 is the same): first tensor "
-    )
+    assert "first difference at step 1 (step 0 is the same): first tensor " in err
     assert err.endswith("manifest entries that differ: threads: 1 -> 2\n")
 
 
 _STOPPED = {"max_steps": 15}
-
-
-def _stopped(here: Here) -> Path:
-    here.stopped(5, **_STOPPED)
-    return here.path() / "manifest.json"
 
 
 # fmt: off
@@ -467,20 +440,21 @@ _ENTRIES = [
 def test_a_resume_after_a_change_of_bits_needs_resume_anyway(
     here: Here, entry: str, value: Any, arguments: str
 ) -> None:
-    path = _stopped(here)
-    _change(path, **{entry: value})
+    here.stopped(5, **_STOPPED)
+    here.edit("manifest.json", **{entry: value})
     with pytest.raises(WrongUse) as refused:
         here.train(**_STOPPED)
     assert f"runs/r cannot be resumed with the same bits ({arguments}" in str(refused.value)
     assert "or accept different bits with --resume anyway" in str(refused.value)
     assert arguments in here.train(**_STOPPED, resume="anyway")
-    (start,) = json.loads(path.read_text())["resumes"]
+    (start,) = here.json("manifest.json")["resumes"]
     assert start["step"] == 5
     assert any(name.startswith(entry) for name in start["changed"])
 
 
 def test_a_resume_without_its_manifest_needs_resume_anyway(here: Here) -> None:
-    _stopped(here).unlink()
+    here.stopped(5, **_STOPPED)
+    (here.path() / "manifest.json").unlink()
     with pytest.raises(WrongUse, match="runs/r/manifest.json is missing or damaged"):
         here.train(**_STOPPED)
     here.train(**_STOPPED, resume="anyway")
@@ -490,20 +464,18 @@ def test_a_resume_without_its_manifest_needs_resume_anyway(here: Here) -> None:
 def test_changes_that_do_not_change_bits_are_listed_at_a_resume(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = _stopped(here)
+    here.stopped(5, **_STOPPED)
     config_file = {"name": "exp.toml", "sha256": "abc"}
     facts = LaunchFacts(reason="the second start", config_file=config_file)
     monkeypatch.setenv(*facts.variable().popitem())
-    packages = json.loads(path.read_text())["packages"]
-    _change(
-        path, python="3.0", image_digest="sha256:abc", packages=packages | {"torchvision": "0.1"}
-    )
+    packages = here.json("manifest.json")["packages"] | {"torchvision": "0.1"}
+    here.edit("manifest.json", python="3.0", image_digest="sha256:abc", packages=packages)
     out = here.train(**_STOPPED)
     assert "changed since the run's start: " in out
     assert "packages.torchvision: 0.1 -> " in out
     assert "python: 3.0 -> 3." in out
     assert "image_digest: sha256:abc -> nothing" in out
-    described = json.loads(path.read_text())
+    described = here.json("manifest.json")
     assert described["plan"]["reason"] is None
     (resumed,) = described["resumes"]
     assert resumed["plan"] == described["plan"] | {"reason": "the second start"}
@@ -541,10 +513,7 @@ def test_other_data_have_other_digests(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_verify_without_a_digest_to_compare_does_not_train(here: Here) -> None:
     here.train(max_steps=6)
     err = here.refused("verify", "runs/r", "--steps", "3", "--device", "cpu", silent=True)
-    assert (
-        "runs/r has no digest of a trained step up to step 3 (the first is of step 6): train with "
-        "--digest-steps N" in err
-    )
+    assert "no digest of a trained step up to step 3 (the first is of step 6): train with" in err
 
 
 _TASK = """
@@ -649,10 +618,7 @@ def test_a_resume_with_another_source_file_is_refused_before_it_saves(
     helpers()
     with Path(_HELPERS[name]).open("a") as file:
         file.write("# another text\n")
-    with pytest.raises(
-        Changed,
-        match=rf"runs/r cannot be resumed with the same bits \(sources.{name}: ",
-    ):
+    with pytest.raises(Changed, match=rf"resumed with the same bits \(sources.{name}: "):
         here.train(**settings)
     helpers()
     assert here.steps()[-1] == 8
@@ -667,10 +633,7 @@ def test_a_resume_with_another_source_file_is_refused_before_it_saves(
 def test_processes_with_other_source_files_are_refused() -> None:
     record = manifest.SourceRecord(Mock(writes=False), {"one": "a"}, False)
     record.compare_and_add([{"one": "a"}, {"one": "a", "only_there": "b"}])
-    with pytest.raises(
-        WrongUse,
-        match="the source file of module two differs between processes 0 and 1: copy the same",
-    ):
+    with pytest.raises(WrongUse, match="module two differs between processes 0 and 1: copy the"):
         record.compare_and_add([{"two": "a"}, {"two": "b"}])
 
 

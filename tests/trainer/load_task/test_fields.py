@@ -207,9 +207,7 @@ def test_wrong_fields_are_reported_with_the_remedy(given: dict[str, str], messag
 
 def test_a_field_without_a_default_must_be_given() -> None:
     fields = [TaskField("classes", int, dataclasses.MISSING)]
-    with pytest.raises(
-        WrongUse, match=r"^task t has no default for classes: add --set classes=\.\.\.$"
-    ):
+    with pytest.raises(WrongUse, match=r"^task t has no default for classes: add --set classes="):
         parse_fields("t", fields, {})
     assert parse_fields("t", fields, {"classes": "3"}) == {"classes": 3}
     with pytest.raises(WrongUse, match="has no field x: it has none"):
@@ -254,11 +252,7 @@ def test_a_field_of_another_type_cannot_be_set_and_keeps_its_default(
     )
     loaded = load_task(f"{spec}:T", {})
     assert vars(loaded) == {"depth": None, "sizes": (1, 2)}
-    with pytest.raises(
-        WrongUse,
-        match="--set depth=3: depth has a type that --set does not support: use one of str, int, "
-        "float, bool",
-    ):
+    with pytest.raises(WrongUse, match="depth has a type that --set does not support: use one of"):
         load_task(f"{spec}:T", {"depth": "3"})
 
 

@@ -73,9 +73,7 @@ def test_a_file_with_relative_imports_is_refused_with_the_remedy(
     write: Callable[[str, str], str],
 ) -> None:
     spec = write("inside.py", "from .beside import x\n" + HEAD + "class T(Task): ...\n")
-    with pytest.raises(
-        WrongUse, match=r"relative imports fail \(.*inside.py:1\): give the task as package.module"
-    ):
+    with pytest.raises(WrongUse, match=r"\(.*inside.py:1\): give the task as package.module"):
         load_task(f"{spec}:T", {})
 
 
@@ -85,24 +83,15 @@ def test_a_class_that_is_not_a_task_is_reported(write: Callable[[str, str], str]
         HEAD + "@dataclass(frozen=True)\nclass Good(Task): ...\nclass Bad: ...\nWorse = 3\n",
     )
     for name in ("Bad", "Worse", "Missing"):
-        with pytest.raises(
-            WrongUse,
-            match=rf"task no_task.py:{name}: no_task.py does not define a Task named {name}: it "
-            r"defines Task, Good",
-        ):
+        with pytest.raises(WrongUse, match=f"a Task named {name}: it defines Task, Good"):
             load_task(f"{spec}:{name}", {})
-    with pytest.raises(
-        WrongUse, match=r"task json:Task: json does not define a Task named Task: it defines none"
-    ):
+    with pytest.raises(WrongUse, match="json does not define a Task named Task: it defines none"):
         load_task("json:Task", {})
 
 
 def test_fields_without_the_decorator_are_reported(write: Callable[[str, str], str]) -> None:
     spec = write("bare_class.py", HEAD + "class T(Task):\n    width: int = 3\n")
-    with pytest.raises(
-        WrongUse,
-        match=r"task bare_class.py:T: width cannot be set: write @dataclass\(frozen=True\) above T",
-    ):
+    with pytest.raises(WrongUse, match=r"cannot be set: write @dataclass\(frozen=True\) above T"):
         load_task(f"{spec}:T", {})
 
 
@@ -121,9 +110,7 @@ def test_a_misspelt_name_is_refused(
 ) -> None:
     head = HEAD + "from typing import ClassVar\n@dataclass(frozen=True)\n"
     spec = write("misspelt.py", f"{head}class T(Task):\n    {line}\n")
-    with pytest.raises(
-        WrongUse, match=rf"does not read {name}: rename it to {meant}, or to _{name} if"
-    ):
+    with pytest.raises(WrongUse, match=f"rename it to {meant}, or to _{name} if"):
         load_task(f"{spec}:T", {})
 
 
@@ -142,16 +129,10 @@ def test_a_missing_module_is_refused_and_so_is_a_missing_import_of_it(
     write: Callable[[str, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        WrongUse, match=rf"task nowhere_at_all:T: no module nowhere_at_all in {tmp_path}"
-    ):
+    with pytest.raises(WrongUse, match=rf"T: no module nowhere_at_all in {tmp_path}"):
         load_task("nowhere_at_all:T", {})
     write("module_that_needs.py", "import package_that_is_not_here\n")
-    with pytest.raises(
-        WrongUse,
-        match=r"ModuleNotFoundError: No module named 'package_that_is_not_here' "
-        r"\(module_that_needs.py:1\)",
-    ):
+    with pytest.raises(WrongUse, match=r"'package_that_is_not_here' \(module_that_needs.py:1\)"):
         load_task("module_that_needs:T", {})
 
 
@@ -225,19 +206,9 @@ def test_modules_beside_a_task_are_imported_and_never_replace_a_library(
     code, _, err = here.command("plan", f"{spec}:T")
     warnings = err.splitlines()
     assert code == 0
-    assert warnings[0] == (
-        "trainbox: `import statistics` in my/task_among_others.py loads the standard "
-        "library's module statistics, not "
-        "my/statistics.py: rename my/statistics.py to use it"
-    )
-    assert warnings[1].startswith(
-        "trainbox: `import prometheus_client` in my/near_the_task.py loads the module "
-        "prometheus_client ("
-    )
-    assert warnings[2].startswith(
-        "trainbox: `import secrets` in my/near_the_task.py loads the standard library's "
-        "module secrets"
-    )
+    assert "module statistics, not my/statistics.py: rename my/statistics.py" in warnings[0]
+    assert "`import prometheus_client` in my/near_the_task.py loads the module " in warnings[1]
+    assert "`import secrets` in my/near_the_task.py loads the standard library" in warnings[2]
     assert len(warnings) == 3
 
 

@@ -113,7 +113,5 @@ def test_an_error_of_a_drawing_ends_the_training(here: Here, epochs: int, steps:
 
 def test_an_error_of_a_drawing_does_not_hide_a_stop(here: Here) -> None:
     here.stopped(7, task=f"{__name__}:Failing")
-    assert (
-        "the pictures of step 6 are missing, because figures() raised ValueError: no room\n"
-        in (here.path() / "logs/rank-0.log").read_text()
-    )
+    log = (here.path() / "logs/rank-0.log").read_text()
+    assert "pictures of step 6 are missing, because figures() raised ValueError: no room\n" in log

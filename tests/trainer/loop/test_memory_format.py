@@ -1,6 +1,5 @@
 """The memory format of a run."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +23,7 @@ BF16: dict[str, Any] = {"task": PICTURES, "precision": "bf16", "threads": 1}
 
 
 def _format(here: Here, run: str = "r") -> str:
-    config, manifest = (
-        json.loads((here.path(run) / name).read_text()) for name in ("config.json", "manifest.json")
-    )
+    config, manifest = here.json("config.json", run), here.json("manifest.json", run)
     assert config["memory_format"] == manifest["settings"]["memory_format"]
     return str(config["memory_format"])
 

@@ -3,7 +3,6 @@
 The batch size and the steps stay the same, and the split is logged.
 """
 
-import re
 import weakref
 from pathlib import Path
 from typing import Any
@@ -39,10 +38,8 @@ def test_the_batch_is_split_until_it_fits_with_the_bits_of_that_accumulation(
 
     assert here.digest() == here.digest("requested")
     assert here.json("config.json") == here.json("config.json", "requested")
-    assert (here.json("config.json")["batch_size"], here.json("config.json")["accumulation"]) == (
-        8,
-        count,
-    )
+    config = here.json("config.json")
+    assert (config["batch_size"], config["accumulation"]) == (8, count)
     # The batch, the steps and the examples of each step stay the same.
     assert [(e["step"], e["epoch"]) for e in here.entries("train")] == [
         (e["step"], e["epoch"]) for e in here.entries("train", "whole")
@@ -279,12 +276,7 @@ def test_a_batch_that_changes_the_algorithms_of_cudnn_does_not_fit(
     here.train("requested", task=LARGE, accumulation=2)
     _fail_silently(monkeypatch, hidden, step=1)
     out = here.train(task=LARGE)
-    assert re.search(
-        r"memory is used up \(\d allocation\(s\) failed, and cuDNN took algorithms that need less "
-        r"memory and have other bits, which only --fast allows\) with 8 examples at once: "
-        "restarting with smaller micro-batches",
-        out,
-    )
+    assert "which only --fast allows) with 8 examples at once: restarting with smaller" in out
     assert here.digest() == here.digest("requested")
     out = here.train("fast", task=LARGE, deterministic=False)
     assert "restarting" not in out

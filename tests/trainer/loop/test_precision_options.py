@@ -1,6 +1,5 @@
 """The effect of each training option on the numbers, in trainings of a few milliseconds."""
 
-import json
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -197,7 +196,7 @@ def test_the_requested_metric_selects_the_best_checkpoint(
     values = {entry["step"]: entry["loss"] for entry in here.entries("validation")}
     assert f"loss {values[best]:.4f}, step {best}\n" in out
     assert out.count("(best)") == {18: 3, 6: 1}[best]
-    sidecar = json.loads((here.path() / "checkpoints" / f"step-{best:08d}.json").read_text())
+    sidecar = here.json(f"checkpoints/step-{best:08d}.json")
     assert sidecar["best_step"] == best
     assert sidecar["metrics"] == {"loss": values[best]}
     saved = here.state(best)["model"]

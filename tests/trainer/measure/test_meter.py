@@ -12,16 +12,8 @@ from tests.support.here import Here
 from tests.support.tiny import TINY
 
 FOREVER = (
-    "--max-steps",
-    "1000000000",
-    "--eval-every",
-    "1000000000",
-    "--device",
-    "cpu",
-    "--run",
-    "r",
-    "--threads",
-    "1",
+    *("--max-steps", "1000000000", "--eval-every", "1000000000", "--device", "cpu"),
+    *("--run", "r", "--threads", "1"),
 )
 
 

@@ -1,6 +1,5 @@
 """The profile of some steps."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -48,7 +47,7 @@ def test_a_training_that_is_stopped_has_a_profile_of_its_last_steps(
 
     assert "profile of 4 steps, " in stopped_after(14)
     path = here.path() / "profile.json"
-    assert json.loads(path.read_text())["traceEvents"]
+    assert here.json("profile.json")["traceEvents"]
     # A trace that cannot be written does not hide that the training was stopped.
     path.unlink()
     path.mkdir()

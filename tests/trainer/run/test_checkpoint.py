@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.commands import clean_environment
+from tests.support.here import files_of
 from trainbox.contract.errors import Failure, StorageFailure
 from trainer.run.checkpoint import RunCheckpoints
 from trainer.run.checkpoint_files import CheckpointFiles
@@ -318,15 +319,11 @@ def test_files_set_aside_do_not_replace_earlier_ones(saver: Saver) -> None:
     ]
 
 
-def _files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 def test_a_run_whose_checkpoints_are_all_damaged_fails_and_does_not_restart(saver: Saver) -> None:
     for step in (1, 2):
         saver.save(step)
         _truncate(saver.path(step))
-    before = _files(saver.folder)
+    before = files_of(saver.folder)
     for _ in range(2):  # and again at the next start
         with pytest.raises(StorageFailure) as failure:
             saver.checkpoints.files.newest()
@@ -336,13 +333,10 @@ def test_a_run_whose_checkpoints_are_all_damaged_fails_and_does_not_restart(save
             "missing or damaged files from a backup, or start a new run with --run NAME",
             str(failure.value),
         )
-        assert _files(saver.folder) == before
+        assert files_of(saver.folder) == before
     for path in saver.folder.iterdir():
         path.rename(path.with_name(path.name + ".damaged"))
-    with pytest.raises(
-        StorageFailure,
-        match=r"no valid checkpoint in .* \(4 file\(s\) set aside as damaged\): restore",
-    ):
+    with pytest.raises(StorageFailure, match=r"\(4 file\(s\) set aside as damaged\): restore"):
         saver.checkpoints.files.newest()
 
 
@@ -351,15 +345,12 @@ def test_a_run_without_sidecars_fails_and_keeps_the_tensors(saver: Saver) -> Non
         saver.save(step)
     for step in (3, 4, 5):
         saver.path(step, ".json").unlink()
-    before = _files(saver.folder)
+    before = files_of(saver.folder)
     assert len(before) == 3
     saver.checkpoints.files.remove_leftovers()
-    with pytest.raises(
-        StorageFailure,
-        match="step-00000005.pt: its sidecar step-00000005.json is missing; step-00000004.pt",
-    ):
+    with pytest.raises(StorageFailure, match="step-00000005.json is missing; step-00000004.pt"):
         saver.checkpoints.files.newest()
-    assert _files(saver.folder) == before
+    assert files_of(saver.folder) == before
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -375,9 +366,7 @@ def test_weights_that_are_not_finite_are_refused_and_nothing_is_written(
         }
     }
     saver.checkpoints.save(2, bad, {}, 2)
-    with pytest.raises(
-        Failure, match=r"the weights 'layer.weight' are not finite at step 2: lower --lr"
-    ) as failure:
+    with pytest.raises(Failure, match="'layer.weight' are not finite at step 2") as failure:
         saver.checkpoints.wait()
     assert failure.value.exit_code == 6
     assert saver.names() == ["step-00000001.json", "step-00000001.pt"]

@@ -67,7 +67,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def energy(here: Here, run: str = "r") -> Any:
-    return json.loads((here.folder / "runs" / run / "manifest.json").read_text()).get("energy")
+    return here.json("manifest.json", run).get("energy")
 
 
 def test_the_header_names_each_gpu_by_its_uuid(
@@ -148,7 +148,7 @@ def test_the_bench_measures_the_energy_of_its_steps(
         *("train", TINY, "--device", "cpu", "--run", "r", "--measure-seconds", "20"),
         *("--max-steps", "1000", "--eval-every", "1000"),
     )
-    measured = json.loads((here.folder / "runs/r/measured.json").read_text())
+    measured = here.json("measured.json")
     assert (measured["steps"], measured["energy_joules"]) == (20, 20.0)
 
 
@@ -204,8 +204,7 @@ def test_a_manifest_with_an_energy_that_is_not_valid_is_damaged(
     put("h100")
     on(UUIDS[0])
     here.stopped(2, max_steps=4)
-    path = here.path() / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"energy": edited}))
+    here.edit("manifest.json", energy=edited)
     with pytest.raises(WrongUse, match="^runs/r/manifest.json is missing or damaged, so "):
         here.train(max_steps=4)
 

@@ -249,8 +249,7 @@ def test_a_restore_refuses_a_forged_checkpoint_as_a_resume_does(here: Here) -> N
 def test_a_run_with_other_micro_batches_is_restored(here: Here) -> None:
     """With --resume anyway, a start may choose smaller ones than the manifest has."""
     here.stopped(4, mirror=URL)
-    config = here.path() / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"accumulation": 2}))
+    here.edit("config.json", accumulation=2)
     here.stopped(4, mirror=URL, resume="anyway")
     shutil.rmtree(here.path())
     out = here.train(mirror=URL, resume="anyway")

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support import tiny
-from tests.support.here import Here, StopAfter
+from tests.support.here import Here, StopAfter, files_of
 from tests.support.pictures import make_pictures
 from tests.support.tiny import TINY, Tiny
 from trainbox.contract.config import Config
@@ -104,11 +104,7 @@ def test_threads_follow_rank_0_and_other_choices_of_the_hardware_must_be_equal(
     run.close()
     assert (settled.threads, settled.precision) == (7, "fp32")
     refuse_difference(process, {"threads": 7, "precision": "bf16"}, "be alike")
-    with pytest.raises(
-        WrongUse,
-        match=rf"^precision is fp32 on {socket.gethostname()}, "
-        "but differs in another process: be alike$",
-    ):
+    with pytest.raises(WrongUse, match=f"{socket.gethostname()}, but differs in another process"):
         refuse_difference(process, {"threads": 7, "precision": "fp32"}, "be alike")
 
 
@@ -125,10 +121,7 @@ def test_a_batch_size_per_gpu_is_multiplied_by_the_number_of_processes(
 def test_a_missing_device_is_never_replaced() -> None:
     assert choose_device("cpu", 3) == torch.device("cpu")
     if not torch.cuda.is_available():
-        with pytest.raises(
-            DeviceMissing,
-            match=r"process 0 was given a GPU, but torch .* finds 0 GPUs \(.*NVIDIA.*\): update",
-        ):
+        with pytest.raises(DeviceMissing, match=r"torch .* finds 0 GPUs \(.*NVIDIA.*\): update"):
             choose_device("cuda", 0)
     if not torch.backends.mps.is_available():
         with pytest.raises(DeviceMissing, match="use --device cpu"):
@@ -144,11 +137,7 @@ def test_a_gpu_that_torch_has_no_code_for_is_refused(monkeypatch: pytest.MonkeyP
     with pytest.raises(DeviceMissing) as refused:
         choose_device("cuda", 0)
     assert refused.value.exit_code == 3
-    assert str(refused.value) == (
-        "torch has no code for GPU 0, Tesla V100 (it has compute capability 7.0, and the installed "
-        "torch is built for sm_75 sm_90): use other GPUs, an image whose torch is built for this "
-        "architecture, or --device cpu"
-    )
+    assert "GPU 0, Tesla V100 (it has compute capability 7.0, and the" in str(refused.value)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_70", "sm_90"])
     assert choose_device("cuda", 0) == torch.device("cuda", 0)
 
@@ -365,9 +354,8 @@ _SETTINGS_AND_MESSAGE = [
 def test_settings_that_the_task_cannot_use_are_reported(
     here: Here, settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(WrongUse) as failure:
+    with pytest.raises(WrongUse, match=re.escape(message)):
         here.train(**settings)
-    assert message in str(failure.value)
 
 
 def test_the_whole_set_as_one_batch_is_fine(here: Here) -> None:
@@ -377,11 +365,7 @@ def test_the_whole_set_as_one_batch_is_fine(here: Here) -> None:
 
 def test_resume_never_refuses_a_run_that_has_a_checkpoint(here: Here) -> None:
     here.train(epochs=1, resume="never")
-    with pytest.raises(
-        WrongUse,
-        match="--resume never was given, but runs/r has a checkpoint of step 6: "
-        "choose another --run name",
-    ):
+    with pytest.raises(WrongUse, match="runs/r has a checkpoint of step 6: choose another --run"):
         here.train(epochs=1, resume="never")
 
 
@@ -393,20 +377,11 @@ def test_a_checkpoint_of_another_model_is_refused(here: Here) -> None:
     here.train()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny, "Tiny", Wider)
-        with pytest.raises(
-            WrongUse,
-            match=r"the checkpoint in runs/r is of another model or optimizer "
-            r"\(forwards: shape \(\) -> missing\): undo",
-        ):
+        with pytest.raises(WrongUse, match=r"optimizer \(forwards: shape \(\) -> missing\): undo"):
             here.train()
 
 
 _AGAIN = ("train", TINY, "--device", "cpu", "--run", "r")
-
-
-def _snapshot(here: Here) -> dict[str, bytes]:
-    files = (path for path in here.path().rglob("*") if path.is_file() and "logs" not in path.parts)
-    return {str(path.relative_to(here.path())): path.read_bytes() for path in files}
 
 
 # fmt: off
@@ -425,18 +400,15 @@ def test_a_complete_run_of_another_task_or_other_data_is_refused(
 ) -> None:
     here.train()
     here.edit("manifest.json", **{entry: value})
-    before = _snapshot(here)
+    before = files_of(here.path(), without="logs")
     err = here.refused(*_AGAIN)
-    assert err.startswith(
-        f"trainbox: runs/r is complete, but its task, data, software or hardware has changed "
-        f"since ({named}"
-    )
+    assert f"its task, data, software or hardware has changed since ({named}" in err
     assert "show the result with --resume anyway, or start a new run with another --run name" in err
     out = here.succeeds(*_AGAIN, "--resume", "anyway")
     assert f"changed since the run's start: {named}" in out
     assert "this run is complete: nothing is left to do" in out
     assert f"digest     {here.digest()}" in out
-    assert _snapshot(here) == before
+    assert files_of(here.path(), without="logs") == before
 
 
 @pytest.mark.parametrize(("content", "finished"), [(None, True), (b"cut", False)])
@@ -453,10 +425,7 @@ def test_lost_best_weights_are_rewritten_from_their_checkpoint(
     if content is not None:
         weights.write_bytes(content)
     out = here.train(best_by="max:loss")
-    assert (
-        "runs/r/model.safetensors was missing or damaged: rewritten from the "
-        "checkpoint of step 6" in out
-    )
+    assert "missing or damaged: rewritten from the checkpoint of step 6" in out
     before, after = load_file(here.path("undisturbed") / "model.safetensors"), load_file(weights)
     assert {name: tensor.tolist() for name, tensor in after.items()} == {
         n: t.tolist() for n, t in before.items()
@@ -469,10 +438,7 @@ def test_a_complete_run_without_its_best_weights_fails(here: Here) -> None:
     for path in (here.path() / "checkpoints").glob("step-00000006.*"):
         path.unlink()
     err = here.refused(*_AGAIN, code=4)
-    assert (
-        "so is the checkpoint of the best step 6 (its sidecar cannot be read: No such file "
-        "or directory)" in err
-    )
+    assert "so is the checkpoint of the best step 6 (its sidecar cannot be read: No such fi" in err
 
 
 def test_a_complete_run_without_its_manifest_needs_resume_anyway(here: Here) -> None:
@@ -492,11 +458,7 @@ def test_a_complete_run_cannot_be_extended(here: Here) -> None:
         (("--max-steps", "60"), "epochs: 3 -> None; max_steps: None -> 60"),
     ):
         err = here.refused(*_AGAIN, *arguments)
-        assert err == (
-            f"trainbox: runs/r was started with other settings ({changed}): use the "
-            "old values, or start a new run with --run NAME; the length of a run cannot "
-            "change, because its learning rates depend on it\n"
-        )
+        assert f"runs/r was started with other settings ({changed}): use the old values, or" in err
 
 
 @pytest.mark.parametrize(("file", "steps"), [("config.json", 5), ("manifest.json", 99)])
@@ -511,16 +473,13 @@ def test_a_setting_edited_by_hand_is_refused_with_the_difference(
     if file == "manifest.json":
         edited = {"settings": here.json(file)["settings"] | edited}
     here.edit(file, **edited)
-    before = _snapshot(here)
+    before = files_of(here.path(), without="logs")
     for arguments in ((), ("--resume", "anyway")):
         err = here.refused(*_AGAIN, *arguments)
-        assert err.startswith(
-            "trainbox: the settings of runs/r were changed after its start "
-            "(settings.learning_rate: 0."
-        )
+        assert "runs/r were changed after its start (settings.learning_rate: 0." in err
         assert "0.05" in err and "0.5" in err
         assert "undo the change in config.json (manifest.json has the old values)" in err
-    assert _snapshot(here) == before
+    assert files_of(here.path(), without="logs") == before
 
 
 def test_a_training_that_is_killed_before_any_replacement_of_a_file_resumes(
@@ -572,10 +531,7 @@ def test_a_run_without_its_checkpoint_folder_does_not_restart(here: Here) -> Non
     shutil.rmtree(_stop_at_5(here))
     for arguments in ((), ("--resume", "anyway"), ("--resume", "never")):
         err = here.refused(*_AGAIN, *arguments, code=4)
-        assert err.startswith(
-            "trainbox: no checkpoint in runs/r/checkpoints, but this run has saved some "
-            "(first_checkpoint.json exists): restore"
-        )
+        assert "but this run has saved some (first_checkpoint.json exists): restore" in err
     assert len(here.entries("train")) == 5
     here.succeeds(*_AGAIN[:-1], "other", "--resume", "never")
 
@@ -586,10 +542,7 @@ def test_a_missing_sidecar_is_reported_and_the_previous_checkpoint_is_used(here:
     (folder / "step-00000099.pt.tmp").write_bytes(b"left by a crash")
     out = here.train()
     assert not list(folder.glob("*.tmp"))
-    assert (
-        "step-00000005.pt is damaged (its sidecar step-00000005.json is missing): set "
-        "aside, using step 4\n" in out
-    )
+    assert "(its sidecar step-00000005.json is missing): set aside, using step 4\n" in out
     assert "resume     from step 4" in out
     here.train("undisturbed")
     assert here.digest() == here.digest("undisturbed")
@@ -613,19 +566,13 @@ def test_a_run_without_a_checkpoint_restarts_and_logs_it(
             here.train(stop=StopAfter(4), log_steps=1)
     assert here.steps() == []
     out = here.train(log_steps=1)
-    assert (
-        "runs/r was stopped after step 4, before its first checkpoint: it restarts at step 0\n"
-        in out
-    )
+    assert "stopped after step 4, before its first checkpoint: it restarts at step 0\n" in out
     assert [entry["step"] for entry in here.entries("train")] == list(range(1, 19))
     # The digests and the manifest are those of the new start, whose id the checkpoints have.
     steps = {entry["step"] for entry in here.digests()}
     assert steps == {0, 6, 12, 18}
-    described, sidecar = (
-        json.loads((here.path() / name).read_text())
-        for name in ("manifest.json", "checkpoints/step-00000018.json")
-    )
-    assert described["run_id"] == sidecar["run_id"]
+    described = here.json("manifest.json")
+    assert described["run_id"] == here.json("checkpoints/step-00000018.json")["run_id"]
     assert "resumes" not in described
 
 
@@ -649,11 +596,7 @@ def test_a_task_that_calls_sys_exit_has_not_trained(here: Here) -> None:
     err = here.refused(
         "train", "tests.trainer.sweep.tasks:Exits", "--device", "cpu", "--set", "how=0", code=1
     )
-    assert re.fullmatch(
-        r"trainbox: the task called sys.exit\(0\) in build_model \(.*tasks.py, line "
-        r"\d+\): raise an error instead\n",
-        err,
-    )
+    assert re.search(r"called sys.exit\(0\) in build_model \(.*tasks.py, line \d+\): ", err)
 
 
 def test_a_task_that_calls_sys_exit_at_import_is_reported(
@@ -672,10 +615,7 @@ def test_a_folder_that_is_not_a_run_keeps_its_files(here: Here, name: str) -> No
     (folder / name).write_text("mine")
     (folder / "notes.txt").write_text("mine")
     err = here.refused("train", TINY, "--device", "cpu", "--run", "r", "--max-steps", "1")
-    assert err == (
-        f"trainbox: runs/r is not a run, and its {name} would be replaced: choose another --run "
-        "name, or move the files away\n"
-    )
+    assert f"runs/r is not a run, and its {name} would be replaced: choose another --run" in err
     assert {path.name: path.read_text() for path in folder.iterdir()} == {
         name: "mine",
         "notes.txt": "mine",

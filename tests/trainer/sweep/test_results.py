@@ -143,9 +143,7 @@ def test_the_shown_metric_is_the_requested_or_the_first() -> None:
     assert goal_of([], None) is None
     assert goal_of(_RECORDS, "none") is None
     assert table(rows(_RECORDS, None), None).splitlines()[0] == "width  done  failed  pending"
-    with pytest.raises(
-        WrongUse, match="--metric recall: the trials have no metric recall: use one of loss, f1"
-    ):
+    with pytest.raises(WrongUse, match="the trials have no metric recall: use one of loss, f1"):
         goal_of(_RECORDS, "recall")
 
 

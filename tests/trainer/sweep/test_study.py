@@ -15,6 +15,7 @@ from optuna.distributions import FloatDistribution
 from optuna.samplers import TPESampler
 
 from tests.support.here import Here
+from tests.trainer.sweep.conftest import claimed
 from trainbox.contract.config import Config
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainer.sweep import owners, samplers
@@ -91,11 +92,11 @@ def test_an_ended_trial_is_recorded_with_its_metrics_or_message(opened: Open) ->
 
 def test_a_trial_that_is_given_back_keeps_its_number_and_its_failures(opened: Open) -> None:
     view = opened()
-    trial = view.claim()
-    assert trial and trial.attempts == 0
+    trial = claimed(view)
+    assert trial.attempts == 0
     view.give_back(view.attempted(trial))
-    again = opened(owner="other").claim()
-    assert again and (again.number, again.point, again.seed, again.attempts) == (
+    again = claimed(opened(owner="other"))
+    assert (again.number, again.point, again.seed, again.attempts) == (
         0,
         {"width": 4},
         0,
@@ -115,8 +116,8 @@ def test_an_ended_process_of_this_machine_loses_its_trials_at_once(opened: Open)
     assert lost and kept
     view = opened(owner="third")
     assert view.give_back_of_the_lost() == 1
-    again = view.claim()
-    assert again and again.number == lost.number
+    again = claimed(view)
+    assert again.number == lost.number
 
 
 @in_both
@@ -127,8 +128,7 @@ def test_a_silent_process_of_another_machine_loses_its_trials(
     monkeypatch.setattr(owners.time, "monotonic", lambda: now[0])
     silent, living = opened(owner="abc elsewhere 1 2"), opened(owner="def elsewhere 3 4")
     assert silent.claim()
-    held = living.claim()
-    assert held
+    held = claimed(living)
     view = opened()
     for second in range(0, 61, 10):
         now[0] = second
@@ -144,11 +144,10 @@ def test_a_silent_process_of_another_machine_loses_its_trials(
 
 def test_a_process_that_lost_its_trial_cannot_record_it(opened: Open) -> None:
     slow, quick = opened(owner="slow"), opened(owner="quick")
-    late = slow.claim()
-    assert late
+    late = claimed(slow)
     slow._back(late.id)
-    again = quick.claim()
-    assert again and again.number == late.number
+    again = claimed(quick)
+    assert again.number == late.number
     slow.done(late, {"loss": 9.0}, 1.0)
     slow.failed(late, "late")
     slow.give_back(late)
@@ -159,9 +158,7 @@ def test_a_process_that_lost_its_trial_cannot_record_it(opened: Open) -> None:
 def test_more_seeds_add_the_missing_trials(opened: Open) -> None:
     view = opened()
     for _ in range(12):
-        trial = view.claim()
-        assert trial
-        view.done(trial, {"loss": 0.0}, 0.0)
+        view.done(claimed(view), {"loss": 0.0}, 0.0)
     assert view.claim() is None
     more = opened(Sweep(Config(), {"width": [4, 8, 16]}, seeds=5))
     assert [
@@ -178,11 +175,7 @@ def test_more_seeds_add_the_missing_trials(opened: Open) -> None:
 @in_both
 def test_another_sweep_under_the_same_name_is_refused_with_the_difference(opened: Open) -> None:
     opened()
-    with pytest.raises(
-        WrongUse,
-        match=r"^sweep s was started with other settings \(epochs: None -> 3\): restore them, "
-        r"or choose another --name$",
-    ):
+    with pytest.raises(WrongUse, match=r"other settings \(epochs: None -> 3\): restore them"):
         opened(Sweep(Config(epochs=3), {"width": [4, 8, 16]}, seeds=4))
 
 
@@ -216,12 +209,11 @@ def test_another_order_of_the_grid_is_the_same_sweep_with_the_same_numbers(opene
 
 @in_both
 def test_a_failed_trial_can_be_trained_again_under_its_number(opened: Open) -> None:
-    view, claimed = opened(), []
+    view, trained = opened(), []
 
     def train(*failing: int) -> None:
-        trial = view.claim()
-        assert trial
-        claimed.append((trial.number, trial.point["width"], trial.seed))
+        trial = claimed(view)
+        trained.append((trial.number, trial.point["width"], trial.seed))
         if trial.number in failing:
             view.failed(trial, "no file")
         else:
@@ -232,7 +224,7 @@ def test_a_failed_trial_can_be_trained_again_under_its_number(opened: Open) -> N
     view.retry_failed()  # in the middle: later trials keep their numbers
     for _ in range(8):
         train(4)
-    assert claimed == [
+    assert trained == [
         (n, (4, 8, 16)[n % 3], n // 3) for n in (0, 1, 2, 3, 4, 5, 1, 4, *range(6, 12))
     ]
     assert view.claim() is None
@@ -248,9 +240,7 @@ def test_a_failed_trial_can_be_trained_again_under_its_number(opened: Open) -> N
 def test_a_trial_without_a_finite_value_of_the_metric_has_failed(opened: Open) -> None:
     view = opened(Sweep(Config(), {"a": [1]}, seeds=2, metric="min:loss"))
     for value in (float("nan"), float("inf")):
-        trial = view.claim()
-        assert trial
-        view.done(trial, {"loss": value}, 1.0)
+        view.done(claimed(view), {"loss": value}, 1.0)
     assert [(record.state, record.message) for record in opened(None).records()] == [
         ("failed", "min:loss is nan"),
         ("failed", "min:loss is inf"),
@@ -326,8 +316,7 @@ def test_a_trial_of_a_script_has_the_metric_or_any_number_or_the_sweep_has_none(
     opened: Open, metric: str | None, metrics: dict[str, float], is_done: bool
 ) -> None:
     view = opened(Sweep(Script("t.py", False, ("{a}",)), {"a": ["1"]}, metric=metric))
-    trial = view.claim()
-    assert trial
+    trial = claimed(view)
     with contextlib.nullcontext() if is_done else pytest.raises(WrongUse, match=" has reported no"):
         view.done(trial, metrics, 0.0)
     assert _states(view.records()) == ["done" if is_done else "running"]
@@ -370,9 +359,7 @@ def _journal(folder: Path) -> list[bytes]:
     """Return the lines of a journal with two trials that are done."""
     view = open_study(None, folder, _SWEEP)
     for loss in (1.0, 2.0):
-        trial = view.claim()
-        assert trial
-        view.done(trial, {"loss": loss}, 1.0)
+        view.done(claimed(view), {"loss": loss}, 1.0)
     return (folder / "study.journal").read_bytes().splitlines(keepends=True)
 
 
@@ -404,10 +391,7 @@ def test_a_damaged_journal_is_refused_by_file_and_line(
     damaged = b"".join(lines)
     (tmp_path / "study.journal").write_bytes(damaged)
     number = found + 1 + (b"no part" in lines[found])
-    with pytest.raises(
-        StorageFailure,
-        match=rf"^{tmp_path}/study.journal is damaged in line {number} \(.*\): restore it from",
-    ):
+    with pytest.raises(StorageFailure, match=rf"/study.journal is damaged in line {number} \("):
         open_study(None, tmp_path, None if read_only else _SWEEP)
     assert (tmp_path / "study.journal").read_bytes() == damaged
 
@@ -434,8 +418,7 @@ def test_damage_during_a_sweep_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", [0, 4096])
 def test_a_damaged_database_is_refused(tmp_path: Path, first: int) -> None:
     url = f"sqlite:///{tmp_path}/study.db"
-    trial = open_study(url, tmp_path, _SWEEP).claim()
-    assert trial
+    claimed(open_study(url, tmp_path, _SWEEP))
     whole = (tmp_path / "study.db").read_bytes()
     (tmp_path / "study.db").write_bytes(whole[:first] + b"\xff" * (len(whole) - first))
     for sweep in (None, _SWEEP):
@@ -463,7 +446,5 @@ def test_both_commands_exit_with_code_4_for_a_damaged_study(here: Here) -> None:
 
 def test_a_study_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "study.journal")
-    with pytest.raises(
-        StorageFailure, match=r"study\.journal is not a file: remove it, or choose another --name"
-    ):
+    with pytest.raises(StorageFailure, match=r"study\.journal is not a file: remove it"):
         open_study(None, tmp_path, _SWEEP)

