@@ -11,7 +11,7 @@ from trainbox.contract.config import FREE_AT_RESUME, Config, split_metric
 from trainbox.contract.errors import WrongUse
 from trainer.sweep.script import Script
 
-# All trials are added to the study at its start, which takes a minute for this number.
+# Each look at the study takes a time in proportion to its trials.
 _MOST_TRIALS = 100_000
 
 NO_METRIC = "none"  # the --metric of trials that report no number
