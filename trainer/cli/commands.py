@@ -220,10 +220,20 @@ def sweep_show(
     """Print the results so far of the sweep NAME (its folder, or its name in --runs-dir)."""
     folder = Path(name) if (Path(name) / "study.journal").is_file() else runs_dir / name
     from trainer.sweep.session import show
+    from trainer.sweep.storage import storage_failures
+    from trainer.sweep.study import open_study
 
     if sum([as_csv, figure is not None, html is not None]) > 1:
         raise WrongUse("--csv, --figure and --html exclude each other: give one of them")
-    click.echo(show(folder, storage, metric, as_csv, figure, html), nl=not as_csv)
+    if storage is None and not (folder / "study.journal").is_file():
+        raise WrongUse(
+            f"{folder} contains no sweep: give the name of a folder in --runs-dir, or the "
+            "sweep's --storage"
+        )
+    with storage_failures(storage, folder):
+        study = open_study(storage, folder, None)
+        text = show(study, folder, metric, as_csv, figure, html)
+    click.echo(text, nl=not as_csv)
 
 
 def main(on_long: Callable[[], None] = lambda: None) -> NoReturn:

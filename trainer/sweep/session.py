@@ -60,7 +60,7 @@ def run_sweep(sweep: Sweep, work: Work, values: Mapping[str, Any], stop: StopReq
         retries, minutes = values["retries"], values["trial_minutes"]
         SweepRun(study, folder, work, slots, retries, minutes, stop).run()
         if not joins:
-            _show_all(study, folder, storage)
+            _show_all(study, folder)
     if not joins and (failed := [record for record in study.records() if record.state == "failed"]):
         raise Failure(
             f"{len(failed)} of {study.total} trials failed: fix the cause, and train them again "
@@ -69,11 +69,11 @@ def run_sweep(sweep: Sweep, work: Work, values: Mapping[str, Any], stop: StopReq
 
 
 def show(
+    study: Study,
     folder: Path,
-    storage: str | None,
-    metric: str | None,
-    as_csv: bool,
-    figure: Path | None,
+    metric: str | None = None,
+    as_csv: bool = False,
+    figure: Path | None = None,
     html: Path | None = None,
 ) -> str:
     """Return the results of the sweep in `folder` as a table or as CSV.
@@ -81,17 +81,10 @@ def show(
     With `figure` or `html`, write them to this file instead.
 
     Raises:
-        WrongUse: no such sweep, or no such metric.
-        StorageFailure: the study is damaged, or a file cannot be written.
+        WrongUse: no such metric.
+        StorageFailure: a file cannot be written.
     """
-    if storage is None and not (folder / "study.journal").is_file():
-        raise WrongUse(
-            f"{folder} contains no sweep: give the name of a folder in --runs-dir, or the "
-            "sweep's --storage"
-        )
-    with storage_failures(storage, folder):
-        study = open_study(storage, folder, None)
-        records = study.records()
+    records = study.records()
     if as_csv:
         return results.as_csv(records)
     goal = results.goal_of(records, metric or study.sweep.metric)
@@ -160,18 +153,18 @@ def _header(study: Study, folder: Path, sweep: Sweep) -> str:
     return "\n".join(f"{name:<10} {value}" for name, value in rows.items())
 
 
-def _show_all(study: Study, folder: Path, storage: str | None) -> None:
+def _show_all(study: Study, folder: Path) -> None:
     """Print the table; write results.csv and the picture, also for TensorBoard.
 
     Nothing here imports torch. matplotlib draws the picture in about a second of CPU time.
     """
     from trainer.run.event_file import EventFile
 
-    print_above_bar(show(folder, storage, None, False, None))
+    print_above_bar(show(study, folder))
     results.write_csv(folder, study.records())
     picture = ""
     with contextlib.suppress(WrongUse):  # there is nothing to draw
-        show(folder, storage, None, False, folder / "sweep.png")
+        show(study, folder, figure=folder / "sweep.png")
         picture = ", sweep.png"
         with contextlib.closing(EventFile(folder / "tensorboard")) as file:
             file.picture("sweep", (folder / "sweep.png").read_bytes())
