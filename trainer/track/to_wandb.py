@@ -130,20 +130,13 @@ class _WandbRun:
         if not self._is_offline:
             shutil.rmtree(self._folder, ignore_errors=True)
         elif self._part.is_dir():  # the run may have been removed meanwhile
-            self._mark()
-
-    def _mark(self) -> None:
-        """Mark the folder as complete, and remove those of earlier and killed processes.
-
-        Raises:
-            StorageFailure: The marker cannot be written. If the disk is full, wandb drops rows and
-                reports nothing.
-        """
-        with writing(self._part), replacing(self._part / _SENT) as file:
-            file.write(self.sent.encode())
-        for part in _parts(self._run):
-            if part.name != self._part.name:
-                shutil.rmtree(part, ignore_errors=True)
+            # Mark the folder as complete, and remove those of earlier and killed processes. If the
+            # disk is full, wandb drops rows and reports nothing, but the marker cannot be written.
+            with writing(self._part), replacing(self._part / _SENT) as file:
+                file.write(self.sent.encode())
+            for part in _parts(self._run):
+                if part.name != self._part.name:
+                    shutil.rmtree(part, ignore_errors=True)
 
 
 def _parts(run: Run) -> Iterator[Path]:
