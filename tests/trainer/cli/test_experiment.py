@@ -321,9 +321,8 @@ def test_the_example_of_the_guide_is_trained_and_swept(
 )
 def test_a_wrong_sweep_is_refused_and_ignored_by_train(here: Here, text: str, message: str) -> None:
     Path("exp.toml").write_text(f"[sweep]\n{text}")
-    code, out, err = here.command("sweep", "--config", "exp.toml", "--device", "cpu")
+    err = here.refused("sweep", "--config", "exp.toml", "--device", "cpu", silent=True)
     # The trainer checks the names and values of a grid, which the file and the options share.
     source = "" if message.startswith("--") else "exp.toml: "
     assert err.startswith(f"trainbox: {source}{message}")
-    assert (code, out, err.count("\n")) == (2, "", 1)
     here.succeeds("plan", "--config", "exp.toml")

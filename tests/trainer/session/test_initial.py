@@ -126,14 +126,8 @@ def test_verify_repeats_a_run_from_the_same_weights(here: Here) -> None:
     err = here.refused("verify", "runs/b", "--device", "cpu")
     assert "started from runs/a/model.safetensors, which has changed since (its SHA-256 was " in err
     file.unlink()
-    code, _, err = here.command("verify", "runs/b", "--device", "cpu")
-    assert (code, err.splitlines()) == (
-        2,
-        [
-            "trainbox: runs/b was started from runs/a/model.safetensors, which does not exist: "
-            "check the path"
-        ],
-    )
+    err = here.refused("verify", "runs/b", "--device", "cpu")
+    assert "started from runs/a/model.safetensors, which does not exist: check the path" in err
 
 
 def _not_validated(here: Here) -> None:
