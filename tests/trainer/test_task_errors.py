@@ -125,6 +125,11 @@ def _labelled(labels_N: Tensor) -> Callable[..., Any]:
     return _given(TensorDataset(torch.zeros(len(labels_N), 4), labels_N))
 
 
+def _rows_as(dtype: torch.dtype) -> Callable[..., Any]:
+    inputs_N4, labels_N = _rows(26).tensors
+    return _given(TensorDataset(inputs_N4.to(dtype), labels_N))
+
+
 def _listed(*kinds: Any, count: int = 26) -> Callable[..., Any]:
     return _given(Listed([kinds[i % len(kinds)] for i in range(count)]))
 
@@ -220,28 +225,13 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
      "task Three: the batch of its examples raised TypeError: default_collate: batch must "
      "contain tensors, numpy arrays, numbers, dicts or lists; found <class 'NoneType'>: an "
      "example is or contains None: return tensors or numbers"),
-    "float64 inputs": (
-        Three,
-        {
-            "train_dataset": lambda *_args: TensorDataset(
-                _rows(26).tensors[0].double(), _rows(26).tensors[1]
-            )
-        },
-        "() raised RuntimeError: mat1 and mat2 must have the same dtype, but got "
-        "Double and Float (",
-    ),
+    "float64 inputs": (Three, {"train_dataset": _rows_as(torch.float64)},
+     "() raised RuntimeError: mat1 and mat2 must have the same dtype, but got Double and Float ("),
     "a model for other inputs": (Three, {"build_model": lambda _task: nn.Linear(5, 3)},
      "shapes cannot be multiplied (8x4 and 5x3) (the model got float32 of shape (8, 4)): fix the "
      "task"),
-    "inputs that are bytes": (
-        Three,
-        {
-            "train_dataset": lambda *_args: TensorDataset(
-                _rows(26).tensors[0].byte(), _rows(26).tensors[1]
-            )
-        },
-        "the inputs are bytes: convert them in prepare(), as in inputs.float() / 255",
-    ),
+    "inputs that are bytes": (Three, {"train_dataset": _rows_as(torch.uint8)},
+     "the inputs are bytes: convert them in prepare(), as in inputs.float() / 255"),
     "a lazy layer": (Three, {"build_model": lambda _task: nn.LazyLinear(3)},
      "task Three: build_model() does not set the size of weight: give its layer the input size"),
     "a model without values": (Three, {"build_model": lambda _task: nn.Linear(4, 3, device="meta")},
@@ -262,14 +252,10 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a task that sets an attribute": (Tiny,
      {"train_dataset": lambda task, _place: setattr(task, "noise", 1.0)},
      "() raised FrozenInstanceError: cannot assign to field 'noise' ("),
-    **{
-        f"finished returns {type(value).__name__}": (
-            Tiny,
-            {"finished": _given(value)},
-            f"task Tiny: finished() returned {type(value).__name__}: return True or False",
-        )
-        for value in ("no", torch.zeros(2))
-    },
+    "finished returns a text": (Tiny, {"finished": _given("no")},
+     "task Tiny: finished() returned str: return True or False"),
+    "finished returns a tensor": (Tiny, {"finished": _given(torch.zeros(2))},
+     "task Tiny: finished() returned Tensor: return True or False"),
     **{
         f"a metric named {name!r}": (
             Tiny,

@@ -18,23 +18,12 @@ def row(
     strategy: str = "ddp",
     workers: int | None = None,
 ) -> dict[str, Any]:
+    each = {"workers": workers}
+    case = {"count": count, "strategy": strategy if count > 1 else "single", "batch_size": batch}
     base_batch = batch // count if scaling == "weak" else batch
+    base = {"count": 1, "strategy": "single", "batch_size": base_batch}
     return {
-        "line": {
-            "scaling": scaling,
-            "case": {
-                "count": count,
-                "strategy": strategy if count > 1 else "single",
-                "batch_size": batch,
-                "workers": workers,
-            },
-            "base": {
-                "count": 1,
-                "strategy": "single",
-                "batch_size": base_batch,
-                "workers": workers,
-            },
-        },
+        "line": {"scaling": scaling, "case": case | each, "base": base | each},
         "batch_size": batch,
         "samples_per_second": median
         and {"median": median, "least": median - 10, "most": median + 20},

@@ -11,6 +11,10 @@ _SYSTEM = (
     "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device "
     "error. ",
 )
+_SHM = (
+    "Error while creating shared memory segment /dev/shm/nccl-Xy (size 9637888), error: No space "
+    "left on device (28)"
+)
 _CUDA = (
     "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
     "ncclUnhandledCudaError: Call to CUDA function failed.",
@@ -39,17 +43,9 @@ _ERRORS = [
     ),
     (_nccl(_SYSTEM, "Call to connect failed: No route to host"), NetworkFailure,
      "NCCL version 2.30.7: Call to connect failed: No route to host"),
-    (
-        _nccl(
-            _SYSTEM,
-            "Error while creating shared memory segment /dev/shm/nccl-Xy (size 9637888), "
-            "error: No space left on device (28)",
-        ),
-        StorageFailure,
-        "NCCL cannot use shared memory (Error while creating shared memory segment "
-        "/dev/shm/nccl-Xy (size 9637888), error: No space left on device (28)): start the "
-        "container with --shm-size=1g (Compose: SHM_SIZE=1gb) or --ipc=host",
-    ),
+    (_nccl(_SYSTEM, _SHM), StorageFailure,
+     f"NCCL cannot use shared memory ({_SHM}): start the container with --shm-size=1g (Compose: "
+     "SHM_SIZE=1gb) or --ipc=host"),
     (_nccl(_SYSTEM, "Call to ibv_reg_mr failed with error Cannot allocate memory"), WrongUse,
      "cannot lock memory for InfiniBand (Call to ibv_reg_mr failed with error Cannot allocate "
      "memory): start the container with --ulimit memlock=-1"),

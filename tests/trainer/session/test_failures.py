@@ -23,22 +23,10 @@ from trainer.session.failures import errors_as_failures
 
 # fmt: off
 _ENDS = [
-    (
-        RuntimeError(
-            "could not create a primitive descriptor for the LSTM forward propagation primitive."
-        ),
-        WrongUse,
-        2,
-        "cannot compute a layer of the model in this precision: use --precision fp32",
-    ),
-    (
-        RuntimeError(
-            "stack expects each tensor to be equal size, but got [3] at entry 0 and [4] at entry 1"
-        ),
-        WrongUse,
-        2,
-        "examples have different shapes and cannot be batched: pad or crop them",
-    ),
+    (RuntimeError("could not create a primitive descriptor for the LSTM forward propagation"),
+     WrongUse, 2, "cannot compute a layer of the model in this precision: use --precision fp32"),
+    (RuntimeError("stack expects each tensor to be equal size, but got [3] at entry 0 and [4] at"),
+     WrongUse, 2, "examples have different shapes and cannot be batched: pad or crop them"),
     (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has"), OutOfMemory,
      5, "Tried to allocate 2 GiB"),
     (MemoryError(), OutOfMemory, 5,
@@ -54,8 +42,6 @@ _ENDS = [
     (PermissionError(errno.EACCES, "Permission denied", "runs/r/x"), StorageFailure, 4,
      "Permission denied"),
     (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"),
-     NetworkFailure, 7, "lost contact"),
-    (RuntimeError("[../gloo/transport/tcp/pair.cc] Timed out waiting 600000ms for recv"),
      NetworkFailure, 7, "lost contact"),
     (RuntimeError("GET was unable to find an engine to execute this computation"), WrongUse, 2,
      "cuDNN has no algorithm for a convolution (GET was unable to find an engine to execute this "
