@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +27,6 @@ from trainer.parallel.strategy import STRATEGIES, Replicated
 from trainer.parallel.world import World
 from trainer.run.compare import manifest_differences
 from trainer.run.run_log import RunLog
-from trainer.session.agreement import refuse_difference
 from trainer.session.settle import settle
 
 
@@ -73,48 +70,16 @@ def test_the_batch_equation(
     assert _equation(**settings) == expected
 
 
-class _Second(World):
-    """The second of two ranks. The first rank has the digests of the previous call."""
-
-    seen: Sequence[str] = ()
-
-    def first_difference(self, digests: Sequence[str]) -> int | None:
-        before, self.seen = self.seen or digests, digests
-        return next(
-            (
-                index
-                for index, pair in enumerate(zip(before, digests, strict=True))
-                if len(set(pair)) > 1
-            ),
-            None,
-        )
-
-
-def test_threads_follow_rank_0_and_other_choices_of_the_hardware_must_be_equal(
+def test_threads_follow_rank_0_and_a_batch_size_per_gpu_is_multiplied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With another number of CPUs, a machine would add in another order."""
-    process, run, from_first = (
-        _Second(1, 2, torch.device("cpu")),
-        RunLog(tmp_path / "r", 1),
-        iter([None, 7]),
-    )
-    monkeypatch.setattr(_Second, "from_first", lambda *_: next(from_first))
-    settled = settle(Config(), Tiny(), Replicated("ddp", process), run)
-    run.close()
-    assert (settled.threads, settled.precision) == (7, "fp32")
-    refuse_difference(process, {"threads": 7, "precision": "bf16"}, "be alike")
-    with pytest.raises(WrongUse, match=f"{socket.gethostname()}, but differs in another process"):
-        refuse_difference(process, {"threads": 7, "precision": "fp32"}, "be alike")
-
-
-def test_a_batch_size_per_gpu_is_multiplied_by_the_number_of_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    of_rank_0 = iter([None, 7])  # no stored settings, and the threads
+    monkeypatch.setattr(World, "from_first", lambda *_: next(of_rank_0))
     process, run = World(1, 3, torch.device("cpu")), RunLog(tmp_path / "r", 1)
-    monkeypatch.setattr(World, "from_first", lambda _world, value: value)
     settled = settle(Config(batch_size_per_gpu=5), Tiny(), Replicated("ddp", process), run)
     run.close()
+    assert (settled.threads, settled.precision) == (7, "fp32")
     assert (settled.batch_size, settled.batch_size_per_gpu) == (15, None)
 
 
