@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from entrypoint.driver.nvml import Session
 from entrypoint.driver.process import Driver
 from entrypoint.driver.readings import Sample, Unread
 from entrypoint.health.limits import Limits
@@ -31,10 +30,10 @@ class _Samples:
 
 def measure(device: str, folder: str, seconds: float) -> Iterator[tuple[str, Any]]:
     """Yield the number of values in each sample of the first GPU, and the events."""
-    gpus = Session().detect().gpus[:1]
+    telemetry, drivers = _Samples(Path(folder)), (Driver(), Driver())
+    gpus = drivers[0].detect().gpus[:1]
     if not gpus:
         return
-    telemetry, drivers = _Samples(Path(folder)), (Driver(), Driver())
     watch = Watch(*drivers, gpus, Limits(), telemetry.metrics, {}, telemetry=telemetry)
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
