@@ -11,7 +11,7 @@ from trainbox.contract import hints, options
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.experiment import FileSettings, read_settings
 from trainbox.contract.options import COMMANDS, CONFIG, PREFIX
-from trainbox.contract.usage import PAGE
+from trainbox.contract.usage import PAGE, no_such_option
 
 # Options of one of these names replace those of the others in a file.
 _ALTERNATIVES = (
@@ -151,14 +151,14 @@ class ScriptCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            is_of_the_script = isinstance(error, click.NoSuchOption) or "extra" in error.message
-            # Without -m, no option of Trainbox follows the script of `run`.
-            mixes = ctx.allow_interspersed_args or {"-m", "--module"} & {*given}
-            if "--" in given or not is_of_the_script or not mixes:
+            if "--" in given:
                 raise
-            problem = error.message
             if isinstance(error, click.NoSuchOption):
-                problem = f"no such option {error.option_name}"
+                problem = no_such_option(error)
+            elif "extra" in error.message:
+                problem = error.message
+            else:
+                raise
             raise WrongUse(
                 f"{problem}: the arguments of the script follow --, as in {self.example}"
             ) from error

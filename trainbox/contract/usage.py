@@ -2,6 +2,7 @@
 
 import click
 
+from trainbox.contract import hints
 from trainbox.contract.errors import Failure, WrongUse
 
 PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
@@ -18,15 +19,31 @@ class Templated(click.Command):
 
 
 def failure_of(error: click.ClickException | Failure) -> Failure:
-    """Return an error of click as a failure, whose message does not propose hidden options."""
+    """Return an error of click as a failure, with the form of what was mistyped as its cure."""
     if isinstance(error, Failure):
         return error
-    if isinstance(error, click.NoSuchOption) and error.possibilities and error.ctx:
-        hidden = {
-            name
-            for param in error.ctx.command.params
-            if getattr(param, "hidden", False)
-            for name in (*param.opts, *param.secondary_opts)
-        }
-        error.possibilities[:] = [name for name in error.possibilities if name not in hidden]
-    return WrongUse(error.format_message())
+    problem, ctx = error.format_message(), getattr(error, "ctx", None)
+    if isinstance(error, click.NoSuchOption):
+        problem = no_such_option(error)
+        if ctx and any("--set" in param.opts for param in ctx.command.params):
+            name = error.option_name.lstrip("-").replace("-", "_")
+            problem += f": a field of the task is set by --set {name}=VALUE"
+    elif ctx and (type(error) is click.UsageError or _misses_argument(error)):
+        pieces = " ".join(ctx.command.collect_usage_pieces(ctx))
+        problem = f"{problem.rstrip('.')}: the usage is `{hints.command(ctx.command.name, pieces)}`"
+    return WrongUse(problem)
+
+
+def _misses_argument(error: click.ClickException) -> bool:
+    return isinstance(error, click.MissingParameter) and isinstance(error.param, click.Argument)
+
+
+def no_such_option(error: click.NoSuchOption) -> str:
+    """Return the problem, with the options that are near. It proposes no hidden ones."""
+    params = error.ctx.command.params if error.ctx else []
+    hidden = {
+        o for p in params if getattr(p, "hidden", False) for o in (*p.opts, *p.secondary_opts)
+    }
+    near = [name for name in error.possibilities or () if name not in hidden]
+    asked = f" (did you mean {' or '.join(near)}?)" if near else ""
+    return f"no such option {error.option_name}{asked}"

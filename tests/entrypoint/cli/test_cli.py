@@ -494,14 +494,18 @@ _MISTAKES = [
     ("my.py:1", "task my.py:1: '1' is not a class name: write file.py:Class or module:Class"),
     ("../my:Task", "task ../my:Task: '../my' is neither a .py file nor a module: write "
      "file.py:Class or module:Class"),
-    ("digits mnist", "Got unexpected extra argument (mnist)"),
+    ("digits mnist",
+     "Got unexpected extra argument (mnist): the usage is `trainbox plan [OPTIONS] [TASK]`"),
     ("--optimizer lion",
      f"Invalid value for '--optimizer': 'lion' is not one of {', '.join(map(repr, OPTIMIZERS))}."),
     ("--resume always",
      "Invalid value for '--resume': 'always' is not one of 'auto', 'never', 'anyway'."),
     ("--epoch 1",
-     "No such option '--epoch'. (Did you mean one of: '--epochs', '--keep', '--warmup-epochs'?)"),
-    ("--chek", "No such option '--chek'. Did you mean '--help'?"),
+     "no such option --epoch (did you mean --epochs or --warmup-epochs or --keep?): a field of the "
+     "task is set by --set epoch=VALUE"),
+    ("--chek",
+     "no such option --chek (did you mean --help?): a field of the task is set by --set "
+     "chek=VALUE"),
     ("--config none.json", "--config none.json cannot be read: No such file or directory"),
     ("--config .", "--config . cannot be read: Is a directory"),
 ]

@@ -553,14 +553,18 @@ REFUSALS = [
     (("run", "--run", "", "train.py"), "--run '' must be a folder name of at most 255"),
     (("run", "--run", "..", "train.py"), "--run '..' must be a folder name of at most 255"),
     (("run", "--run", "a\tb", "train.py"), "--run 'a\\tb' must be a folder name of at most 255"),
-    (("run", "--gpu", "2", "train.py"), "No such option '--gpu'"),
+    (("run", "--gpu", "2", "train.py"), "no such option --gpu (did you mean --gpus or "),
     # The hidden option --trial is not proposed.
-    (("run", "--tria", "train.py"), "No such option '--tria'.\n"),
-    (("plan", "run", "--tria", "train.py"), "No such option '--tria'.\n"),
-    (("run", "--strategy", "ddp", "train.py"), "No such option '--strategy'"),
+    (("run", "--tria", "train.py"), "no such option --tria: the arguments of the script follow --"),
+    (("plan", "run", "--tria", "train.py"), "no such option --tria: the arguments of the script"),
+    (
+        ("run", "--epochs", "3", "train.py"),
+        "(did you mean --processes?): the arguments of the script follow --, as in",
+    ),
+    (("run", "--strategy", "ddp", "train.py"), "no such option --strategy"),
     (
         ("run", "-m", "train", "--lr", "3"),
-        "no such option --lr: the arguments of the script follow",
+        "(did you mean --run or --help?): the arguments of the script follow",
     ),
     (("run", "--python", "no/such", "train.py"), "--python no/such: no/such is not an executable"),
     (("run", "--restart-on", "any", "train.py"), "add --restarts N"),

@@ -284,7 +284,7 @@ def test_options_override_a_config_file(here: Here) -> None:
         (["--set", "=3"], "--set =3: write NAME=VALUE"),
         (["--run", "../r"], "--run '../r' must be a folder name"),
         (["--epochs", "2", "--max-steps", "3"], "both set the length of the run"),
-        (["--no-such-option"], "No such option"),
+        (["--no-such-option"], "no such option --no-such-option"),
     ],
 )
 def test_a_wrong_option_exits_with_code_2_and_prints_one_line(

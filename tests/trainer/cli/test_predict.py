@@ -108,7 +108,7 @@ _WRONG = [
     (["new", "x.bin"], "load_example('x.bin') raised ValueError (could not convert string to"),
     (["new", "--checkpoint", "newest"], "'newest' is not one of 'best', 'last'"),
     (["new", "--format", "xml"], "'xml' is not one of 'csv', 'jsonl'"),
-    ([], "Missing argument 'FILES...'"),
+    ([], "Missing argument 'FILES...': the usage is `trainbox predict [OPTIONS] RUN FILES...`"),
 ]
 # fmt: on
 
