@@ -11,10 +11,18 @@ from typing import Any
 
 from trainbox import ranks
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.processes import STOP_SIGNALS
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_VOTE_EVERY_S = 0.025
+VOTE_EVERY_S = 0.025
 _MOST_CALLS = 32  # steps may become slower before the next vote
+
+
+def steps_to_vote(step_s: float, before: int, most: int) -> int:
+    """Return the steps that take about `VOTE_EVERY_S` if each takes `step_s`, but at least one.
+
+    These are at most `most`, and at most twice `before`.
+    """
+    return max(1, min(int(VOTE_EVERY_S / max(step_s, 1e-9)), 2 * before, most))
 
 
 class AgreedStop:
@@ -48,8 +56,7 @@ class AgreedStop:
         wish, now = 1, time.monotonic()
         if self._since_s is not None:
             seconds = (now - self._since_s) / self._calls
-            most = min(2 * self._calls, _MOST_CALLS)
-            wish = max(1, min(int(_VOTE_EVERY_S / max(seconds, 1e-9)), most))
+            wish = steps_to_vote(seconds, self._calls, _MOST_CALLS)
         stop, least = ranks.largest([self._asked, -wish])
         self._agreed, self._calls = bool(stop), -least
         self._left, self._since_s = self._calls, time.monotonic()
@@ -60,7 +67,7 @@ class AgreedStop:
                 "the first call of trainbox.stop_requested() is in a thread, and Python handles "
                 "signals only in the main thread: call it there first"
             )
-        for number in _SIGNALS:
+        for number in STOP_SIGNALS:
             earlier = signal.getsignal(number)
             self._earlier[number] = earlier
             if earlier is not signal.SIG_IGN:  # by nohup, or by a shell for a job with &
@@ -82,9 +89,10 @@ _request = AgreedStop()
 def stop_requested() -> bool:
     """Return whether the script must save and exit, with the same answer on all ranks.
 
-    The first call installs handlers of SIGTERM, SIGINT and SIGUSR1. From then on, such a signal
-    makes this function return True, now or at one of the next calls. It then stays True. A second
-    SIGINT raises KeyboardInterrupt. A handler that the script has installed before is called, too.
+    The first call installs handlers of SIGTERM, SIGINT, SIGUSR1 and SIGHUP. From then on, such a
+    signal makes this function return True, now or at one of the next calls. It then stays True. A
+    second SIGINT raises KeyboardInterrupt. If the script has installed a handler before, it is
+    called as well.
 
     With several ranks, each rank must call this at the same step, for example once after each
     optimizer step. About every 25 ms a call waits for the other ranks and compares the answers. The
@@ -104,7 +112,7 @@ def ignore_stop_signals(worker: int = 0) -> None:
     rank cannot finish its step. The workers still exit with their rank.
     """
     del worker  # the number of the worker, which torch passes
-    for number in (signal.SIGINT, signal.SIGUSR1):
+    for number in {*STOP_SIGNALS} - {signal.SIGTERM}:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         # torch ends its workers with SIGTERM, so a worker must know the sender. Only a thread that

@@ -23,7 +23,7 @@ from entrypoint.driver.gpus import Detection, Gpu, visible_gpus
 from entrypoint.driver.readings import NO_ANSWER, Sample
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import DeviceMissing, WrongUse
-from trainbox.contract.processes import die_with_parent
+from trainbox.contract.processes import die_with_parent, ignore_stop_signals
 
 # The time for one answer. A healthy driver takes milliseconds. Without persistence mode it first
 # wakes each GPU, which takes seconds.
@@ -241,9 +241,7 @@ def serve(asked: int, answered: int, kept: Sequence[int], left_out: Sequence[str
         null = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(null, stream)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-            # A scheduler signals all processes of a job. The parent ends this one.
-            signal.signal(number, signal.SIG_IGN)
+        ignore_stop_signals()  # a scheduler signals all processes of a job; the parent ends this
         if sys.platform == "linux":
             die_with_parent()
         session: Any = None

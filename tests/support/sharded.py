@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from trainbox import Task
-from trainer.loop import pace
+from trainbox import Task, stop
 
 _WORDS, _WIDTH, _LENGTH = 41, 10, 6  # nothing here is a multiple of two processes and of four
 _built: dict[str, Any] = {}
@@ -132,7 +131,7 @@ class Sharded(Task):
         if rank == "1" and os.environ.get("KILL_AT") == str(step):
             os.kill(os.getpid(), signal.SIGKILL)
         if "STOP_AT" in os.environ:
-            pace.VOTE_EVERY_S = 0.0  # the ranks vote after each step
+            stop.VOTE_EVERY_S = 0.0  # the ranks vote after each step
         if os.environ.get("STOP_AT") == str(step):
             _wait_for_a_signal(Path(f"waits-{rank}"))
         if _built["optimizer"].state:

@@ -14,7 +14,7 @@ from tests.support.nodes import free_port
 from tests.support.ranks import Ranks, StartedRanks
 from trainbox import ranks as ranks_of_trainbox
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.processes import children
+from trainbox.contract.processes import STOP_SIGNALS, children
 from trainbox.stop import AgreedStop
 
 _PROGRAM = "tests.support.program"
@@ -22,14 +22,13 @@ _PROGRAM = "tests.support.program"
 
 @pytest.fixture
 def request_of_stop() -> Iterator[AgreedStop]:
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-    earlier = {number: signal.getsignal(number) for number in numbers}
+    earlier = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield AgreedStop()
     for number, handler in earlier.items():
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_requests_a_stop_for_good(
     request_of_stop: AgreedStop, number: signal.Signals, capfd: pytest.CaptureFixture[str]
 ) -> None:

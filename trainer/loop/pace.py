@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import torch
 
+from trainbox.stop import steps_to_vote
 from trainer.loop.state import Job
 
 _LOG_STEPS = 50  # steps between log entries without --log-steps
-# Ranks vote this often. A stop is answered at the second vote, so about 50 ms later.
-VOTE_EVERY_S = 0.025
 # The ranks agree on the steps to the next vote before they know how long these steps take. A stop
-# needs two votes, so its delay is at most twice this number of steps.
+# is answered at the second vote, so its delay is about 50 ms, and at most twice this number of
+# steps.
 _MOST_VOTE_STEPS = 10
 
 # Entries that take more of the time than this share are written half as often.
@@ -111,12 +111,10 @@ class Pace:
         return bool(stop_now), bool(save_now)
 
     def _wished_vote_steps(self, step: int) -> int:
-        """Return the number of steps that take about `VOTE_EVERY_S` on this rank."""
+        """Return the number of steps to the next vote, by the speed of this rank."""
         before, since = self._last_vote
         self._last_vote = step, time.monotonic()
         if step == before:
             return self._vote_steps
         seconds = (self._last_vote[1] - since) / (step - before)
-        return max(
-            1, min(int(VOTE_EVERY_S / max(seconds, 1e-9)), 2 * self._vote_steps, _MOST_VOTE_STEPS)
-        )
+        return steps_to_vote(seconds, self._vote_steps, _MOST_VOTE_STEPS)
