@@ -50,6 +50,7 @@ _REMEDIES = {
         "give the output and the targets the same shape: squeeze an output of shape (B, 1) with "
         "nn.Flatten(0) or .squeeze(1)"
     ),
+    r"negative dimension": "a size is below 0: correct the task, or the value of --set",
     r"Expected input batch_size": (
         "the first dimension of the output must be the batch: use batch_first=True for an RNN"
     ),

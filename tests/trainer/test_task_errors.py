@@ -171,6 +171,8 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "fewer outputs than class names": (Three, {"build_model": lambda _task: nn.Linear(4, 2)},
      "task Three: losses() raised IndexError: Target 2 is out of bounds: a label or an index is "
      "out of range: number the classes from 0, and give the model one output for each"),
+    "a negative size": (Three, {"build_model": lambda _task: nn.Linear(4, -1)},
+     "): a size is below 0: correct the task, or the value of --set"),
     "the time first": (Three, {"build_model": lambda _task: _TimeFirst()},
      "match target batch_size (8): the first dimension of the output must be the batch"),
     "two inputs": (Three, {"train_dataset": lambda *_: Listed([(([0.0], [1.0]), 0)] * 26),
