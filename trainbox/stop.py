@@ -11,7 +11,7 @@ from typing import Any
 
 from trainbox import ranks
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.processes import STOP_SIGNALS
+from trainbox.contract.processes import STOP_SIGNALS, heeded_stop_signals
 
 VOTE_EVERY_S = 0.025
 _MOST_CALLS = 32  # steps may become slower before the next vote
@@ -30,7 +30,7 @@ class AgreedStop:
 
     def __init__(self) -> None:
         self._asked = self._agreed = False
-        self._earlier: dict[int, Any] = {}
+        self._earlier: dict[signal.Signals, Any] = {}
         # The number of calls from the last vote to the next one, how many of them are left, and
         # the time of the last vote.
         self._calls = self._left = 1
@@ -67,15 +67,13 @@ class AgreedStop:
                 "the first call of trainbox.stop_requested() is in a thread, and Python handles "
                 "signals only in the main thread: call it there first"
             )
-        for number in STOP_SIGNALS:
-            earlier = signal.getsignal(number)
-            self._earlier[number] = earlier
-            if earlier is not signal.SIG_IGN:  # by nohup, or by a shell for a job with &
-                signal.signal(number, self._note)
+        self._earlier = heeded_stop_signals()
+        for number in self._earlier:
+            signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         again, self._asked = self._asked, True
-        earlier = self._earlier[number]
+        earlier = self._earlier[signal.Signals(number)]
         if earlier is signal.default_int_handler and not again:
             # sys.stderr may be in use by the code that the signal has interrupted.
             os.write(2, b"\ntrainbox: stopping soon; press Ctrl-C again to stop at once\n")

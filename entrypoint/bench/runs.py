@@ -19,7 +19,7 @@ from entrypoint.bench.tables import BenchCase, BenchResult, Measured, measuremen
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import Failure, shell_code
 from trainbox.contract.files import read_object
-from trainbox.contract.processes import STOP_SIGNALS, kill_tree, start_child
+from trainbox.contract.processes import heeded_stop_signals, kill_tree, start_child
 from trainbox.contract.storage import writing
 from trainbox.contract.streams import last_message, say
 from trainbox.contract.temporary import temporary_folder
@@ -127,10 +127,9 @@ class Bench:
         def note(number: int, _frame: FrameType | None) -> None:
             self.stopped_by = self.stopped_by or signal.Signals(number).name
 
-        before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-        for number, handler in before.items():
-            if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
-                signal.signal(number, note)
+        before = heeded_stop_signals()
+        for number in before:
+            signal.signal(number, note)
         try:
             yield
         finally:

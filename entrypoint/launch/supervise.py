@@ -15,6 +15,7 @@ from trainbox.contract.processes import (
     STOP_SIGNALS,
     adopt_orphans,
     forward_signal,
+    heeded_stop_signals,
     kill_tree,
     start_child,
 )
@@ -159,9 +160,8 @@ def supervise(
             received.append(number)
             received_at = now
 
-    for number in STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, note)
+    for number in heeded_stop_signals():
+        signal.signal(number, note)
     if received:
         return Ending(ExitCode.PREEMPTED, signalled=True)
     memory = memory_of_cgroups()

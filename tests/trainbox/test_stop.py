@@ -191,7 +191,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_all_processes_leaves_the_workers_until_the_rank_exits(
     ranks: Ranks, number: signal.Signals
 ) -> None:

@@ -21,6 +21,12 @@ _STATE, _PARENT, _SESSION, _THREADS, _START_TICKS = 0, 1, 3, 17, 19
 _TIMES = slice(11, 15)  # of the process and its ended children, in ticks
 
 
+def heeded_stop_signals() -> dict[signal.Signals, Any]:
+    """Return the handlers of the stop signals, without those that stay ignored, as under nohup."""
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    return {n: handler for n, handler in handlers.items() if handler is not signal.SIG_IGN}
+
+
 def ignore_stop_signals() -> None:
     """Ignore the signals that stop a job."""
     for number in STOP_SIGNALS:

@@ -24,14 +24,19 @@ def failure_of(error: click.ClickException | Failure) -> Failure:
         return error
     problem, ctx = error.format_message(), getattr(error, "ctx", None)
     if isinstance(error, click.NoSuchOption):
-        problem = no_such_option(error)
-        if ctx and any("--set" in param.opts for param in ctx.command.params):
-            name = error.option_name.lstrip("-").replace("-", "_")
-            problem += f": a field of the task is set by --set {name}=VALUE"
-    elif ctx and (type(error) is click.UsageError or _misses_argument(error)):
+        return WrongUse(no_such_option(error) + _as_a_field(error))
+    if ctx and (type(error) is click.UsageError or _misses_argument(error)):
         pieces = " ".join(ctx.command.collect_usage_pieces(ctx))
         problem = f"{problem.rstrip('.')}: the usage is `{hints.command(ctx.command.name, pieces)}`"
     return WrongUse(problem)
+
+
+def _as_a_field(error: click.NoSuchOption) -> str:
+    """Return how the option is given as a field, for a command that has fields of a task."""
+    if error.ctx is None or not any("--set" in param.opts for param in error.ctx.command.params):
+        return ""
+    name = error.option_name.lstrip("-").replace("-", "_")
+    return f": a field of the task is set by --set {name}=VALUE"
 
 
 def _misses_argument(error: click.ClickException) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
+from trainbox.contract import processes
 from trainbox.contract.errors import Preempted
 from trainbox.contract.internal import Internal
 from trainbox.contract.processes import die_with_parent
@@ -20,11 +21,8 @@ from trainbox.contract.processes import die_with_parent
 # SIGINT as SIGUSR2, because Python prints a traceback for a SIGINT that arrives before the handler
 # is installed.
 STOP_SIGNALS = {
-    signal.SIGTERM: "SIGTERM",
-    signal.SIGUSR1: "SIGUSR1",
-    signal.SIGINT: "SIGINT",
+    **{number: number.name for number in processes.STOP_SIGNALS},
     signal.SIGUSR2: "SIGINT",
-    signal.SIGHUP: "SIGHUP",
 }
 
 
