@@ -24,7 +24,7 @@ from trainbox.contract.errors import WrongUse
 from trainbox.contract.run_name import check_run_name
 
 _SCRIPT_LAST = {"allow_interspersed_args": False}
-_EXAMPLE = "-m my_package.train -- --epochs 3"
+_EXAMPLE = "train.py -- --epochs 3"
 
 
 @verb("run", ScriptCommand, example=_EXAMPLE, context_settings=_SCRIPT_LAST)

@@ -12,7 +12,7 @@ from entrypoint.script.folder import KIND
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import open_regular, read_object
 from trainbox.contract.hints import command as command_line
-from trainbox.contract.hints import nearest
+from trainbox.contract.hints import near_runs
 from trainbox.contract.record_folder import CONFIG
 
 
@@ -175,7 +175,7 @@ def _refuse_script(run: Path, verb: str = "verify") -> None:
 def check_folder(command: str, run: Path) -> None:
     """Raise WrongUse if the folder `run` does not exist, with the name of the nearest one."""
     if not run.is_dir():
-        raise WrongUse(f"{command} {run}: {_missing(run)}")
+        raise WrongUse(f"{command} {run}: the folder does not exist: {near_runs(run)}")
 
 
 def check_run(command: str, run: Path, *others: str) -> None:
@@ -189,19 +189,6 @@ def check_run(command: str, run: Path, *others: str) -> None:
                 f"{command} {run}: {name} cannot be read ({error.strerror}): give the folder of a "
                 "run, such as runs/digits-7d2c1a90"
             ) from error
-
-
-def _missing(run: Path) -> str:
-    try:
-        folders = sorted(path.name for path in run.parent.iterdir() if path.is_dir())
-    except OSError:
-        folders = []
-    begun = [folder for folder in folders if folder.startswith(run.name)]
-    example = "give the folder of a run, such as runs/digits-7d2c1a90"
-    prefix = str(run).removesuffix(run.name)
-    names = " or ".join(prefix + folder for folder in begun[:3])
-    fix = f"did you mean {names}?" if begun else nearest(run.name, folders, example, prefix=prefix)
-    return f"the folder does not exist: {fix}"
 
 
 def check_files(given: Sequence[Path]) -> None:

@@ -22,6 +22,24 @@ def nearest(name: str, known: Collection[str], otherwise: str = "", prefix: str 
     return otherwise or f"use some of {', '.join(known)}"
 
 
+def near_runs(run: Path, otherwise: str = "") -> str:
+    """Return a question with the runs whose names are near a folder that does not exist.
+
+    They are beside it, or in `runs` if it has only a name. Without a near one, return `otherwise`,
+    which by default is an example.
+    """
+    parent = Path("runs") if run.name == str(run) else run.parent
+    try:
+        known = sorted(path.name for path in parent.iterdir() if path.is_dir())
+    except OSError:
+        known = []
+    begun = [name for name in known if name.startswith(run.name)]
+    if begun:
+        return f"did you mean {' or '.join(str(parent / name) for name in begun[:3])}?"
+    otherwise = otherwise or "give the folder of a run, such as runs/digits-7d2c1a90"
+    return nearest(run.name, known, otherwise, prefix=f"{parent}/")
+
+
 def command(verb: str, arguments: str = "") -> str:
     """Return the command line that runs `trainbox VERB ARGUMENTS`.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainbox.classification import Classification
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.hints import near_runs
 from trainbox.initial_weights import (
     last_layer,
     load,
@@ -80,7 +81,7 @@ def _weights_file(init: str, source: str) -> Path:
     """
     path = Path(init)
     if not path.exists():
-        raise WrongUse(f"{source} does not exist: check the path")
+        raise WrongUse(f"{source} does not exist: {near_runs(path, 'check the path')}")
     if path.is_file():
         return path
     if not path.is_dir():

@@ -34,6 +34,17 @@ def test_a_folder_that_is_not_a_run_is_refused_with_the_near_one(
     assert str(refused.value).startswith(start)
 
 
+@pytest.mark.parametrize("given", ["digits", "digits-7d2c1a9"])
+def test_the_bare_name_of_a_run_is_found_in_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    (tmp_path / "runs/digits-7d2c1a90").mkdir(parents=True)
+    (tmp_path / ".git").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WrongUse, match=r"not exist: did you mean runs/digits-7d2c1a90\?$"):
+        check_run("evaluate", Path(given))
+
+
 def test_a_fifo_is_refused_and_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     check_files([tmp_path])

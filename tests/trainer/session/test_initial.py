@@ -155,6 +155,7 @@ def _of_another_body(here: Here) -> None:
 _PREPARES = [
     (None, ["--init", "gone.pt"], "--init gone.pt does not exist: check the path"),
     (None, ["--init", "runs"], "runs/config.json cannot be read (No such file or directory): "),
+    (_not_validated, ["--init", "a"], "--init a does not exist: did you mean runs/a?"),
     (_not_validated, ["--init", "runs/a"],
      "--init runs/a has no model.safetensors, which a run has after its first validation"),
     (lambda here: torch.save(MakesFolder(Path("ran")), "w.pt"), ["--init", "w.pt"],
