@@ -11,8 +11,7 @@ from entrypoint.launch.request import LaunchRequest
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import DeviceMissing, WrongUse
 from trainbox.contract.launch_facts import LaunchFacts
-
-_BY_TORCHRUN = ("ddp", "fsdp")
+from trainbox.contract.strategies import STRATEGY_RULES
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -
     launch = _Launch(request, nodes, chosen, found, processes_of(request, chosen, cluster))
     strategy = _strategy(launch)
     refuse_mig_groups(chosen)
-    if strategy in _BY_TORCHRUN:
+    if STRATEGY_RULES[strategy].by_torchrun:
         argv, backend = launch.torchrun("-m"), "" if chosen else " over gloo"
         processes = count_of(launch.all_processes, "process")
         reason = launch.reason(f"torchrun {strategy.upper()}{backend}, {processes}")
@@ -239,12 +238,12 @@ def _strategy(launch: _Launch) -> str:
                 "--strategy dp needs 2 GPUs or more, found 1: drop --strategy to train on the one"
             )
         return "dp"
-    if wanted == "fsdp" and launch.all_processes == 1:
+    if wanted is None:
+        return "ddp" if launch.all_processes > 1 else "single"
+    if launch.all_processes < (least := STRATEGY_RULES[wanted].least_processes):
         found = "1 GPU" if launch.chosen else "1 CPU process"
         raise WrongUse(
-            f"--strategy fsdp splits a model over 2 processes or more, found {found}: drop "
-            "--strategy to train on it"
+            f"--strategy {wanted} needs {least} processes or more, found {found}: drop --strategy "
+            "to train on it"
         )
-    if wanted in _BY_TORCHRUN:
-        return wanted
-    return "ddp" if launch.all_processes > 1 else "single"
+    return wanted

@@ -11,6 +11,7 @@ from typing import Any
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.optimizers import check_optimizer
 from trainbox.contract.parsing import parse_json, parse_object
+from trainbox.contract.strategies import STRATEGY_RULES, StrategyRules
 
 DEFAULT_EPOCHS = 10
 DEFAULT_BATCH_SIZE = 128
@@ -144,28 +145,27 @@ def check(config: Config, device: str) -> None:
 
 def check_strategy(config: Config, strategy: str) -> None:
     """Raise WrongUse for requested settings that the launch strategy does not support."""
-    if config.memory_format == CHANNELS_LAST and strategy in ("dp", "fsdp"):
+    rules = STRATEGY_RULES.get(strategy, StrategyRules())  # a trial of a sweep is one process
+    if config.memory_format == CHANNELS_LAST and not rules.allows_channels_last:
         raise WrongUse(
-            "--memory-format channels_last is not kept by --strategy dp and fsdp: drop it, or "
-            "use --strategy ddp"
+            f"--memory-format channels_last is not kept by --strategy {strategy}: drop it, or use "
+            "--strategy ddp"
         )
-    if strategy == "fsdp":
-        _check_fsdp(config)
-
-
-def _check_fsdp(config: Config) -> None:
-    if config.shards is not None:
+    if config.shards is not None and not rules.keeps_shards:
         raise WrongUse(
             f"--shards {config.shards} guarantees the same bits on 1 to {config.shards} "
-            "processes, but --strategy fsdp adds in an order that depends on their number: "
+            f"processes, but --strategy {strategy} adds in an order that depends on their number: "
             "drop --shards, or use --strategy ddp"
         )
-    if config.precision == "fp16":
+    if config.precision == "fp16" and not rules.allows_fp16:
         raise WrongUse(
-            "--strategy fsdp cannot scale gradients, as --precision fp16 needs: use bf16 or fp32"
+            f"--strategy {strategy} cannot scale gradients, as --precision fp16 needs: use bf16 or "
+            "fp32"
         )
-    if config.compile:
-        raise WrongUse("--strategy fsdp is not tested with --compile: drop one of the two options")
+    if config.compile and not rules.allows_compile:
+        raise WrongUse(
+            f"--strategy {strategy} is not tested with --compile: drop one of the two options"
+        )
 
 
 def _check_compiler(device: str) -> None:

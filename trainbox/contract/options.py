@@ -23,6 +23,7 @@ from trainbox.contract.option_types import (
     Numbers,
     Whole,
 )
+from trainbox.contract.strategies import STRATEGY_RULES
 
 PREFIX = "TRAINBOX_"
 MOST_PROCESSES = 4096  # of a machine
@@ -189,10 +190,11 @@ HEALTH = _section("Health",
         "it, and exit with code 3 if they fail. Default: yes.", True),
     Option("--health-limits", _FILE, "TOML file that overrides limits: docs/guides/health.md."),
 )
+_REQUESTABLE = {name: rules.help for name, rules in STRATEGY_RULES.items() if rules.help}
 _STRATEGY = _section("Launch",
-    Everyday("--strategy", click.Choice(["ddp", "fsdp", "dp"]), "ddp: torchrun, one process per "
-        "GPU. fsdp: the same, each with a share of a model that is too large for one GPU. dp: "
-        "DataParallel. Default: ddp on 2 GPUs or more."),
+    Everyday("--strategy", click.Choice(list(_REQUESTABLE)),
+        "".join(f"{name}: {text}. " for name, text in _REQUESTABLE.items())
+        + "Default: ddp on 2 GPUs or more."),
 )
 _CLUSTER = _section("Cluster",
     Option("--nnodes", _COUNT, "Number of machines. Default: the scheduler's value."),

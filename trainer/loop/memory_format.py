@@ -40,7 +40,7 @@ def memory_format(job: Inference, train: Dataset[Any], schedule: Schedule) -> st
         return config.memory_format
     if (
         (world.device.type, config.precision) not in _FASTER
-        or not strategy.allows_channels_last
+        or not strategy.rules.allows_channels_last
         or not any(isinstance(module, nn.Conv2d) for module in job.model.modules())
     ):
         return CONTIGUOUS

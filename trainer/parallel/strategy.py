@@ -1,8 +1,7 @@
 """The launch strategies: how a model and its batches are divided among GPUs and processes.
 
-To add a strategy, add its class here and a line to `STRATEGIES`. The rest of the trainer asks a
-`Strategy` object and never its name. Importing this file does not load torch, because
-`trainer.run.compare` asks `bits_depend_on_processes` without torch.
+A strategy has a class here and a row in `STRATEGY_RULES`. The rest of the trainer asks a
+`Strategy` object and never its name.
 """
 
 import contextlib
@@ -13,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from trainbox.contract.launch_facts import launch_facts
+from trainbox.contract.strategies import STRATEGY_RULES
 
 if TYPE_CHECKING:
     import torch
@@ -29,22 +29,16 @@ class Strategy:
     Attributes:
         name: The strategy's name in the launch plan and in the manifest.
         world: This rank's view of the process group.
-        keeps_shards: Whether a run keeps its number of shards, and so its bits, on any number of
-            processes. If not, each start has one shard for each process.
-        allows_fp16: Whether gradients may be scaled, as fp16 needs.
+        rules: What it supports.
         forward_is_collective: Whether a forward communicates, so that all ranks must call it.
-        allows_channels_last: Whether weights keep the memory format `channels_last`.
         gathers_states: Whether `gathered` returns a copy of a state instead of the state itself.
     """
 
-    keeps_shards: ClassVar[bool] = True
-    allows_fp16: ClassVar[bool] = True
-    allows_channels_last: ClassVar[bool] = False
     forward_is_collective: ClassVar[bool] = False
     gathers_states: ClassVar[bool] = False
 
     def __init__(self, name: str, world: "World") -> None:
-        self.name, self.world = name, world
+        self.name, self.world, self.rules = name, world, STRATEGY_RULES[name]
 
     def wrap(self, module: "nn.Module", autocast_dtype: "torch.dtype | None") -> "nn.Module":
         """Return `module` on this rank's device, so that one forward uses all GPUs of this rank."""
@@ -168,8 +162,6 @@ class Strategy:
 class Replicated(Strategy):
     """The whole model on each rank: one process, or the ranks of DDP."""
 
-    allows_channels_last = True
-
     def wrap(self, module: "nn.Module", autocast_dtype: "torch.dtype | None") -> "nn.Module":
         return module.to(self.world.device)
 
@@ -201,8 +193,6 @@ class Sharded(Strategy):
     that uses this strategy imports it.
     """
 
-    keeps_shards = False  # torch adds the gradients in an order that depends on the world size
-    allows_fp16 = False
     forward_is_collective = True
     gathers_states = True
 
@@ -281,7 +271,7 @@ def launched_as() -> tuple[str, int]:
     The ranks of torchrun use ddp if the environment has a strategy of one process.
     """
     name = launch_facts(os.environ).strategy
-    if "LOCAL_RANK" in os.environ and name in ("single", "dp"):
+    if "LOCAL_RANK" in os.environ and not STRATEGY_RULES[name].by_torchrun:
         name = "ddp"
     return name, int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -296,8 +286,3 @@ def join(device_name: str) -> Strategy:
 
     name, _ = launched_as()
     return STRATEGIES[name](name, World.start(device_name))
-
-
-def bits_depend_on_processes(name: Any) -> bool:
-    """Return whether another number of processes gives other bits under the strategy `name`."""
-    return isinstance(name, str) and name in STRATEGIES and not STRATEGIES[name].keeps_shards

@@ -14,7 +14,7 @@ from trainbox.contract.secret_rule import (
     is_secret,
     without_secrets,
 )
-from trainer.parallel.strategy import bits_depend_on_processes
+from trainbox.contract.strategies import bits_depend_on_processes
 
 _ENVIRONMENT = "environment."  # before the names of variables
 # A change of one of these entries may change the bits, so a resume is refused. Changes of other

@@ -39,7 +39,7 @@ def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool
     world = strategy.world
     manifest = world.from_first(read_manifest(run.folder)) or {}
     changed = edited_settings(manifest, dataclasses.asdict(settled))
-    if not strategy.keeps_shards or changed.get("settings.shards", (0,))[0] is None:
+    if not strategy.rules.keeps_shards or changed.get("settings.shards", (0,))[0] is None:
         # The number of shards is the number of processes, which is compared as part of the plan.
         changed.pop("settings.shards", None)
     if settled.memory_format is None:
@@ -118,7 +118,7 @@ def _stored(job: Job) -> Config:
     Under fsdp, each start has its own number of shards.
     """
     settings = dataclasses.asdict(job.config)
-    return job.config if job.strategy.keeps_shards else Config(**{**settings, "shards": None})
+    return job.config if job.strategy.rules.keeps_shards else Config(**{**settings, "shards": None})
 
 
 def _write_manifest(

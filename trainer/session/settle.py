@@ -40,7 +40,7 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
     stored_text, stored = world.from_first(run.folder.read_config_text()), None
     if stored_text is not None:
         stored = parse_config(stored_text, run.path / "config.json")
-        if not strategy.keeps_shards:
+        if not strategy.rules.keeps_shards:
             stored = dataclasses.replace(stored, shards=None)
         stored = completed(stored, world.world_size)
     check_strategy(config, strategy.name)
@@ -97,7 +97,7 @@ def _default_precision(strategy: Strategy) -> str:
         return "fp32"
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return "bf16"
-    return "fp16" if strategy.allows_fp16 else "fp32"
+    return "fp16" if strategy.rules.allows_fp16 else "fp32"
 
 
 def default_name(config: Config, strategy: Strategy, runs_dir: Path) -> str:
@@ -106,7 +106,7 @@ def default_name(config: Config, strategy: Strategy, runs_dir: Path) -> str:
     If this start cannot have the bits of the run with this name, the name gets a suffix.
     """
     name = f"{config.task.rpartition(':')[2].lower()}-{config.fingerprint()}"
-    if not strategy.keeps_shards:
+    if not strategy.rules.keeps_shards:
         return f"{name}-{strategy.name}"
     world = strategy.world
     shards = world.from_first(_shards_of(runs_dir / name))

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import Preempted, WrongUse
+from trainbox.contract.strategies import bits_depend_on_processes
 from trainbox.contract.temporary import temporary_folder
-from trainer.parallel.strategy import bits_depend_on_processes, launched_as
+from trainer.parallel.strategy import launched_as
 from trainer.run.evidence import Evidence, contradictions, verdict
 from trainer.run.run_record import RunRecord
 from trainer.session.initial import refuse_other_weights

@@ -12,7 +12,7 @@ from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.options import KEYS_OF_TRAIN
 from trainbox.contract.record_folder import CONFIG
-from trainer.parallel.strategy import STRATEGIES
+from trainbox.contract.strategies import STRATEGY_RULES
 from trainer.run.run_record import RunRecord, object_in
 from trainer.sweep.grid import Sweep
 from trainer.sweep.script import Script
@@ -61,7 +61,7 @@ def as_experiment(config: Config, run: Path, plan: Mapping[str, Any]) -> str:
     reason = plan.get("reason")
     note = f"\n# It was launched with: {json.dumps(reason)[1:-1]}" if reason else ""
     strategy = plan.get("strategy")
-    is_unusual = strategy in STRATEGIES.keys() - set(_USUAL_STRATEGIES)
+    is_unusual = strategy in STRATEGY_RULES.keys() - set(_USUAL_STRATEGIES)
     return _document(run, config, {"launch": {"strategy": strategy} if is_unusual else {}}, note)
 
 

@@ -283,10 +283,10 @@ REFUSALS = [
     (ask(strategy="dp"), ONE, LOCAL, 2,
      "--strategy dp needs 2 GPUs or more, found 1: drop --strategy to train on the one"),
     (ask(strategy="fsdp"), ONE, LOCAL, 2,
-     "--strategy fsdp splits a model over 2 processes or more, found 1 GPU: drop --strategy "
+     "--strategy fsdp needs 2 processes or more, found 1 GPU: drop --strategy "
      "to train on it"),
     (ask(strategy="fsdp"), NONE, LOCAL, 2,
-     "--strategy fsdp splits a model over 2 processes or more, found 1 CPU process: drop "
+     "--strategy fsdp needs 2 processes or more, found 1 CPU process: drop "
      "--strategy to train on it"),
     (ask(strategy="fsdp", gpus=2), SLICES, LOCAL, 2,
      f"2 devices requested, 2 of them MIG slices of one GPU (0:0 0:1): {_ONE_SLICE}"),
