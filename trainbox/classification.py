@@ -36,7 +36,7 @@ class Classification(Task):
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         inputs, labels_B = self._pair(batch)
-        logits_BK = _output(model, inputs)
+        logits_BK = self._logits(model, inputs)
         losses = {"cross_entropy": self._cross_entropy(logits_BK, labels_B, "none")}
         if "accuracy" in self.train_metrics:
             losses["accuracy"] = logits_BK.argmax(1) == labels_B
@@ -44,14 +44,7 @@ class Classification(Task):
 
     def statistics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         inputs, labels_B = self._pair(batch)
-        logits_BK = _output(model, inputs).float()
-        if logits_BK.ndim != 2 or logits_BK.shape[1] != len(self.class_names):
-            raise WrongUse(
-                f"task {type(self).__name__}: the model returns shape "
-                f"{tuple(logits_BK.shape)} instead of (B, {len(self.class_names)}), one output "
-                "for each of class_names: change build_model() or class_names"
-            )
-        return self.sums(logits_BK, labels_B)
+        return self.sums(self._logits(model, inputs).float(), labels_B)
 
     def sums(self, logits_BK: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
         """Return the `statistics` of a batch with these logits. Extend this for other metrics."""
@@ -86,6 +79,21 @@ class Classification(Task):
                 "convert them with .long(), or one-hot labels with .argmax(1)"
             )
         return inputs, labels_B
+
+    def _logits(self, model: nn.Module, inputs: Any) -> Tensor:
+        """Return the output (B, K) of the model.
+
+        Raises:
+            WrongUse: It has another shape.
+        """
+        logits_BK, classes = _output(model, inputs), len(self.class_names)
+        if logits_BK.ndim != 2 or (counts_by_class(self) and logits_BK.shape[1] != classes):
+            raise WrongUse(
+                f"task {type(self).__name__}: the model returns shape {tuple(logits_BK.shape)} "
+                f"instead of (B, {classes or 'K'}), one output for each of class_names: change "
+                "build_model() or class_names"
+            )
+        return logits_BK
 
     def _cross_entropy(self, logits_BK: Tensor, labels_B: Tensor, reduction: str) -> Tensor:
         """Return the cross-entropy. On a GPU, a label out of range ends all work there instead.

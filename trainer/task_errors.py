@@ -116,10 +116,10 @@ class _Frame(NamedTuple):
         return f"{path}:{self.line}"
 
 
-def mistake_of(error: Exception, task: str, log: Path) -> Failure | None:
+def mistake_of(error: Exception, task: str, log: Path | None) -> Failure | None:
     """Return the failure to report for `error`, or None if the task's code did not raise it.
 
-    `task` is the name of the task, and `log` is the file with the traceback.
+    `task` is the name of the task, and `log` is the file with the traceback, if there is one.
     """
     text = str(error)
     of_the_machine = _OF_THE_MACHINE.search(text.partition("\n")[0])
@@ -135,7 +135,9 @@ def mistake_of(error: Exception, task: str, log: Path) -> Failure | None:
     # A task adds a note, such as on the form of the model's inputs.
     where = "; ".join([*map(str, own[-1:]), *getattr(error, "__notes__", ())])
     found = f"{method} raised {_in_one_line(error)}{where and f' ({where})'}"
-    message = f"task {task}: {found}: {_remedy(found)}; traceback in {log}"
+    message = f"task {task}: {found}: {_remedy(found)}"
+    if log is not None:
+        message += f"; traceback in {log}"
     if isinstance(error, _LASTING):
         return WrongUse(message)
     code = ExitCode.UNEXPECTED if isinstance(error, OSError) else ExitCode.WRONG_USE

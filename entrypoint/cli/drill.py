@@ -10,6 +10,7 @@ from entrypoint.cli.verb import ScriptCommand, verb
 from entrypoint.driver.process import count_visible
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import from_here
+from trainbox.contract.task_spec import locate
 
 
 @verb("drill")
@@ -32,6 +33,8 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
 
     from entrypoint.drill.task import drill_task  # takes 6 ms
 
+    for task in tasks:
+        locate(task)  # a mistake in the name needs no training
     seed = _drawn(seed)
     gpus = 0 if cpu else count_visible()
     largest = min(shards, gpus or 4)

@@ -112,6 +112,8 @@ def find_target(module: str | None, arguments: list[str], python: str | None = N
         WrongUse: the script or its Python does not exist, or cannot be run.
     """
     if module is not None:
+        if module.endswith(".py"):
+            raise WrongUse(f"-m {module}: -m takes the name of a module: leave out -m for a file")
         chosen = choose_python(python, "", os.environ)
         return Target(module, tuple(_without_dashes(arguments)), True, chosen)
     if not arguments:

@@ -12,7 +12,7 @@ from entrypoint.script.folder import KIND
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import open_regular, read_object
 from trainbox.contract.hints import command as command_line
-from trainbox.contract.hints import near_runs
+from trainbox.contract.hints import near_runs, such_as
 from trainbox.contract.record_folder import CONFIG
 
 
@@ -187,7 +187,7 @@ def check_run(command: str, run: Path, *others: str) -> None:
         except OSError as error:
             raise WrongUse(
                 f"{command} {run}: {name} cannot be read ({error.strerror}): give the folder of a "
-                "run, such as runs/digits-7d2c1a90"
+                f"run{such_as(run) or ', such as runs/digits-7d2c1a90'}"
             ) from error
 
 

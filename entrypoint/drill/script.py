@@ -165,7 +165,8 @@ class _Drill:
         """Train in a new copy of the user's folder.
 
         Raises:
-            Failure: the training failed, or the user's folder was changed.
+            Failure: the training failed.
+            WrongUse: the user's folder was changed.
         """
         folder = self.folder / name
         training = Training(
@@ -176,7 +177,7 @@ class _Drill:
         self.user.copy(folder / WORK)
         training.train(case.processes, kills)
         if changed := self.user.changed():
-            raise Failure(
+            raise WrongUse(
                 f"{', '.join(changed[:4])} changed in the current folder during the drill: let the "
                 "script write to the run folder ({run} or TRAINBOX_RUN), and edit nothing meanwhile"
             )

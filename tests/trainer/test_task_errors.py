@@ -169,8 +169,11 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
      "task Three: the model returns shape (8, 5) instead of (B, 3), one output for each of "
      "class_names: "),
     "fewer outputs than class names": (Three, {"build_model": lambda _task: nn.Linear(4, 2)},
-     "task Three: losses() raised IndexError: Target 2 is out of bounds: a label or an index is "
-     "out of range: number the classes from 0, and give the model one output for each"),
+     "task Three: the model returns shape (8, 2) instead of (B, 3), one output for each of "
+     "class_names: "),
+    "one output and no second dimension": (Three, {"build_model": lambda _task: nn.Sequential(
+        nn.Linear(4, 1), nn.Flatten(0))},
+     "task Three: the model returns shape (8,) instead of (B, 3), one output for each of "),
     "a negative size": (Three, {"build_model": lambda _task: nn.Linear(4, -1)},
      "): a size is below 0: correct the task, or the value of --set"),
     "the time first": (Three, {"build_model": lambda _task: _TimeFirst()},
@@ -392,7 +395,7 @@ def test_a_loss_of_two_shapes_is_refused_instead_of_broadcast(
 # fmt: off
 _WORDS = [
     (("--best-by", "foo"), "--best-by foo: the task has no metric foo; it has loss: name one of "
-     "them there, or in the class of the task as best_by"),
+     "them with --best-by, or as best_by in the class of the task"),
     (("--early-stopping", "max:foo"),
      "--early-stopping max:foo: the task has no metric foo; it has loss: name one of them"),
 ]

@@ -220,7 +220,9 @@ def load_config_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise WrongUse(f"--config {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise WrongUse(f"--config {path} is not JSON: {error}") from error
+        raise WrongUse(
+            f"--config {path} is not JSON ({error}): give a file NAME.toml, or a run's config.json"
+        ) from error
     if not isinstance(settings, dict):
         raise WrongUse(
             f"--config {path} is not a JSON object: give a file such as a run's config.json"

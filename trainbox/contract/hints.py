@@ -40,6 +40,12 @@ def near_runs(run: Path, otherwise: str = "") -> str:
     return nearest(run.name, known, otherwise, prefix=f"{parent}/")
 
 
+def such_as(folder: Path) -> str:
+    """Return an example of a run in `folder`, such as a trial of a sweep, or "" without one."""
+    inside = min(folder.glob("*/config.json"), default=None)
+    return f", such as {inside.parent}" if inside else ""
+
+
 def command(verb: str, arguments: str = "") -> str:
     """Return the command line that runs `trainbox VERB ARGUMENTS`.
 

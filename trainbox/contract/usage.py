@@ -28,15 +28,21 @@ def failure_of(error: click.ClickException | Failure) -> Failure:
     if ctx and (type(error) is click.UsageError or _misses_argument(error)):
         pieces = " ".join(ctx.command.collect_usage_pieces(ctx))
         problem = f"{problem.rstrip('.')}: the usage is `{hints.command(ctx.command.name, pieces)}`"
+        if "=" in error.message and _has_fields(ctx):
+            problem += ", and a field of the task is set by --set NAME=VALUE"
     return WrongUse(problem)
 
 
 def _as_a_field(error: click.NoSuchOption) -> str:
     """Return how the option is given as a field, for a command that has fields of a task."""
-    if error.ctx is None or not any("--set" in param.opts for param in error.ctx.command.params):
+    if error.ctx is None or not _has_fields(error.ctx):
         return ""
     name = error.option_name.lstrip("-").replace("-", "_")
     return f": a field of the task is set by --set {name}=VALUE"
+
+
+def _has_fields(ctx: click.Context) -> bool:
+    return any("--set" in param.opts for param in ctx.command.params)
 
 
 def _misses_argument(error: click.ClickException) -> bool:

@@ -21,13 +21,12 @@ from trainer.run.digest import digest_of_digests
 
 
 def header(job: Job) -> None:
-    """Log what is trained, on which hardware and with which settings."""
+    """Log what is trained, on which hardware and with which settings, below the run's folder."""
     config, world, schedule, model = job.config, job.world, job.schedule, job.state.model
     facts, step = launch_facts(os.environ), job.state.progress.step
     notes = checked(job.task, "notes", job.task.notes(job.train, job.evaluation.dataset))
     keeps_bits = (config.shards or 1) > 1 and job.strategy.rules.keeps_shards
     rows = {
-        "run": str(job.run.path),
         "plan": facts.reason or f"{world.world_size} process(es) on {world.device}",
         **job.gpus.rows(),
         "settings": facts.settings,

@@ -154,7 +154,7 @@ def judge(job: Job, metrics: Mapping[str, float]) -> bool:
     elif math.isnan(metrics[name]):
         job.run.report(
             f"step {progress.step}: {name} of the validation is NaN, so this checkpoint cannot be "
-            "the best: check the validation data"
+            "the best: check the validation data and metrics()"
         )
     if (spec := config.early_stopping) is not None:
         option = "--early-stopping"
@@ -178,7 +178,7 @@ def _is_better(metrics: Mapping[str, float], spec: str, option: str, best: float
     if name not in metrics:
         remedy = "name one of them"
         if option == "--best-by":  # which may be the default of the task
-            remedy += " there, or in the class of the task as best_by"
+            remedy += " with --best-by, or as best_by in the class of the task"
         raise WrongUse(
             f"{option} {spec}: the task has no metric {name}; it has {', '.join(metrics)}: {remedy}"
         )

@@ -56,10 +56,15 @@ class Console:
     def report(self, text: str) -> None:
         """Print a line on the terminal and write it to the log."""
         if self._prints:
-            text = printable(text, keep="\n\t")  # the text may come from another node
+            self._log.write(self.show(text) + "\n")
+
+    def show(self, text: str) -> str:
+        """Print a line on the terminal only, and return it as it is printed."""
+        text = printable(text, keep="\n\t")  # the text may come from another node
+        if self._prints:
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
-            self._log.write(text + "\n")
+        return text
 
     def start_bar(self, step: int, schedule: Schedule) -> None:
         """Show a progress bar from `step` on, if standard error is a terminal."""

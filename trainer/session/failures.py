@@ -59,8 +59,8 @@ _WRONG_USES = {
 def errors_as_failures(runs_dir: Path, task: str = "", log: Path | None = None) -> Iterator[None]:
     """Raise known errors of the body as Failures. Unknown errors are raised unchanged.
 
-    The traceback goes to the log of this rank, whose path is `log`. Without `log`, no error is
-    attributed to the task.
+    The traceback goes to the log of this rank, whose path is `log`, if there is one. Without
+    `task`, no error is attributed to the task.
     """
     try:
         yield
@@ -79,7 +79,7 @@ def errors_as_failures(runs_dir: Path, task: str = "", log: Path | None = None) 
         failure = _torch_failure(error) if isinstance(error, MemoryError | RuntimeError) else None
         if isinstance(error, OSError):
             failure = _system_failure(error, runs_dir)
-        if failure is None and log is not None:
+        if failure is None and task:
             failure = mistake_of(error, task, log)
         # A task may connect to a server. Other connections are those of Trainbox's processes.
         if failure is None and isinstance(error, ConnectionError):

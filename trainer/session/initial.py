@@ -7,7 +7,8 @@ from typing import Any
 
 from trainbox.classification import Classification
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.hints import near_runs
+from trainbox.contract.hints import near_runs, such_as
+from trainbox.contract.record_folder import CONFIG
 from trainbox.initial_weights import (
     last_layer,
     load,
@@ -84,8 +85,11 @@ def _weights_file(init: str, source: str) -> Path:
         raise WrongUse(f"{source} does not exist: {near_runs(path, 'check the path')}")
     if path.is_file():
         return path
-    if not path.is_dir():
-        raise WrongUse(f"{source} is not a file: give the folder of a run, or a file of weights")
+    if not (path / CONFIG).is_file():
+        raise WrongUse(
+            f"{source} is neither a file nor a run: give a file of weights, or the folder of a run"
+            f"{such_as(path)}"
+        )
     run = RunRecord.open(path)
     if not run.files.best.is_file():
         raise WrongUse(

@@ -24,7 +24,12 @@ from trainer.loop.out_of_memory import (
     has_batch_norm,
     with_smaller_micro_batches,
 )
-from trainer.loop.report import closing, header, samples_per_second, smaller_micro_batches
+from trainer.loop.report import (
+    closing,
+    header,
+    samples_per_second,
+    smaller_micro_batches,
+)
 from trainer.loop.state import Job
 from trainer.measure.meter import Meter
 from trainer.measure.profile import Profile
@@ -152,6 +157,9 @@ class _Jobs:
 
         A new run first `rehearses` its resume.
         """
+        if not self.did_not_fit:
+            # A rehearsal may take long. A refused run leaves no log, so the log has no such line.
+            self.run.console.show(f"{'run':<10} {self.run.path}")
         step = find_checkpoint(self.checkpoints, self.run, self.strategy.world, resume)
         init = self.config.init if step is None else None
         rehearsal = {"result": "skipped"}
@@ -277,7 +285,7 @@ def _train(
     if complete:
         run.report(
             "this run is complete: nothing is left to do (a larger --epochs or another "
-            "--seed trains a new run)"
+            "--seed trains a new run, whose --run must have another name)"
         )
     else:
         run.begin(first_step, progress.evaluated_step, job.schedule)
@@ -295,6 +303,7 @@ def _train(
     if progress.evaluated_step and progress.best_step is None:
         raise Failure(
             "each validation had NaN as the metric that selects the best checkpoint "
-            f"({job.config.best_by}): check the validation data; the last checkpoint is valid",
+            f"({job.config.best_by}): check the validation data and metrics(); the last checkpoint "
+            "is valid",
             exit_code=ExitCode.NOT_FINITE,
         )

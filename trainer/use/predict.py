@@ -51,7 +51,8 @@ def predict_run(request: PredictRequest, stop: StopRequest) -> None:
         # Build the examples and the model, and load the weights.
         task, world = run.task, run.strategy.world
         if type(task).prediction_dataset is Task.prediction_dataset:
-            check_defines(task, "load_example", " to return the example of a file")
+            remedy = " to return the example of a file, and add --anyway, as this changes the task"
+            check_defines(task, "load_example", remedy)
         files = given_files(request.files, task.example_endings)
         refuse_difference(world, {"files": files}, "copy the same files to all machines")
         job = build_prediction(run.settings, task, run.strategy, request.data_dir, files)
@@ -74,7 +75,8 @@ def predict_run(request: PredictRequest, stop: StopRequest) -> None:
         )
         values = predictions.gathered()
         values.pop("truth", None)  # the label of a file is not known
-        run.report(f"{len(predictions.ids):,} predictions")
+        count = len(predictions.ids)
+        run.report(f"{count:,} prediction{'s' if count != 1 else ''}")
 
         # The reader of standard output may be slow, such as a pager.
         with world.wait_for_all("the output"):

@@ -124,8 +124,8 @@ def opened(
     """Read the run, join the other ranks, load the task and run the body on all ranks.
 
     `settings` replace those of the run. With a folder `out`, which is made, lines are printed on
-    standard output and written to the file `log` there, and errors of the body are attributed to
-    the task. Otherwise lines are printed on standard error.
+    standard output and written to the file `log` there. Otherwise lines are printed on standard
+    error. Errors of the body are attributed to the task.
 
     Raises:
         WrongUse: A rank has another request, or the device cannot compute with the settings.
@@ -152,13 +152,13 @@ def opened(
         task = load_task(chosen.task, chosen.fields)
 
         # Make the folder of the results, and attribute errors from here on to the task.
-        console = None
+        console, path = None, None
         if out is not None:
             with writing(out, ANOTHER_FOLDER):
                 out.mkdir(parents=True, exist_ok=True)
             path = out / log.format(rank=world.rank)
             console = stack.enter_context(contextlib.closing(Console(path, world.is_first)))
-            stack.enter_context(errors_as_failures(out, type(task).__name__, path))
+        stack.enter_context(errors_as_failures(out or request.run, type(task).__name__, path))
         yield StoredRun(request, record, chosen, strategy, task, console)
         world.leave()
 

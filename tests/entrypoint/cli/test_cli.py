@@ -123,11 +123,14 @@ def test_a_program_replaces_the_launcher_with_its_arguments_and_streams(trainbox
     assert out == f"{process.pid} {arguments} a line\n"
 
 
-def test_a_drill_of_a_missing_script_trains_nothing(in_this_process: Callable[..., Ended]) -> None:
-    arguments = ["drill", "run", "--compare", "a.pt", "--cpu", "nosuch"]
-    ended = in_this_process(entrypoint.cli.commands.main, arguments, {})
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("trainbox: the script nosuch cannot be read")
+def test_a_drill_of_a_wrong_name_trains_nothing(in_this_process: Callable[..., Ended]) -> None:
+    for arguments, text in (
+        (["drill", "run", "--compare", "a.pt", "--cpu", "nosuch"], "the script nosuch cannot be"),
+        (["drill", "--cpu", "digts"], "no task 'digts': did you mean digits?"),
+    ):
+        ended = in_this_process(entrypoint.cli.commands.main, arguments, {})
+        assert (ended.code, ended.out) == (2, "")
+        assert ended.err.startswith(f"trainbox: {text}")
 
 
 def test_a_current_folder_that_was_removed(
@@ -496,6 +499,9 @@ _MISTAKES = [
      "file.py:Class or module:Class"),
     ("digits mnist",
      "Got unexpected extra argument (mnist): the usage is `trainbox plan [OPTIONS] [TASK]`"),
+    ("digits width=8",
+     "Got unexpected extra argument (width=8): the usage is `trainbox plan [OPTIONS] [TASK]`, and "
+     "a field of the task is set by --set NAME=VALUE"),
     ("--optimizer lion",
      f"Invalid value for '--optimizer': 'lion' is not one of {', '.join(map(repr, OPTIMIZERS))}."),
     ("--resume always",
@@ -586,13 +592,13 @@ YAML = '!!python/object/apply:os.system ["touch x"]'
 
 # fmt: off
 CONFIGS: list[tuple[str | bytes, str]] = [
-    ("", "--config c.json is not JSON: Expecting value: line 1 column 1 (char 0)"),
-    (YAML, "--config c.json is not JSON: Expecting value: line 1 column 1 (char 0)"),
+    ("", "--config c.json is not JSON (Expecting value: line 1 column 1 (char 0)): give a "),
+    (YAML, "--config c.json is not JSON (Expecting value: line 1 column 1 (char 0)): give a "),
     (f'{{"epochs": 1{"0" * 5000}}}',
-     "--config c.json is not JSON: a whole number has too many digits"),
+     "--config c.json is not JSON (a whole number has too many digits"),
     (b"\xff\xfe",
-     "--config c.json is not JSON: 'utf-8' codec can't decode byte 0xff in position 0"),
-    ("[" * 100_000, "--config c.json is not JSON: "),
+     "--config c.json is not JSON ('utf-8' codec can't decode byte 0xff in position 0"),
+    ("[" * 100_000, "--config c.json is not JSON ("),
     ("[]", "--config c.json is not a JSON object"),
     ('{"run": "../x"}',
      "--config c.json has unknown settings (run): use some of accumulation, base_batch"),

@@ -14,6 +14,11 @@ from trainbox.contract.errors import WrongUse
     [
         ("gan", "the folder does not exist: did you mean {}/gan-26842444 or {}/gan-big?"),
         ("gan-26842445", "the folder does not exist: did you mean {}/gan-26842444?"),
+        (
+            "sweep",
+            "config.json cannot be read (No such file or directory): give the folder of a run, "
+            "such as {}/sweep/trial-0",
+        ),
         ("zzz", "the folder does not exist: give the folder of a run, such as "),
         ("digits", "config.json cannot be read (not a regular file): give the folder of a run, "),
         (
@@ -28,6 +33,8 @@ def test_a_folder_that_is_not_a_run_is_refused_with_the_near_one(
     for name in ("gan-26842444", "gan-big", "digits"):
         (tmp_path / name).mkdir()
     os.mkfifo(tmp_path / "digits/config.json")
+    (tmp_path / "sweep/trial-0").mkdir(parents=True)
+    (tmp_path / "sweep/trial-0/config.json").touch()
     with pytest.raises(WrongUse) as refused:
         check_run("evaluate", tmp_path / given)
     start = f"evaluate {tmp_path / given}: {remedy.format(tmp_path, tmp_path)}"

@@ -566,6 +566,7 @@ REFUSALS = [
         ("run", "-m", "train", "--lr", "3"),
         "(did you mean --run or --help?): the arguments of the script follow",
     ),
+    (("run", "-m", "train.py"), "-m takes the name of a module: leave out -m for a file"),
     (("run", "--python", "no/such", "train.py"), "--python no/such: no/such is not an executable"),
     (("run", "--restart-on", "any", "train.py"), "add --restarts N"),
     (("run", "--run", "task", "train.py"), "is a run of a task, not of a script"),

@@ -106,6 +106,9 @@ _WRONG = [
     (["x" * 300], "cannot be read (File name too long): name files, or folders of files"),
     (["empty"], "empty has no file for this task (.txt): name another folder"),
     (["new", "x.bin"], "load_example('x.bin') raised ValueError (could not convert string to"),
+    (["short.txt"], "predictions() raised RuntimeError: addmm: mat1 and mat2 shapes cannot be"),
+    (["new/a.txt", "short.txt"],
+     "examples have different shapes and cannot be batched: pad or crop them in __getitem__"),
     (["new", "--checkpoint", "newest"], "'newest' is not one of 'best', 'last'"),
     (["new", "--format", "xml"], "'xml' is not one of 'csv', 'jsonl'"),
     ([], "Missing argument 'FILES...': the usage is `trainbox predict [OPTIONS] RUN FILES...`"),
@@ -119,6 +122,7 @@ def test_wrong_files_and_options_are_one_line(here: Here, files: Path) -> None:
     Path("empty/.hidden/a.txt").write_text("1 2 3 4")
     Path("empty/notes.md").write_text("")
     Path("x.bin").write_text("no number")
+    Path("short.txt").write_text("1 2")
     for words, message in _WRONG:
         code, out, err = _predict(here, *words)
         assert (code, out) == (2, "")
@@ -130,6 +134,7 @@ def test_a_task_that_cannot_read_files_is_refused(here: Here, files: Path) -> No
     here.train(task="tests.support.tiny:Predicting", max_steps=2, workers=0)
     err = here.refused("predict", "runs/r", "--device", "cpu", "new", silent=True)
     assert "task Predicting has no method load_example(): define it to return " in err
+    assert err.endswith(" and add --anyway, as this changes the task\n")
 
 
 def test_a_full_disk_is_reported(here: Here, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

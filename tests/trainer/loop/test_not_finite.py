@@ -44,7 +44,8 @@ def test_the_rehearsal_names_an_example_before_it_saves_weights_that_are_not_fin
     dataset = TensorDataset(inputs_N4 * math.nan, targets_N)
     monkeypatch.setattr(Tiny, "train_dataset", lambda *_: dataset)
     err = here.refused("train", TINY, "--device", "cpu", "--run", "r", code=6)
-    assert re.search(r"by step 1: example \d+ of the training set has a number that is", err)
+    remedy = "of the training set has a number that is infinite or NaN: repair it"
+    assert re.search(rf"by step 1: example \d+ {remedy}$", err)
 
 
 def test_a_rate_that_is_too_high_is_named_with_the_best_checkpoint(
@@ -76,6 +77,7 @@ def test_a_training_whose_validations_are_all_nan_fails_at_its_end(
     assert code == 6
     assert "loss of the validation is NaN, so this checkpoint cannot be the best: check" in out
     assert "each validation had NaN as the metric that selects the best checkpoint (" in err
+    assert "check the validation data and metrics(); the last checkpoint is valid" in err
     assert here.refused("evaluate", str(here.path()), "--device", "cpu").endswith(
         "or only with NaN as the metric: wait for a validation, or use --checkpoint last\n"
     )

@@ -154,7 +154,8 @@ def _of_another_body(here: Here) -> None:
 # fmt: off
 _PREPARES = [
     (None, ["--init", "gone.pt"], "--init gone.pt does not exist: check the path"),
-    (None, ["--init", "runs"], "runs/config.json cannot be read (No such file or directory): "),
+    (None, ["--init", "runs"],
+     "--init runs is neither a file nor a run: give a file of weights, or the folder of a run"),
     (_not_validated, ["--init", "a"], "--init a does not exist: did you mean runs/a?"),
     (_not_validated, ["--init", "runs/a"],
      "--init runs/a has no model.safetensors, which a run has after its first validation"),
@@ -162,7 +163,7 @@ _PREPARES = [
      "w.pt has no weights that can be loaded (it has an object of posix.mkdir, and only tensors, "
      "numbers and texts are read): use a .safetensors"),
     (lambda here: os.mkfifo("w.pt"), ["--init", "w.pt"],
-     "--init w.pt is not a file: give the folder of a run, or a file of weights"),
+     "--init w.pt is neither a file nor a run: give a file of weights, or the folder of a run"),
     (lambda here: torch.save({"net": _state(), "epoch": 3}, "w.pt"), ["--init", "w.pt"],
      "w.pt does not contain tensors by name (it has net, epoch): use a .safetensors file"),
     (lambda here: torch.save({n: t.to("meta") for n, t in _state().items()}, "w.pt"),
