@@ -7,14 +7,12 @@ import pytest
 
 from tests.support.commands import HIDDEN_GPUS, trainbox
 from tests.support.forked import command_forks, forked
-from tests.support.forked_trainings import forked_trainings
 from tests.support.nvml_stub.build import library
 from tests.support.ranks import forks, ranks
 
 __all__ = [
     "command_forks",
     "forked",
-    "forked_trainings",
     "forks",
     "library",
     "ranks",

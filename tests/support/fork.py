@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import IO, NoReturn
 
 _HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 
@@ -72,33 +72,31 @@ def fork_with_output(
     **_pipes: int,
 ) -> ForkWithOutput:
     """Fork for the command `python -m MODULE ARGUMENTS` and keep its output."""
-    own = (1, 2)
-    files = [os.memfd_create("output") for _ in own]
-    kept = [os.dup(number) for number in own]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    for number, file in zip(own, files, strict=True):
-        os.dup2(file, number)
-    try:
-        fork = fork_python(args, env, start_new_session=start_new_session, preexec_fn=preexec_fn)
-    finally:
-        for number, before in zip(own, kept, strict=True):
-            os.dup2(before, number)
-            os.close(before)
+    out, err = files = [os.memfd_create("output") for _ in ("out", "err")]
+    fork = fork_python(
+        args,
+        env,
+        stdout=out,
+        stderr=err,
+        start_new_session=start_new_session,
+        preexec_fn=preexec_fn,
+    )
     return ForkWithOutput(fork.pid, files)
 
 
 def fork_python(
     args: Sequence[str],
     env: Mapping[str, str],
-    stdout: None = None,
-    stderr: None = None,
+    cwd: str | None = None,
+    stdin: int | None = None,
+    stdout: IO[str] | int | None = None,
+    stderr: int | None = None,
     start_new_session: bool = False,
     preexec_fn: Callable[[], None] | None = None,
 ) -> Fork:
     """Fork for the command `python -m MODULE ARGUMENTS`, as `subprocess.Popen` starts it.
 
-    The output is that of this process.
+    The fork has the input of this process, which is empty.
     """
     module, *words = args[args.index("-m") + 1 :]
     sys.stdout.flush()
@@ -112,6 +110,12 @@ def fork_python(
             os.setsid()
         if preexec_fn:
             preexec_fn()
+        if cwd:
+            os.chdir(cwd)
+        if stdout is not None:
+            os.dup2(stdout if isinstance(stdout, int) else stdout.fileno(), 1)
+        if stderr is not None:
+            os.dup2(1 if stderr == subprocess.STDOUT else stderr, 2)
         os.environ.clear()
         os.environ.update(env)
         import torch  # not at the top, since each pytest worker imports this file

@@ -6,10 +6,10 @@ import pytest
 
 from tests.support.films import FIELDS as FILM_FIELDS
 from tests.support.films import write_films
-from tests.support.forked_trainings import ForkedCommand
 from tests.support.har_folder import write_folder
 from tests.support.pictures import FIELDS as PICTURE_FIELDS
 from tests.support.pictures import make_pictures
+from tests.support.ranks import Ranks
 from tests.support.texts import FIELDS as TEXT_FIELDS
 from tests.support.texts import write_texts
 
@@ -33,7 +33,7 @@ _CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "batch", "fields"), _CASES)
 def test_the_drill_of_a_task_finds_the_same_bits(
-    forked_trainings: ForkedCommand,
+    ranks: Ranks,
     tmp_path: Path,
     task: str,
     batch: int,
@@ -51,7 +51,7 @@ def test_the_drill_of_a_task_finds_the_same_bits(
         "TRAINBOX_BATCH_SIZE": str(batch),
     }
     words = ("drill", task, "--shards", "3", "--steps", "12", "--seed", "1", "--cpu")
-    ended = forked_trainings(*words, env=env)
-    assert ended.code == 0, ended.out + ended.err
+    ended = ranks.launch(*words, env=env).wait()
+    assert ended.code == 0, ended.out + ended.errs[0]
     assert "the same bits in all 5 trainings" in ended.out
     assert ended.out.count("killed after step") == 2

@@ -1,10 +1,8 @@
 """`trainbox bench` on CPU processes: its tables, a case that fails, a signal.
 
-The bench runs in the test's process, and its trainings are forks. The test of a signal starts real
-processes.
+The bench and its trainings are forks. The test of a signal starts real processes.
 """
 
-import functools
 import json
 import re
 import signal
@@ -13,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import Trainbox, finish
-from tests.support.forked_trainings import ForkedCommand
+from tests.support.ranks import EndedRanks, Ranks
 
 TASK = '''
 import time
@@ -38,10 +36,9 @@ def hungry(trainbox: Trainbox) -> str:
     return "hungry.py:Hungry"
 
 
-@pytest.fixture
-def bench(forked_trainings: ForkedCommand) -> ForkedCommand:
-    """Run `trainbox bench` in this process, with forks for its trainings."""
-    return functools.partial(forked_trainings, "bench")
+def bench(ranks: Ranks, *words: str, **env: str) -> EndedRanks:
+    """Run `trainbox bench` with a temporary folder of its own."""
+    return ranks.launch("bench", *words, env={"TMPDIR": str(ranks.folder / "tmp"), **env}).wait()
 
 
 def left_over(trainbox: Trainbox) -> list[str]:
@@ -50,12 +47,12 @@ def left_over(trainbox: Trainbox) -> list[str]:
     return sorted(path.name for pattern in patterns for path in trainbox.folder.glob(pattern))
 
 
-def test_two_processes_against_one(trainbox: Trainbox, bench: ForkedCommand, hungry: str) -> None:
+def test_two_processes_against_one(trainbox: Trainbox, ranks: Ranks, hungry: str) -> None:
     arguments = ["--processes", "1,2", "--device", "cpu", "--batch-size", "32", "--rounds", "1"]
     arguments += ["--seconds", "0.3", "--out", "tables", "--lr", "0.002"]
     # A training of one process must not inherit the strategy.
-    ended = bench(hungry, *arguments, env={"TRAINBOX_EPOCHS": "3", "STRATEGY": "ddp"})
-    assert ended.code == 0, ended.err
+    ended = bench(ranks, hungry, *arguments, TRAINBOX_EPOCHS="3", STRATEGY="ddp")
+    assert ended.code == 0, ended.errs
     tables = trainbox.folder / "tables"
     assert sorted(path.name for path in tables.iterdir()) == ["bench.json", "bench.md", "bench.svg"]
     assert (tables / "bench.md").read_text() == ended.out
@@ -68,7 +65,7 @@ def test_two_processes_against_one(trainbox: Trainbox, bench: ForkedCommand, hun
         ("1", "single", "32", "32", "0"),
         ("2", "ddp", "64", "32", "0"),
     ]
-    assert re.findall(r"^round 1 of 1, .*?(?=, about|$)", ended.err, re.MULTILINE) == [
+    assert re.findall(r"^round 1 of 1, .*?(?=, about|$)", ended.errs[0], re.MULTILINE) == [
         "round 1 of 1, 1 process single, batch 32",
         "round 1 of 1, 2 processes ddp, batch 32",
         "round 1 of 1, 2 processes ddp, batch 64",
@@ -95,18 +92,18 @@ def test_two_processes_against_one(trainbox: Trainbox, bench: ForkedCommand, hun
 
 
 def test_a_batch_that_does_not_fit_is_a_row_without_a_result(
-    trainbox: Trainbox, bench: ForkedCommand, hungry: str
+    trainbox: Trainbox, ranks: Ranks, hungry: str
 ) -> None:
     arguments = ["--processes", "1", "--batch-size", "16,64", "--rounds", "2", "--seconds", "0.1"]
-    ended = bench(hungry, *arguments)
-    assert ended.code == 0, ended.err
+    ended = bench(ranks, hungry, *arguments)
+    assert ended.code == 0, ended.errs
     assert re.search(r"^\| 1 \| single \| 16 \| 16 \| 0 \| [\d,]+ \| ", ended.out, re.MULTILINE)
     assert re.search(
         r"^\| 1 \| single \| 64 \| 64 \| - \| no result \| - \|", ended.out, re.MULTILINE
     )
     reason = r"the GPU's memory is used up \(CUDA out of memory\)"
     assert re.search(rf"^- 1 process single, batch 64: `{reason}", ended.out, re.MULTILINE)
-    assert ended.err.count("batch 64") == 1  # The second round does not try the batch again.
+    assert ended.errs[0].count("batch 64") == 1  # The second round does not try the batch again.
     assert left_over(trainbox) == []
 
 
