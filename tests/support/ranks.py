@@ -114,9 +114,9 @@ class StartedRanks:
             return None
         return next((self._codes[pid] for pid in self.pids if self._codes[pid]), 0)
 
-    def wait(self) -> EndedRanks:
+    def wait(self, timeout_s: float = 120) -> EndedRanks:
         """Wait until all ranks have ended."""
-        wait_until(lambda: self.poll() is not None, self)
+        wait_until(lambda: self.poll() is not None, self, timeout_s)
         return EndedRanks(
             [self._codes[pid] for pid in self.pids], self.printed("out"), self.printed("err")
         )

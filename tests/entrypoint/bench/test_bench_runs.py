@@ -38,7 +38,8 @@ def hungry(trainbox: Trainbox) -> str:
 
 def bench(ranks: Ranks, *words: str, **env: str) -> EndedRanks:
     """Run `trainbox bench` with a temporary folder of its own."""
-    return ranks.launch("bench", *words, env={"TMPDIR": str(ranks.folder / "tmp"), **env}).wait()
+    env["TMPDIR"] = str(ranks.folder / "tmp")
+    return ranks.launch("bench", *words, env=env).wait(timeout_s=240)
 
 
 def left_over(trainbox: Trainbox) -> list[str]:

@@ -225,11 +225,7 @@ def test_an_option_that_would_be_ignored_is_refused(
 
 @pytest.mark.parametrize(
     ("given", "shown"),
-    [
-        ("--deep --list", "--deep and --list"),
-        ("--list --deep", "--list and --deep"),
-        ("--gate --live --gate --json", "--gate and --live"),
-    ],
+    [("--list --deep", "--list and --deep"), ("--gate --live --gate --json", "--gate and --live")],
 )
 def test_several_modes_of_health_are_refused(
     in_this_process: Callable[..., Ended], given: str, shown: str
@@ -348,12 +344,9 @@ def test_a_plan_shows_what_came_from_the_environment(plan: Command) -> None:
 
 # fmt: off
 _SETTINGS: list[tuple[dict[str, str], list[str], dict[str, Any]]] = [
-    ({"GPUS": "3"}, [], {"reason": "3 of 4 visible GPUs requested -> torchrun DDP, 3 processes"}),
     ({"GPUS": "3"}, ["--gpus", "2"], {"nproc_per_node": 2}),
     ({"GPU_IDS": "0,2"}, [],
      {"reason": "GPUs 0 2 named, of 4 visible -> torchrun DDP, 2 processes"}),
-    ({"STRATEGY": "dp"}, [], {"strategy": "dp", "nproc_per_node": 1}),
-    ({"TRAINBOX_DEVICE": "cpu"}, [], {"gpus": []}),
     ({"DEVICE": "cpu", "PROCESSES": "2"}, [], {"nproc_per_node": 2, "strategy": "ddp", "gpus": []}),
     (MEETING, [], {
         "nnodes": 2,
@@ -380,11 +373,6 @@ def test_launch_options_come_from_arguments_and_the_environment(
     assert {name: shown[name] for name in expected} == expected
 
 
-def test_the_job_name_comes_from_the_environment(plan: Command) -> None:
-    assert "--rdzv-id=run7" in json.loads(plan(**MEETING).out)["argv"]
-    assert "--rdzv-id=run8" in json.loads(plan("--rdzv-id", "run8", **MEETING).out)["argv"]
-
-
 def test_omp_num_threads_of_the_environment_is_kept(plan: Command) -> None:
     assert json.loads(plan(OMP_NUM_THREADS="3").out)["env"]["OMP_NUM_THREADS"] == "3"
     assert (
@@ -399,13 +387,11 @@ _NEITHER = "is neither a number of GPUs nor `all`: to name GPUs use --gpu-ids"
 # fmt: off
 _LAUNCHES = [
     (["--gpus", "two"], f"Invalid value for '--gpus': 'two' {_NEITHER} two"),
-    (["--gpus", "\u0661"], f"Invalid value for '--gpus': '\u0661' {_NEITHER} \u0661"),
     (["--gpus"], "Option '--gpus' requires an argument."),
     (["--strategy", "zero3"],
      "Invalid value for '--strategy': 'zero3' is not one of 'ddp', 'fsdp', 'dp'."),
     (["--processes", "0"], "Invalid value for '--processes': 0 is less than 1"),
     (["--processes", "100000"], "Invalid value for '--processes': 100000 is more than 4096"),
-    (["--nnodes=-2"], "Invalid value for '--nnodes': -2 is less than 1"),
     (["--node-rank=-1"], "Invalid value for '--node-rank': -1 is less than 0"),
 ]
 # fmt: on
@@ -428,34 +414,15 @@ def test_a_wrong_training_option_is_reported_once_and_starts_nothing(
     assert list(forked.folder.iterdir()) == []
 
 
-def test_neither_the_plan_nor_the_check_imports_torch(trainbox: Trainbox) -> None:
-    # Each process lists its imports, and so does the check.
-    traced = {"PYTHONPROFILEIMPORTTIME": "1"}
-    for arguments, code in (["digits"], 0), (["digits", "--set", "widht=1"], 2):
-        ended = trainbox("plan", "--device", "cpu", *arguments, env=traced)
-        assert ended.code == code
-        imported = re.findall(r"^import time:.*\| +(\S+)$", ended.err, re.MULTILINE)
-        assert {"entrypoint.launch.plan", "trainbox.contract.task_fields"} <= set(imported)
-        assert {name.partition(".")[0] for name in imported} & {
-            "torch",
-            "numpy",
-            "torchvision",
-            "tensorboard",
-        } == set()
-
-
 # The options by the lowest number that they take, or above which they take numbers.
 FROM_1 = "epochs max-steps batch-size batch-size-per-gpu accumulation base-batch-size eval-every"
 FROM_1 += " patience checkpoint-steps keep log-steps digest-steps shards threads"
 FROM_0 = "skip-nonfinite workers seed warmup-epochs weight-decay"
 ABOVE_0 = "lr clip-norm checkpoint-minutes measure-seconds profile"
 TOO_LOW = dict.fromkeys(f"{FROM_1} {ABOVE_0}".split(), "0") | dict.fromkeys(FROM_0.split(), "-1")
-TOO_MANY = [("workers", "1025"), ("workers", "9" * 30), ("seed", f"{2**63}")]
-TOO_MANY += [("epochs", "9" * 5000), ("lr", "9" * 5000), ("max-steps", "9" * 400)]
-TOO_MANY += [("warmup-epochs", "1e308")]
-NO_NUMBERS = ["", "text", "nan", "-nan", "inf", "-inf", "1e400", "0x10", "1,5", "--epochs"]
-WRONG_NUMBERS = [*TOO_LOW.items(), *TOO_MANY, ("epochs", "1.5")]
-WRONG_NUMBERS += [(option, text) for option in ("epochs", "lr") for text in NO_NUMBERS]
+WRONG_NUMBERS = [*TOO_LOW.items(), ("workers", "1025"), ("seed", f"{2**63}"), ("epochs", "1.5")]
+WRONG_NUMBERS += [("epochs", "9" * 5000), ("lr", "9" * 5000), ("warmup-epochs", "1e308")]
+WRONG_NUMBERS += [("epochs", ""), ("lr", "-nan"), ("lr", "1e400"), ("lr", "--epochs")]
 
 
 @pytest.mark.parametrize(
@@ -478,18 +445,9 @@ def test_every_number_is_in_the_table() -> None:
 _MISTAKES = [
     ("--epochs 1 --max-steps 2",
      "--epochs 1 and --max-steps 2 both set the length of the run: drop one"),
-    ("--batch-size 64 --batch-size-per-gpu 32",
-     "--batch-size 64 (global) and --batch-size-per-gpu 32 both set the batch: drop one"),
     ("--device cpu --precision fp16",
      "--precision fp16 needs an NVIDIA GPU (the device is cpu): use fp32 or bf16"),
-    ("--best-by up:loss", "--best-by up:loss: write the name of a metric, or min:NAME or max:NAME"),
-    ("--early-stopping :",
-     "--early-stopping :: write the name of a metric, or min:NAME or max:NAME"),
-    ("--set width", "--set width: write NAME=VALUE, as in --set width=64"),
     ("--set widht=64", "--set widht=64: task digits has no field widht: did you mean width?"),
-    ("--set colour=red",
-     "--set colour=red: task digits has no field colour: it has width, dropout"),
-    ("--set width=wide", "--set width=wide: give a value of type int"),
     ("digit",
      "no task 'digit': did you mean digits? (a task of your own is file.py:Class or module:Class)"),
     ("zebra", f"no task 'zebra': {_TASKS}"),
@@ -504,8 +462,6 @@ _MISTAKES = [
      "a field of the task is set by --set NAME=VALUE"),
     ("--optimizer lion",
      f"Invalid value for '--optimizer': 'lion' is not one of {', '.join(map(repr, OPTIMIZERS))}."),
-    ("--resume always",
-     "Invalid value for '--resume': 'always' is not one of 'auto', 'never', 'anyway'."),
     ("--epoch 1",
      "no such option --epoch (did you mean --epochs or --warmup-epochs or --keep?): a field of the "
      "task is set by --set epoch=VALUE"),
@@ -513,7 +469,6 @@ _MISTAKES = [
      "no such option --chek (did you mean --help?): a field of the task is set by --set "
      "chek=VALUE"),
     ("--config none.json", "--config none.json cannot be read: No such file or directory"),
-    ("--config .", "--config . cannot be read: Is a directory"),
 ]
 # fmt: on
 
@@ -523,13 +478,6 @@ def test_contradictions_and_typing_errors_are_reported(
     check: Command, arguments: str, text: str
 ) -> None:
     assert refused(check(*arguments.split())) == text
-
-
-def test_a_missing_task_file_is_reported_with_its_folder(check: Command, tmp_path: Path) -> None:
-    assert (
-        refused(check("my.py:Gestures"))
-        == f"task my.py:Gestures: no file my.py in the current folder ({tmp_path}): check the path"
-    )
 
 
 # Training options in the environment.
@@ -563,7 +511,7 @@ def test_an_empty_variable_counts_as_unset(check: Command) -> None:
 # Hostile values.
 
 
-NO_NAMES = ["../x", "..", ".", ".hidden", "/x", "a/", "a\nb", "\x1b[2J", "\u202eb", "\udcff"]
+NO_NAMES = ["../x", "..", ".hidden", "/x", "a\nb", "\x1b[2J", "\u202eb", "\udcff", "x" * 300]
 
 
 @pytest.mark.parametrize("name", NO_NAMES)
@@ -575,9 +523,7 @@ def test_a_run_must_be_a_name_and_not_a_path(check: Command, name: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "task", ["$(touch x)", "; touch x", "`touch x`", "a\nb", "/etc/passwd", "\udcff", "", "x" * 200]
-)
+@pytest.mark.parametrize("task", ["$(touch x)", "a\nb", "/etc/passwd", "\udcff", "", "x" * 200])
 def test_a_hostile_task_is_refused_as_an_unknown_name(
     check: Command, tmp_path: Path, task: str
 ) -> None:
@@ -587,43 +533,25 @@ def test_a_hostile_task_is_refused_as_an_unknown_name(
 
 
 BIG = "x" * 1_000_000
-YAML = '!!python/object/apply:os.system ["touch x"]'
 
 
 # fmt: off
 CONFIGS: list[tuple[str | bytes, str]] = [
-    ("", "--config c.json is not JSON (Expecting value: line 1 column 1 (char 0)): give a "),
-    (YAML, "--config c.json is not JSON (Expecting value: line 1 column 1 (char 0)): give a "),
     (f'{{"epochs": 1{"0" * 5000}}}',
      "--config c.json is not JSON (a whole number has too many digits"),
     (b"\xff\xfe",
      "--config c.json is not JSON ('utf-8' codec can't decode byte 0xff in position 0"),
     ("[" * 100_000, "--config c.json is not JSON ("),
-    ("[]", "--config c.json is not a JSON object"),
-    ('{"run": "../x"}',
-     "--config c.json has unknown settings (run): use some of accumulation, base_batch"),
     (json.dumps({BIG: 1}), "--config c.json has unknown settings (xxx"),
-    (json.dumps({"task": YAML}), f"task {YAML}: "),
     (json.dumps({"task": BIG}), "no task 'xxx"),
-    (json.dumps({"task": "x " * 2000}), "no task 'x x"),
-    ('{"fields": "width"}', ""),
     ('{"fields": null}', ""),
-    (json.dumps({"fields": {"width": YAML}}), f"--set width={YAML}: give a value of type int"),
     ('{"fields": {"width": [64]}}', "--set width=[64]: give a value of type int"),
-    ('{"fields": {"widht": 64}}',
-     "--set widht=64: task digits has no field widht: did you mean width?"),
     ('{"epochs": 1, "max_steps": 2}',
      "--epochs 1 and --max-steps 2 both set the length of the run: drop one"),
     *((f'{{"epochs": {value}}}', "Invalid value for '--epochs': ")
-      for value in ("NaN", "Infinity", "[]", "1.5", "true", f'"{BIG}"')),
-    ('{"learning_rate": NaN}', "Invalid value for '--lr': nan is not a finite number above 0"),
-    ('{"learning_rate": []}', "Invalid value for '--lr': "),
+      for value in ("NaN", "[]", "true", f'"{BIG}"')),
     (f'{{"learning_rate": 1{"0" * 400}}}', "Invalid value for '--lr': "),
-    ('{"deterministic": "maybe"}',
-     "Invalid value for '--deterministic': 'maybe' is not a valid boolean."),
     ('{"deterministic": 3}', "Invalid value for '--deterministic': "),
-    (json.dumps({"optimizer": BIG}), "Invalid value for '--optimizer': 'xxx"),
-    ('{"shards": -1}', "Invalid value for '--shards': "),
 ]
 # fmt: on
 
@@ -636,31 +564,6 @@ def test_a_hostile_config_file_is_refused(
     line = refused(check("--config", "c.json"))
     assert line.startswith(text) and len(line) <= 1000
     assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
-
-
-ONE_LINE = [
-    ["--gpus", "1", "--device", "cpu", "--epochs", "0"],
-    ["--run", "x" * 300],
-    ["--set", "a\nb=1"],
-]
-
-
-@pytest.mark.parametrize("arguments", ONE_LINE, ids=lambda arguments: arguments[0])
-def test_other_mistakes_are_one_line(check: Command, arguments: list[str]) -> None:
-    refused(check(*arguments))
-
-
-def test_an_empty_argument_is_refused(in_this_process: Callable[..., Ended]) -> None:
-    refused(in_this_process(entrypoint.cli.commands.main, [""], {}))
-
-
-def test_the_list_of_verbs_fits_in_80_columns(in_this_process: Callable[..., Ended]) -> None:
-    shown = in_this_process(entrypoint.cli.commands.main, ["--help"], {"COLUMNS": "80"}).out
-    verbs = dict(
-        re.findall(r"^  ([a-z]+)  +(.*)$", shown[shown.index("Commands:") :], re.MULTILINE)
-    )
-    assert verbs.keys() == entrypoint.cli.commands.VERBS.keys(), "each in one line"
-    assert all(text.endswith(".") and not text.endswith("...") for text in verbs.values()), verbs
 
 
 @pytest.mark.parametrize("verb", ["train", "verify", "tasks", "sweep show"])

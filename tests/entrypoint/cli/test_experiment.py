@@ -78,7 +78,6 @@ _WRONG_FILES = [
     ("[launch]\ngpu = 2", "[launch] gpu is unknown: did you mean gpus?"),
     ("[launch]\nlr = 2", "[launch] lr is unknown: use some of "),
     ("[launch]\ngpus = 'x'", "[launch] gpus = x: 'x' is neither a number of GPUs nor `all`"),
-    ("[launch]\ngpus = [0]", "[launch] gpus is an array: write one value"),
     ("[launch]\nprocesses = 0", "[launch] processes = 0: 0 is less than 1\n"),
     ("[launch]\nhealth = 0", "[launch] health = 0: write true or false, without quotes"),
     ("[launch]\nno_health = true", "[launch] no-health is the opposite of health: write "),

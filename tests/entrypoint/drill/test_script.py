@@ -235,16 +235,6 @@ def _finishes_at_sigterm(runs: _Runs) -> None:
     runs.script.write_text(f"{runs.script.read_text()}sys.exit(*stopped)\n")
 
 
-def test_a_script_that_finishes_at_sigterm_is_reported(runs: _Runs) -> None:
-    _finishes_at_sigterm(runs)
-    *_, killed, resumed, note, _ = _drill(runs)
-    assert re.match(
-        r"  1 -> 1 -> 1  +SIGKILL at step \d+, SIGTERM at \d+ \(finished\)  +\w+  same$", killed
-    )
-    assert "reported steps" in resumed
-    assert note == "  finished: the training was finished at the kill, or did not stop at SIGTERM"
-
-
 def test_a_script_that_finishes_at_sigterm_trains_again_if_no_resume_is_shown(runs: _Runs) -> None:
     """The first kill is early, so the start after it repeats nearly the whole training."""
     _of_replacements(runs, *_NO_STEPS)
@@ -299,12 +289,6 @@ def test_a_result_that_depends_on_the_number_of_processes(runs: _Runs) -> None:
     [
         ("if checkpoint.exists():", "if False:", "the reported steps began again with the first"),
         (
-            "    save(checkpoint, state())\n",
-            "",
-            # It depends on the moment whether a start is killed.
-            "(no start was killed before its training|steps began again with the first one)",
-        ),
-        (
             "step, total, order = 0",
             "step, total, order = 20",
             # It depends on the moment whether a start is killed.
@@ -313,26 +297,16 @@ def test_a_result_that_depends_on_the_number_of_processes(runs: _Runs) -> None:
             "was the same at the kill)",
         ),
         (
-            "while step",
-            'save(run / "result.json", json.dumps({"steps": 20, "total": 0}))\nwhile step',
-            None,  # an early file that changes is not a mistake
-        ),
-        (
             "    total += order.random()\n",
             '    save(run / "result.json", json.dumps({"steps": 20, "total": total}))\n',
             r"result.json was the same at the kill and at the end: train longer, or compare a",
         ),
     ],
 )
-def test_a_drill_that_tests_nothing_fails(
-    runs: _Runs, old: str, new: str, message: str | None
-) -> None:
+def test_a_drill_that_tests_nothing_fails(runs: _Runs, old: str, new: str, message: str) -> None:
     runs.replace(old, new)
-    if message and "no start was killed" in message:
+    if "no start was killed" in message:
         runs.wait_from = 100
-    if message is None:
-        assert "the same bits" in _drill(runs)[-1]
-        return
     with pytest.raises(Failure, match=f"resume not shown, in the training 1 .*{message}") as caught:
         _drill(runs)
     assert caught.value.exit_code == 8 and _kept(caught.value).is_dir()
@@ -352,12 +326,6 @@ def test_a_drill_that_tests_nothing_fails(
             "sys.exit('torn')\n    step, total, (version",
             1,
             "start 2, after a kill, failed with exit code 1: torn",
-        ),
-        (
-            "while step < 20",
-            "while step < 10 or os.kill(os.getpid(), 9)",
-            137,
-            "the training failed with exit code 137: no output",
         ),
         (
             'save(run / "result.json"',
@@ -380,13 +348,6 @@ def test_a_training_that_fails(runs: _Runs, old: str, new: str, code: int, messa
     assert caught.value.exit_code == code
 
 
-def test_a_file_that_is_missing_after_a_kill_is_a_difference(runs: _Runs) -> None:
-    runs.replace("while step", "resumed = step\nwhile step")
-    runs.replace('save(run / "result.json"', 'resumed or save(run / "result.json"')
-    with pytest.raises(Failure, match="differs from the undisturbed one: result.json is missing"):
-        _drill(runs)
-
-
 def test_processes_of_a_killed_start_end_with_it(runs: _Runs, tmp_path: Path) -> None:
     """A process that outlives its start would write into the next start's folder."""
     child = "subprocess.Popen(['sleep', '600'], env={}, start_new_session=True)"
@@ -407,9 +368,7 @@ def test_processes_of_a_killed_start_end_with_it(runs: _Runs, tmp_path: Path) ->
             "/tmp/a.pt",
             "--compare /tmp/a.pt is not in the run folder: give a path in it, such as a.pt",
         ),
-        ("../a.pt", "--compare ../a.pt is not in the run folder"),
         ("a.txt", "--compare a.txt has a format that cannot be read: use one of .safetensors .pt"),
-        ("model", "--compare model has a format that cannot be read"),
     ],
 )
 def test_a_file_that_cannot_be_compared_is_refused_before_the_training(
@@ -437,11 +396,6 @@ def _of_replacements(runs: _Runs, *replacements: tuple[str, str]) -> None:
             "if checkpoint.exists() and not checkpoint.read_text():",
             "it read run/checkpoint.json, written before the kill",
         ),
-        (
-            "if checkpoint.exists():",
-            "(run / 'log.txt').exists() and (run / 'log.txt').read_text()\nif False:",
-            "it read run/log.txt, written before the kill",
-        ),
     ],
 )
 def test_a_script_that_saves_and_never_loads_is_not_certified(
@@ -450,26 +404,6 @@ def test_a_script_that_saves_and_never_loads_is_not_certified(
     """It starts over after each kill, and ends with the same bits."""
     _of_replacements(runs, *_NO_STEPS, (old, new))
     with pytest.raises(Failure, match=rf"resume not shown, .* repeated \d+ % .*{reads}"):
-        _drill(runs, kills=1)
-
-
-def test_a_short_script_that_reads_its_checkpoint_and_starts_over_is_not_certified(
-    runs: _Runs,
-) -> None:
-    old = "if checkpoint.exists():"
-    _of_replacements(runs, _NO_STEPS[0], (old, f"{old[:-1]} and not checkpoint.read_text():"))
-    with pytest.raises(Failure, match="resume not shown, .*: let the script continue .*longer"):
-        _drill(runs, kills=1)
-
-
-def test_the_time_decides_if_reads_are_not_recorded(
-    runs: _Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(entrypoint.drill.training, "records_reads", lambda _folder: False)
-    _of_replacements(runs, *_NO_STEPS)
-    assert "does not record reads" in _drill(runs, kills=1)[-2]
-    runs.replace("if checkpoint.exists():", "if False:")
-    with pytest.raises(Failure, match="resume not shown"):
         _drill(runs, kills=1)
 
 

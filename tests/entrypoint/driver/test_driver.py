@@ -9,7 +9,6 @@ import pytest
 from entrypoint.driver import nvml
 from entrypoint.driver.process import Driver
 from tests.support.commands import clean_environment
-from tests.support.nvml_stub.build import stub_env, write_config
 from trainbox.contract.errors import DeviceMissing
 
 # Orphans of the command become children of this program, which counts them.
@@ -32,9 +31,7 @@ except ChildProcessError:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("health", "--gpus", "0"),
         ("health", "--live"),
-        ("health", "--list"),
         ("plan", "digits"),
         ("doctor",),
     ],
@@ -54,29 +51,6 @@ def test_no_process_is_left_when_a_command_ends(arguments: tuple[str, ...], tmp_
         timeout=120,
     )
     assert counted.stdout == "0\n"
-
-
-def test_only_the_process_that_queries_the_driver_imports_its_library(
-    library: Path, tmp_path: Path
-) -> None:
-    program = (
-        "import sys\n"
-        "from entrypoint.driver.process import Driver\n"
-        "driver = Driver()\n"
-        "assert len(driver.detect().gpus) == 2\n"
-        "assert driver.sample([], ['temperature_c']).fault is None\n"
-        "driver.close()\n"
-        "print([name for name in ('pynvml', 'entrypoint.driver.nvml') if name in sys.modules])\n"
-    )
-    config = write_config(tmp_path / "nvml.conf", "h100", count=2)
-    ended = subprocess.run(
-        [sys.executable, "-P", "-c", program],
-        env=clean_environment(**stub_env(library.parent, config)),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (ended.stdout, ended.stderr) == ("[]\n", "")
 
 
 def test_a_reading_that_was_left_out_is_made_again_after_minutes(

@@ -26,59 +26,44 @@ VISIBLE = [
     (None, FOUR, "0 1 2 3"),
     (None, (), "none"),
     ("", FOUR, "none"),
-    ("  ", FOUR, "none"),
     ("-1", FOUR, "none"),
     ("NoDevFiles", FOUR, "none"),
-    ("none", FOUR, "none"),
     ("void", FOUR, "none"),
     ("0", FOUR, "0"),
     ("1,0", FOUR, "1 0"),
     (" 0 , 1 ", FOUR, "0 1"),
-    ("3,2,1,0", FOUR, "3 2 1 0"),
     ("GPU-c0ffee", FOUR, "2"),
-    ("GPU-c", FOUR, "2"),
     ("GPU-8f3b,GPU-8f3a", FOUR, "1 0"),
     ("GPU-d00d1e,0", FOUR, "3 0"),
     (None, SLICES, "0:0 0:1 1:0 1:1"),
     ("MIG-10e5", SLICES, "1:0"),
-    ("MIG-00e5,MIG-11e5", SLICES, "0:0 1:1"),
     ("0:1", SLICES, "0:1"),
     ("1:1,0", MIXED, "1:1 0"),
 ]
 
-_NO_GPUS = [(value, FOUR) for value in ["0;1", "0 1", "0-3", "abc", "all", "gpu-8f3a11"]]
-_NO_GPUS += [(value, FOUR) for value in ["8f3a11", "1.0", "\u0661", "\u00b2", "0\n1"]]
+_NO_GPUS = [(value, FOUR) for value in ["0 1", "0-3", "all", "8f3a11", "1.0", "\u0661", "0\n1"]]
 _NO_GPUS += [(value, SLICES) for value in ["0:", "0:1:2"]]
 # CUDA_VISIBLE_DEVICES, GPUs of the host -> exit code, text after `CUDA_VISIBLE_DEVICES=value`.
 # fmt: off
 REFUSED = [
     ("0,0", FOUR, 2, " names GPU 0 twice: name each GPU once"),
     ("2,GPU-c0ffee", FOUR, 2, " names GPU 2 twice: name each GPU once"),
-    ("0:1,MIG-01", SLICES, 2, " names GPU 0:1 twice: name each GPU once"),
     ("0,,1", FOUR, 2, f": entry 2 is empty: {_WRITE} with single commas, as in 0,2"),
-    ("0,1,", FOUR, 2, f": entry 3 is empty: {_WRITE} with single commas, as in 0,2"),
-    (",", FOUR, 2, f": entry 1 is empty: {_WRITE} with single commas, as in 0,2"),
     ("0,-1", FOUR, 2, f": '-1' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
     *((value, gpus, 2,
        f": '{value}' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a")
       for value, gpus in _NO_GPUS),
     ("GPU-8f3", FOUR, 2, ": GPU-8f3 matches 2 GPUs (0 1): write more of the UUID"),
-    ("MIG-", SLICES, 2, ": MIG- matches 4 GPUs (0:0 0:1 1:0 1:1): write more of the UUID"),
     ("0", SLICES, 2, ": GPU 0 is divided into MIG slices (0:0 0:1): name one slice, as in 0:0"),
-    ("0,1", MIXED, 2, ": GPU 1 is divided into MIG slices (1:0 1:1): name one slice, as in 1:0"),
     ("9", FOUR, 3, ": GPU 9 was not found: choose from the GPUs found (0 1 2 3)"),
     ("00", FOUR, 3, ": GPU 00 was not found: choose from the GPUs found (0 1 2 3)"),
-    ("0", (), 3, ": GPU 0 was not found: choose from the GPUs found (none)"),
-    ("0:0", FOUR, 3, ": GPU 0:0 was not found: choose from the GPUs found (0 1 2 3)"),
     ("0:7", SLICES, 3, ": GPU 0:7 was not found: choose from the GPUs found (0:0 0:1 1:0 1:1)"),
     ("GPU-beef", FOUR, 3, ": GPU GPU-beef was not found: choose from the GPUs found (0 1 2 3)"),
-    ("GPU-0", SLICES, 3, ": GPU GPU-0 was not found: choose from the GPUs found (0:0 0:1 1:0 1:1)"),
     ("MIG-GPU-0/7/0", SLICES, 3,
      ": GPU MIG-GPU-0/7/0 was not found: choose from the GPUs found (0:0 0:1 1:0 1:1)"),
     (LONG, FOUR, 3, ": GPU 4 was not found: choose from the GPUs found (0 1 2 3)"),
 ]
 # fmt: on
-TEXTS = [f"CUDA_VISIBLE_DEVICES={value}{rest}" for value, *_, rest in REFUSED]
 
 
 @pytest.mark.parametrize(("value", "gpus", "expected"), VISIBLE)
@@ -109,10 +94,4 @@ def test_indices_are_those_of_the_host() -> None:
         select(visible, "0", "--gpu-ids")
     assert (
         str(refused.value) == "--gpu-ids=0: GPU 0 was not found: choose from the GPUs found (3 1)"
-    )
-
-
-def test_a_selected_gpu_keeps_its_fields() -> None:
-    assert visible_gpus(SLICES, "MIG-11e5") == (
-        Gpu(1, "MIG-11e5", "H100 MIG 1g.10gb", 9984, 1, "GPU-1"),
     )

@@ -28,13 +28,6 @@ def usable(folder: Path, own: str, files: Mapping[str, str]) -> int:
 
 V2 = "0::/a/b\n"
 VERSION_2: dict[str, tuple[str, dict[str, str], int]] = {
-    "a quota of its own": (V2, {"a/b/cpu.max": "400000 100000\n"}, 4),
-    "a quota at its parent": (
-        V2,
-        {"a/cpu.max": "300000 100000\n", "a/b/cpu.max": "max 100000\n"},
-        3,
-    ),
-    "a quota at the root": (V2, {"cpu.max": "200000 100000\n", "a/cpu.max": "max 100000\n"}, 2),
     "the tightest of three": (
         V2,
         {
@@ -44,10 +37,8 @@ VERSION_2: dict[str, tuple[str, dict[str, str], int]] = {
         },
         5,
     ),
-    "max all the way": (V2, {"cpu.max": "max 100000\n", "a/b/cpu.max": "max 100000\n"}, HOST_CPUS),
     "no controller": (V2, {"a/b/cgroup.procs": ""}, HOST_CPUS),
     "more than the host has": (V2, {"a/b/cpu.max": "9900000 100000\n"}, HOST_CPUS),
-    "two and a half": (V2, {"a/b/cpu.max": "250000 100000\n"}, 2),
     "half a CPU is still one": (V2, {"a/b/cpu.max": "50000 100000\n"}, 1),
     "another period": (V2, {"a/b/cpu.max": "60000 20000\n"}, 3),
     "a container sees its own group as the root": ("0::/\n", {"cpu.max": "600000 100000\n"}, 6),
@@ -71,7 +62,6 @@ def quota(folder: str, us: int) -> dict[str, str]:
 VERSION_1: dict[str, tuple[str, dict[str, str], int]] = {
     "a quota of its own": (V1, quota("a/b/", 400000), 4),
     "a quota at its parent": (V1, quota("a/", 300000), 3),
-    "a quota at the root": (V1, quota("", 200000), 2),
     "no limit is -1": (V1, quota("a/b/", -1), HOST_CPUS),
     "one and a half": (V1, quota("a/b/", 150000), 1),
     "the host's path is missing here": ("4:cpuacct,cpu:/docker/1f\n", quota("", 500000), 5),

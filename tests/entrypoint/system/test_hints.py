@@ -1,6 +1,5 @@
 """The launcher's messages recommend commands in the form that works for the user."""
 
-import ast
 import re
 from pathlib import Path
 
@@ -73,33 +72,6 @@ def test_every_recommended_command_comes_from_hints() -> None:
     spelled = re.compile(r'f"[^"]*trainbox (train|run|plan|sweep|drill|bench|verify|health)\b')
     files = [path for path in (_ROOT / "entrypoint").rglob("*.py") if path.name != "hints.py"]
     assert [path.name for path in files if spelled.search(path.read_text())] == []
-
-
-def test_each_recommended_verb_is_a_target_of_make() -> None:
-    """With TRAINBOX_COMMAND=make, `command(VERB)` recommends `make VERB`."""
-    verbs = {
-        package: {verb for path in (_ROOT / package).rglob("*.py") for verb in _recommended(path)}
-        for package in ("entrypoint", "trainer")
-    }
-    assert verbs["entrypoint"] >= {"bench", "health", "run", "verify"}
-    assert verbs["trainer"] >= {"doctor", "sweep", "train"}
-    targets = re.findall(r"^([a-z-]+):", (_ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert verbs["entrypoint"] | verbs["trainer"] <= set(targets)
-
-
-def _recommended(path: Path) -> list[str]:
-    """Return the verb of each call of `command` or `hints.command` in the file.
-
-    Left out is the call of a help page, which recommends the verb that runs: train, sweep or sweep
-    run.
-    """
-    calls = [
-        node.args[0]
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and node.args
-        if ast.unparse(node.func) in ("command", "hints.command")
-    ]
-    return [ast.literal_eval(verb) for verb in calls if ast.unparse(verb) != "str(self.name)"]
 
 
 def test_a_path_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
