@@ -85,15 +85,8 @@ def test_the_container_is_closed_except_for_the_folders(wrapper: Wrapper) -> Non
     here = wrapper.folder
     call = wrapper("train", "digits", "--set", "name=it's $HOME")
     assert call.words == [
-        *(
-            "exec",
-            "--containall",
-            "--no-eval",
-            "--home",
-            f"{here}/trainbox-{os.getuid()}:/tmp",
-            "--pwd",
-            "/workspace",
-        ),
+        *("exec", "--containall", "--no-eval"),
+        *("--home", f"{here}/trainbox-{os.getuid()}:/tmp", "--pwd", "/workspace"),
         *("--bind", f"{here}/runs:/workspace/runs", "--bind", f"{here}/data:/workspace/data"),
         *("trainbox.sif", "trainbox", "train", "digits", "--set", "name=it's $HOME"),
     ]
@@ -127,10 +120,6 @@ def test_settings_are_passed_on_and_paths_of_the_host_are_not(wrapper: Wrapper) 
     env = wrapper("train", **given, **paths).env
     assert given.items() <= env.items()
     assert not paths.keys() & env.keys()
-
-
-def test_messages_name_the_script_as_the_user_typed_it(wrapper: Wrapper) -> None:
-    assert wrapper("train", TRAINBOX_COMMAND="make").env["TRAINBOX_COMMAND"].endswith("trainbox.sh")
 
 
 def test_every_setting_of_make_is_passed_on() -> None:
@@ -228,16 +217,16 @@ def _not_mounted() -> list[str]:
     return [entry.replace("*", "x").removesuffix("/") for entry in host.NOT_MOUNTED]
 
 
-@pytest.mark.parametrize("folder", [*_not_mounted(), "runs/", "/usr", "/opt/venv", "/bin/x"])
+@pytest.mark.parametrize("folder", [*_not_mounted(), "runs/", "/bin/x"])
 def test_a_folder_that_make_does_not_mount_is_refused(wrapper: Wrapper, folder: str) -> None:
     done = wrapper.run("train", f"{folder}/mine.py:Mine")
     assert done.returncode == 2
     assert "would hide runs/, data/ or the image: move the file" in done.stderr
 
 
-@pytest.mark.parametrize("folder", ["/opt/mine", "/workspace/tasks", "/usr2"])
-def test_another_absolute_folder_is_not_refused(wrapper: Wrapper, folder: str) -> None:
-    assert wrapper.run("train", f"{folder}/mine.py:Mine").returncode == 0
+def _link_to_a_colon(folder: Path) -> None:
+    (folder / "a:b").mkdir()
+    (folder / "linked").symlink_to(folder / "a:b")
 
 
 # fmt: off
@@ -260,6 +249,7 @@ _MISTAKES: dict[str, tuple[Callable[[Path], object] | None, dict[str, str], int,
                           _COLON.format(name))
        for name, path in (("RUNS_DIR", "a:b"), ("DATA_DIR", "big/a,b/data"), ("TASKS_DIR", "a:b"),
                           ("TMPDIR", "a:b"))},
+    "a link": (_link_to_a_colon, {"DATA_DIR": "linked/data"}, 2, _COLON.format("DATA_DIR")),
     "no limits": (None, {"HEALTH_LIMITS": "none.toml"}, 2, "HEALTH_LIMITS=none.toml is not a file"),
 }
 # fmt: on
@@ -291,21 +281,6 @@ def test_a_project_that_does_not_exist_is_reported(wrapper: Wrapper) -> None:
     assert done.stderr == (
         "trainbox.sh: PROJECT_DIR=none is not a folder: set it to that of the script\n"
     )
-
-
-def test_a_link_to_a_folder_with_a_colon_is_refused_before_anything_is_made(
-    wrapper: Wrapper,
-) -> None:
-    folder = wrapper.folder / "a:b"
-    folder.mkdir()
-    (wrapper.folder / "linked").symlink_to(folder)
-    done = wrapper.run("train", DATA_DIR="linked/data")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"trainbox.sh: DATA_DIR=linked/data is {folder}/data, and Apptainer cannot mount a path "
-        "with a colon or a comma: set DATA_DIR to another path\n"
-    )
-    assert not (wrapper.folder / "runs").exists() and list(folder.iterdir()) == []
 
 
 # The definition and the Dockerfile.
@@ -348,15 +323,10 @@ def test_the_definition_installs_the_same_packages_by_hash() -> None:
     assert [len(found) for found in installs] == [2, 2]
     assert all("--require-hashes" in line for found in installs for line in found)
     for shared in (
-        "awk -v compile=",
         "/^[^ #]/ { keep = compile || !/^triton==/ } keep",
         'remove-unneeded.sh "$site"',
-        "UV_NO_CACHE=1 python3 -P ",
         "/requirements.py install --locked ",
-        "--into /opt/venv -- ",
         " -xdev -type f -perm /6000 -exec chmod ug-s {} +",
-        "apt-get clean",
-        "rm -rf /opt/venv/.lock /root/.cache",
     ):
         assert all(shared in text for text in both), shared
     assert "find / " not in DEFINITION.read_text(), "it would change files of the host"

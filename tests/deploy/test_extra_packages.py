@@ -51,21 +51,13 @@ def test_comments_empty_lines_and_windows_line_ends_do_not_count() -> None:
     "line",
     [
         "-e .",
-        "--editable=../x",
         "./wheels/x.whl",
-        "C:\\x",
-        "https://host/x.whl",
         "x @ https://host/x.whl",
-        "x@https://host/x.whl",
         "git+ssh://git@host/x",
-        "--index-url https://host/simple",
-        "-r other.txt",
-        "--pre",
         "x==1 --hash=sha256:aa",
         "x==1 ; a < '3' --hash=sha256:aa",
         "x==1 \\",
         "x y",
-        "$(touch x)",
     ],
 )
 def test_other_lines_are_refused_with_their_number(line: str) -> None:
@@ -83,12 +75,6 @@ def test_a_file_without_requirements_is_refused(text: str) -> None:
 def test_the_names_of_a_lock() -> None:
     assert tool.names(LOCK) == {"numpy", "colorama", "torch"}
     assert tool.names(LOCK, but_not="win32") == {"numpy", "torch"}
-
-
-def test_every_package_of_the_lock_is_read() -> None:
-    text = (ROOT / "requirements.lock").read_text()
-    lines = {line.split("==")[0] for line in text.splitlines() if line[:1] not in ("", " ", "#")}
-    assert tool.names(text) == lines and len(lines) > 50
 
 
 # The tool with the real uv.
@@ -177,7 +163,6 @@ def test_the_lock_has_the_added_packages_with_hashes_and_stays(
     [
         ("base==2.0", "Because you require base==2.0 and base==1.0, "),
         ("other\ngreedy", "all versions of greedy depend on base>=2 and base==1.0"),
-        ("base==9", "base==9"),
         ("missing-package", "missing-package was not found"),
         ("other ; nonsense", "found `nonsense`"),
     ],
@@ -206,7 +191,6 @@ def test_what_cannot_be_installed_is_refused_and_the_lock_stays(
     ("file", "content", "message"),
     [
         ("none.txt", None, "none.txt is not a file with requirements: set REQUIREMENTS to"),
-        (".", None, ". is not a file with requirements"),
         ("my.lock", b"einops", "my.lock is not a file with requirements"),
         ("my.txt", "einops\n".encode("utf-16"), "my.txt is not text in UTF-8: save it as UTF-8"),
         ("requirements.txt", b"einops", "requirements.lock exists, and make did not write it: ren"),
@@ -227,14 +211,6 @@ def test_a_wrong_file_is_refused(
     assert Path("requirements.lock").read_bytes() == before
 
 
-def test_a_file_can_have_any_name(project: Project) -> None:
-    name = "-it's $HOME, ü\n"
-    Path(name).write_text("small\n")
-    assert project.run("lock", file=name) == 0
-    text = Path(name).with_suffix(".lock").read_text()
-    assert tool.names(text) == {"small"}
-
-
 @pytest.fixture
 def environment(project: Project) -> Path:
     made = project.folder / "venv"
@@ -253,8 +229,6 @@ def test_install_adds_the_packages_and_removes_those_of_another_lock(
 ) -> None:
     into = ("--into", str(environment))
     project.file.write_text("small\n")
-    assert project.run("install", *into) == 2
-    assert "my.lock does not exist: run make lock REQUIREMENTS=my.txt" in capfd.readouterr().err
     assert project.run("lock") == project.run("install", *into) == 0
     assert modules(environment) == {"small"}, "base is locked, so it is not installed again"
     assert (environment / "extra.lock").read_bytes() == project.lock.read_bytes()
@@ -311,16 +285,12 @@ def run_in_docker(
     return done, done.stdout.split("\0")[:-1]
 
 
-@pytest.mark.parametrize("options", [[], ["--upgrade"]])
-def test_the_container_has_the_folder_of_the_file_as_the_caller(
-    tmp_path: Path, options: list[str]
-) -> None:
+def test_the_container_has_the_folder_of_the_file_as_the_caller(tmp_path: Path) -> None:
     folder = tmp_path / "my, folder"
     folder.mkdir()
     (folder / "-my file.txt").touch()
-    done, words = run_in_docker(
-        tmp_path, "sha256:abc", "copies", *options, "--", "my, folder/-my file.txt"
-    )
+    given = ("sha256:abc", "copies", "--upgrade", "--", "my, folder/-my file.txt")
+    done, words = run_in_docker(tmp_path, *given)
     assert done.returncode == 0, done.stderr
     assert words[:4] == ["run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}"]
     mounts = [words[i + 1] for i, word in enumerate(words) if word == "--mount"]
@@ -329,7 +299,7 @@ def test_the_container_has_the_folder_of_the_file_as_the_caller(
         f'type=bind,"source={folder}",target=/requirements',
         f'type=bind,"source={tmp_path}/copies",target=/copies',
     ]
-    tail = ["lock", *options, "--copy-to", "/copies", "--", "-my file.txt"]
+    tail = ["lock", "--upgrade", "--copy-to", "/copies", "--", "-my file.txt"]
     assert words[words.index("sha256:abc") :] == [
         "sha256:abc",
         "/opt/uv/bin/python",

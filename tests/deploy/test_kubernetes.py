@@ -498,16 +498,6 @@ ENDPOINTS = {
 RDZV_IDS = {"several-nodes": "digits-train", "jobset": "digits-train", "trainjob": "trainbox"}
 
 
-@needs_kustomize
-@pytest.mark.parametrize("name", ["base", "one-node"])
-def test_the_plan_of_one_node(name: str, run: Run) -> None:
-    (pod,) = pods(DEPLOY / name)
-    plan = plan_of(run, pod)
-    assert (plan["strategy"], plan["nnodes"], plan["nproc_per_node"]) == ("single", 1, 1)
-    assert plan["reason"] == "1 of 1 visible GPU requested -> 1 process on GPU 0"
-    assert pod.env["train"]["TASK"] == "digits"
-
-
 def changed(folder: Path, name: str, *changes: tuple[str, str]) -> Path:
     """Copy all overlays, and change some lines of one as a user would."""
     shutil.copytree(DEPLOY, folder / "kubernetes")
@@ -604,23 +594,11 @@ def test_a_script_on_several_nodes(
 
 
 @needs_kustomize
-@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("name", ["one-node", "jobset"])
 def test_health_0_opens_the_gate_and_the_liveness_probe(
     name: str, run: Run, tmp_path: Path
 ) -> None:
-    if name == "trainjob":  # the page's ConfigMap for all jobs of the namespace
-        assert "kubectl create configmap health --from-literal=HEALTH=0" in " ".join(
-            PAGE.read_text().split()
-        )
-        made = (
-            "configurations: [names.yaml]\nconfigMapGenerator: [{name: made, literals: [HEALTH=0]}]"
-        )
-        folder = changed(tmp_path, name, ("configurations: [names.yaml]", made))
-        runtime = folder.parent / "trainjob-runtime/runtime.yaml"
-        made_name = one(folder, "ConfigMap")["metadata"]["name"]
-        runtime.write_text(runtime.read_text().replace("{name: health,", f"{{name: {made_name},"))
-    else:
-        folder = changed(tmp_path, name, ("- GPUS=1", "- GPUS=1\n      - HEALTH=0"))
+    folder = changed(tmp_path, name, ("- GPUS=1", "- GPUS=1\n      - HEALTH=0"))
     pod = pods(folder)[0]
     (health,) = pod.spec["initContainers"]
     for container, words in (
@@ -641,33 +619,18 @@ def test_the_settings_of_a_run_are_immutable() -> None:
 # Network.
 
 
-def admitted(policy: Object, pod: Pod, other: dict[str, str]) -> bool:
-    """Return whether the policy lets a pod with the labels `other` reach `pod`."""
-    spec = policy["spec"]
-    assert spec["policyTypes"] == ["Ingress"]
-    assert spec["podSelector"]["matchLabels"].items() <= pod.labels.items(), (
-        "the policy does not select this pod"
-    )
-    for rule in spec["ingress"]:
-        assert rule.keys() == {"from"}, "the ranks use any port"
-        for peer in rule["from"]:
-            assert peer.keys() == {"podSelector"}, "only pods of this namespace"
-            if peer["podSelector"]["matchLabels"].items() <= other.items():
-                return True
-    return False
-
-
 def assert_closed(folder: Path, made: list[Pod]) -> None:
-    policy = one(folder, "NetworkPolicy")
+    """The policy admits to the pods of this job only each other, at any port."""
+    policy = one(folder, "NetworkPolicy")["spec"]
+    labels = policy["podSelector"]["matchLabels"]
+    assert policy == {
+        "podSelector": {"matchLabels": labels},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": {"matchLabels": labels}}]}],
+    }
     for pod in made:
-        assert all(admitted(policy, pod, other.labels) for other in made)
-        stranger = {
-            key: value for key, value in pod.labels.items() if key not in (JOB_NAME, JOBSET_NAME)
-        }
-        assert not admitted(policy, pod, stranger)
-        assert not admitted(
-            policy, pod, stranger | {JOB_NAME: "another-train", JOBSET_NAME: "another-train"}
-        )
+        assert labels.items() <= pod.labels.items()
+        assert labels.keys() & {JOB_NAME, JOBSET_NAME}, "pods of other jobs have the others as well"
 
 
 @needs_kustomize
@@ -735,8 +698,6 @@ def test_the_pods_of_a_sweep_of_a_script(arguments_of: Callable[..., list[list[s
 
 # The guide.
 
-_LIMITS = "HEALTH_LIMITS=my_tasks/limits.toml"
-
 
 def blocks() -> list[tuple[str, Object]]:
     """Return (overlay, lines to change or add) of each block of the page that names its file."""
@@ -749,29 +710,19 @@ def blocks() -> list[tuple[str, Object]]:
 
 
 @needs_kustomize
-def test_the_changes_that_the_page_shows_have_their_effect(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_changes_that_the_page_shows_have_their_effect(run: Run, tmp_path: Path) -> None:
     folders = []
     mnist, own, script, special, sweeping = blocks()
     mounted = yaml.safe_dump(own[1]).replace("gestures.py", "train.py")  # "mount it as above"
     script = (script[0], yaml.safe_load(mounted) | script[1])
-    added = yaml.safe_dump(own[1]).replace("- gestures.py", "- gestures.py\n  - limits.toml")
-    for line in (
-        "`limits.toml` to the `files` of the ConfigMap `tasks`",
-        f"`{_LIMITS}` to `settings`",
-    ):
-        assert line in " ".join(PAGE.read_text().split())
-    limited = (own[0], yaml.safe_load(added.replace("- SET=", f"- {_LIMITS}\n  - SET=")))
-    for number, (name, lines) in enumerate([mnist, own, script, special, limited, sweeping]):
+    for number, (name, lines) in enumerate([mnist, own, script, special, sweeping]):
         folders.append(folder := changed(tmp_path / str(number), name))
         (folder / "gestures.py").touch()
         (folder / "train.py").touch()
-        (folder / "limits.toml").write_text("disk_mib = 1e14\n")
         file = folder / "kustomization.yaml"
         file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | lines))
     *trainings, sweeping = folders
-    (mnist,), (own,), (script,), (special,), (limited,) = map(pods, trainings)
+    (mnist,), (own,), (script,), (special,) = map(pods, trainings)
     # The settings of a training.
     assert mnist.address.startswith("mnist-train-")
     assert (
@@ -813,18 +764,6 @@ def test_the_changes_that_the_page_shows_have_their_effect(
     assert {"name": "tasks", "configMap": {"name": made["metadata"]["name"], "optional": True}} in (
         script.spec["volumes"]
     )
-    # The limits of the health check are where the tasks are mounted.
-    file = limited.env["health"]["HEALTH_LIMITS"]
-    assert file == limited.env["train"]["HEALTH_LIMITS"] == "my_tasks/limits.toml"
-    made = next(o for o in objects(trainings[4]) if "limits.toml" in o.get("data", {}))
-    assert {"name": "tasks", "configMap": {"name": made["metadata"]["name"], "optional": True}} in (
-        limited.spec["volumes"]
-    )
-    (tmp_path / "my_tasks").mkdir()
-    (tmp_path / file).write_text(made["data"]["limits.toml"])
-    monkeypatch.chdir(tmp_path)
-    ended = run(limited, "health", ["health", "--gate"])
-    assert "limits overridden: disk_mib 100000000000000.0 (default 2048)" in ended.out
     # A sweep.
     sweep = pods(sweeping)
     assert [pod.gpus for pod in sweep] == [2] * 4

@@ -343,6 +343,8 @@ SCRIPT_REFUSALS = [
      "--no-torchrun and --processes 2 contradict each other: drop one of them"),
     (two(), FOUR, LOCAL, False, 2,
      "--no-torchrun and 2 nodes contradict each other: drop one of them"),
+    (ask(gpu_ids="0:0,1:0"), SLICES, LOCAL, None, 2,
+     f"2 devices requested, 2 of them MIG slices (0:0 1:0): {_ONE_SLICE}"),
     (ask(), LOST, LOCAL, None, 3, _LOST),
     (ask(architectures=BUILT), VOLTA, LOCAL, None, 3, _NO_CODE),
 ]
