@@ -46,13 +46,6 @@ def test_the_output_of_a_part_is_printed_whole_at_its_end(
     assert "===== lint: exit code 1\n" in whole
 
 
-def test_the_parts_run_at_the_same_time(tmp_path: Path) -> None:
-    """Each of the two waits for the other one, which opens the other end of the FIFO."""
-    subprocess.run(["mkfifo", tmp_path / "meet"], check=True)
-    parts_ = [_part(mode, f"open({str(tmp_path / 'meet')!r}, {mode!r})") for mode in "rw"]
-    assert run(parts_) == 0
-
-
 def test_a_sigterm_ends_all_parts(tmp_path: Path) -> None:
     program = (
         "from tests.support.suite import Part, run\nimport sys\n"
@@ -67,11 +60,3 @@ def test_a_sigterm_ends_all_parts(tmp_path: Path) -> None:
     process.terminate()
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
     process.stdout.close()
-
-
-def test_the_tests_keep_their_bytecode(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    assert run([_part("tests", "import sys; print(sys.dont_write_bytecode)", live=True)]) == 0
-    assert capfd.readouterr().out == "False\n"
