@@ -1,6 +1,7 @@
 """The launch decision as tables: the plan of each request on each host, and each refusal."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from entrypoint.driver.gpus import Gpu, labels
 from entrypoint.driver.readings import Unread
 from entrypoint.launch.cluster import Cluster
-from entrypoint.launch.plan import plan_launch, plan_script, plan_sweep
+from entrypoint.launch.plan import LaunchPlan, plan_launch, plan_script, plan_sweep
 from entrypoint.launch.request import LaunchRequest
 from trainbox.contract.errors import Failure
 from trainbox.contract.internal import Internal
@@ -302,14 +303,6 @@ def test_the_plan_of_a_request(row: tuple[Any, ...]) -> None:
     assert plan.reason == reason
 
 
-@pytest.mark.parametrize("row", REFUSALS, ids=_id)
-def test_a_refused_request_and_its_message(row: tuple[Any, ...]) -> None:
-    request, gpus, cluster, *expected = row
-    with pytest.raises(Failure) as refused:
-        plan_launch(request, gpus, cluster)
-    assert [refused.value.exit_code, str(refused.value)] == expected
-
-
 def script(nproc: int, nodes: str = "--standalone") -> str:
     return (
         f"-P -m trainer.launch.torchrun {nodes} --nproc-per-node={nproc} --no-python -- "
@@ -366,15 +359,7 @@ def test_the_plan_of_a_script(row: tuple[Any, ...]) -> None:
     assert Internal.LAUNCH not in plan.env  # it is the script's own
 
 
-@pytest.mark.parametrize("row", SCRIPT_REFUSALS, ids=lambda row: row[-1])
-def test_a_refused_script_and_its_message(row: tuple[Any, ...]) -> None:
-    request, gpus, cluster, torchrun, *expected = row
-    with pytest.raises(Failure) as refused:
-        plan_script(request, gpus, cluster, torchrun)
-    assert [refused.value.exit_code, str(refused.value)] == expected
-
-
-# A sweep: request, trials per GPU | slots (name and CUDA_VISIBLE_DEVICES), threads per slot,
+# A sweep: request, trials per GPU, GPUs | slots (name and CUDA_VISIBLE_DEVICES), threads per slot,
 # device, reason.
 # fmt: off
 SWEEPS = [
@@ -395,13 +380,14 @@ SWEEPS = [
     (ask(cpus=4, processes=2), 1, NONE, [["CPU slot 0", ""], ["CPU slot 1", ""]], "2", "cpu",
      "2 CPU processes requested -> sweep, 2 slots"),
 ]
+# Request, GPUs, trials per GPU | exit code, text.
 SWEEP_REFUSALS = [
-    (ask(processes=2), 1, ONE, 2,
+    (ask(processes=2), ONE, 1, 2,
      "--processes 2 is for CPU slots, and 1 GPU(s) are in use: use --per-gpu"),
-    (ask(), 3, NONE, 2,
+    (ask(), NONE, 3, 2,
      "--per-gpu 3: no GPU is in use; --processes N sets the number of CPU slots"),
-    (ask(), 1, LOST, 3, _LOST),
-    (ask(architectures=BUILT), 1, VOLTA, 3, _NO_CODE),
+    (ask(), LOST, 1, 3, _LOST),
+    (ask(architectures=BUILT), VOLTA, 1, 3, _NO_CODE),
 ]
 # fmt: on
 
@@ -421,12 +407,22 @@ def test_the_slots_of_a_sweep(row: tuple[Any, ...]) -> None:
     assert (str(facts.cpus), facts.strategy) == (env["OMP_NUM_THREADS"], "single")
 
 
-@pytest.mark.parametrize("row", SWEEP_REFUSALS, ids=lambda row: row[-1])
-def test_a_refused_sweep_and_its_message(row: tuple[Any, ...]) -> None:
-    request, per_gpu, gpus, *expected = row
+@pytest.mark.parametrize(
+    ("plan", "row"),
+    [
+        *((plan_launch, row) for row in REFUSALS),
+        *((plan_script, row) for row in SCRIPT_REFUSALS),
+        *((plan_sweep, row) for row in SWEEP_REFUSALS),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else value[-1],
+)
+def test_a_refused_request_and_its_message(
+    plan: Callable[..., LaunchPlan], row: tuple[Any, ...]
+) -> None:
+    *request, code, text = row
     with pytest.raises(Failure) as refused:
-        plan_sweep(request, gpus, per_gpu)
-    assert [refused.value.exit_code, str(refused.value)] == expected
+        plan(*request)
+    assert (refused.value.exit_code, str(refused.value)) == (code, text)
 
 
 @pytest.mark.parametrize(
