@@ -40,7 +40,7 @@ def _ran(forked: Trainbox, *words: str, **env: str) -> tuple[str, dict[str, Any]
     return ended.out.strip(), json.loads((forked.folder / "runs/r/manifest.json").read_text())
 
 
-@pytest.mark.parametrize("way", ["--python", "VIRTUAL_ENV", "CONDA_PREFIX", "first line"])
+@pytest.mark.parametrize("way", ["--python", "VIRTUAL_ENV", "first line"])
 def test_the_python_of_the_user_runs_the_script_and_is_recorded(
     forked: Trainbox, environment: Path, way: str
 ) -> None:
@@ -48,7 +48,7 @@ def test_the_python_of_the_user_runs_the_script_and_is_recorded(
     first_line = f"#!{python}\n" if way == "first line" else ""
     (forked.folder / "train.py").write_text(first_line + _PRINTS)
     options = ["--python", python] if way == "--python" else []
-    env = {way: str(environment)} if way in ("VIRTUAL_ENV", "CONDA_PREFIX") else {}
+    env = {way: str(environment)} if way == "VIRTUAL_ENV" else {}
     out, manifest = _ran(forked, *options, "train.py", **env)
     assert out == str(environment)
     assert manifest["interpreter"] == {"path": python, "from": way}
