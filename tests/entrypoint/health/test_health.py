@@ -99,14 +99,6 @@ def test_a_rule(case: Case, library: Path, forked: Trainbox) -> None:
             ], finding
 
 
-def test_each_check_has_a_failing_and_a_passing_case() -> None:
-    """Rules that need several samples are tested with the monitor below, others as values."""
-    elsewhere = {"xid", "pcie-replays", "nvlink-crc", "infiniband"}
-    for check in set(check_names()) - elsewhere:
-        results = {case.result for case in CASES if case.check == check}
-        assert PASS in results and results & {WARN, CRITICAL}, check
-
-
 def test_the_page_lists_each_rule() -> None:
     page = (ROOT / "docs/reference/health-rules.md").read_text()
     listed = [cell for line in page.splitlines() for cell in re.findall(r"^\| (`.*?) \|", line)]
@@ -139,19 +131,6 @@ def test_a_healthy_machine_of_each_kind(library: Path, forked: Trainbox, profile
     assert results.get(CRITICAL, set()) == ({"architecture"} if profile == "v100" else set())
     assert code == (1 if profile == "v100" else 0)
     assert UNKNOWN not in results
-
-
-def test_an_image_too_new_for_the_driver_closes_the_gate(library: Path, forked: Trainbox) -> None:
-    keys = {"gpu.compute_capability": "8.0"}  # torch has no code for the V100 of this profile
-    case = Case("", "", "", profile="old-driver", keys=keys)
-    verdict, code = run_case(case, library.parent, forked)
-    (finding,) = (f for f in verdict["findings"] if f["closes"])
-    assert (code, finding["check"], finding["action"]) == (1, "cuda", "update_driver")
-    assert re.fullmatch(
-        r"this image is too new for this driver: driver 470.256.02 \(stub\) supports CUDA up "
-        r"to 11.4, torch is built for 1\d\.\d+",
-        finding["read"],
-    )
 
 
 def test_a_library_without_a_symbol_is_an_old_driver(trainbox: Trainbox, tmp_path: Path) -> None:
@@ -263,19 +242,12 @@ def mismatches(value: Any, schema: dict[str, Any], path: str = "$") -> list[str]
 _WRONG_USE = [
     (["--require", "ecc"], "",
      "--require ecc: no such check 'ecc': use some of driver, count, handle"),
-    (["--gate", "--require", "xid"], "",
-     "--require xid: no such check 'xid': use some of driver, count, handle"),
-    (["--live", "--require", "shm"], "",
-     "--require shm: no such check 'shm': use some of driver, count, handle, recovery-action"),
-    (["--gpu-ids", "0,0"], "", "--gpu-ids=0,0 names GPU 0 twice"),
     (["--health-limits", "none.toml"], "",
      "--health-limits none.toml cannot be read (No such file or directory): give a TOML"),
     (["--health-limits", "/dev/zero"], "",
      "--health-limits /dev/zero cannot be read (not a file): give a TOML"),
     (["--health-limits", "limits.toml"], "rows = 3",
      "unknown limit 'rows': use one of ecc_uncorrected, remapped_rows"),
-    (["--health-limits", "limits.toml"], "remapped_rows =",
-     "--health-limits limits.toml cannot be read (Invalid value"),
     (["--health-limits", "limits.toml"], 'remapped_rows = "3"',
      "remapped_rows = '3' is not a number of at least 0: set it as in remapped_rows = 512"),
     (["--health-limits", "limits.toml"], 'remap_pending = "PASS"',
@@ -398,10 +370,8 @@ def test_probes_of_a_driver_that_hangs_do_not_pile_up(
 @pytest.mark.parametrize(
     ("keys", "code"),
     [
-        ({}, 0),
         ({"gpu1.ecc.volatile.uncorrected": 5}, 0),
         ({"gpu1.field.230": 3}, 0),
-        ({"gpu1.ret.field": 999}, 0),
         ({"gpu1.ret": 999}, 0),
         ({"gpu1.field.230": 2}, 1),
         ({"gpu1.ret": 15}, 1),
@@ -454,14 +424,6 @@ class Monitor:
             time.sleep(0.02)
         return answer[1]
 
-    def wait_for_another(self, text: str) -> str:
-        """Wait until /healthz answers with another text; return it."""
-        deadline_s = time.monotonic() + 120
-        while (answer := self.get("/healthz")[1]) == text:
-            assert time.monotonic() < deadline_s, answer
-            time.sleep(0.02)
-        return answer
-
     def metric(self, name: str) -> str:
         (line,) = (
             line for line in self.get("/metrics")[1].splitlines() if line.startswith(f"{name} ")
@@ -485,12 +447,6 @@ def labels(gpu: int) -> str:
     return f'gpu="{gpu}",name="NVIDIA H100 80GB HBM3",uuid="{uuid}"'
 
 
-_METRICS = "temperature_celsius utilization_ratio memory_size_bytes memory_used_bytes power_watts"
-_METRICS += " sm_clock_hertz memory_clock_hertz pcie_generation pcie_width_lanes"
-_METRICS += " energy_joules_total ecc_errors_total remapped_rows_total pcie_replays_total"
-_METRICS += " nvlink_errors_total nvlink_crc_errors_total xids_total last_xid info"
-
-
 def test_the_monitor_closes_and_opens(monitor: Callable[..., Monitor], tmp_path: Path) -> None:
     watching = monitor({})
     assert watching.wait_for(200) == "OPEN, PASS: 2 GPUs\n"
@@ -500,10 +456,6 @@ def test_the_monitor_closes_and_opens(monitor: Callable[..., Monitor], tmp_path:
     assert watching.metric(f"trainbox_gpu_power_watts{{{labels(1)}}}") == "71.0"
     assert watching.metric(f"trainbox_gpu_sm_clock_hertz{{{labels(1)}}}") == "3.45e+08"
     assert watching.metric(f"trainbox_gpu_xids_total{{{labels(1)}}}") == "0.0"
-    names = {line.partition("{")[0] for line in watching.get("/metrics")[1].splitlines()}
-    assert {name for name in names if name.startswith("trainbox_gpu_")} == {
-        f"trainbox_gpu_{name}" for name in _METRICS.split()
-    }
     assert watching.metric(f"trainbox_gpu_energy_joules_total{{{labels(1)}}}") == "5000.0"
     put(tmp_path, "h100", {"gpu1.ecc.volatile.uncorrected": 3}, count=2)
     assert watching.wait_for(503) == "CLOSED, CRITICAL: 2 GPUs; ecc-uncorrected (GPU 1)\n"
@@ -537,22 +489,16 @@ def test_the_monitor_remembers_an_xid(monitor: Callable[..., Monitor], tmp_path:
     assert watching.metric(f"trainbox_gpu_last_xid{{{labels(1)}}}") == "79.0"
 
 
-@pytest.mark.parametrize(
-    ("check", "key", "begin", "step"),
-    [
-        ("nvlink-crc", "gpu1.nvlink3.crc_flit", 10**6, 5000),
-        ("nvlink-errors", "gpu1.nvlink3.replay", 0, 1),
-    ],
-)
 def test_the_monitor_judges_the_rate_of_a_counter(
-    monitor: Callable[..., Monitor], tmp_path: Path, check: str, key: str, begin: int, step: int
+    monitor: Callable[..., Monitor], tmp_path: Path
 ) -> None:
-    watching = monitor({key: begin})
+    key, count = "gpu1.nvlink3.crc_flit", 10**6
+    watching = monitor({key: count})
     watching.wait_for(200)
-    count, deadline_s = begin, time.monotonic() + 120
-    while watching.metric(check_metric(check, 1)) != "4.0":
+    deadline_s = time.monotonic() + 120
+    while watching.metric(check_metric("nvlink-crc", 1)) != "4.0":
         assert time.monotonic() < deadline_s
-        count += step
+        count += 5000
         put(tmp_path, "h100", {key: count}, count=2)
     watching.wait_for(503)
 
@@ -589,37 +535,6 @@ def test_a_driver_that_hangs_and_recovers(monitor: Callable[..., Monitor], tmp_p
     wait_until(lambda: len(started_with(str(config))) == 2, watching.process)
     put(tmp_path, "h100", count=2)
     assert watching.wait_for(200) == "OPEN, PASS: 2 GPUs\n"
-
-
-@pytest.mark.waits
-def test_the_monitor_outlives_the_process_that_queries_the_driver(
-    monitor: Callable[..., Monitor], tmp_path: Path
-) -> None:
-    watching = monitor({})
-    answer = watching.wait_for(200)
-    # A signal that hits a reading counts as a crash of this reading, which is then left out. So
-    # crash the process until the signal comes between two readings.
-    while "driver (node)" not in answer:
-        (asking,) = set(started_with(str(tmp_path / "nvml.conf"))) - {watching.process.pid}
-        os.kill(asking, signal.SIGSEGV)
-        answer = watching.wait_for_another(answer)
-    assert watching.wait_for(200).startswith("OPEN, ")
-
-
-def test_the_monitor_leaves_out_a_reading_that_crashes(
-    monitor: Callable[..., Monitor], tmp_path: Path
-) -> None:
-    watching = monitor({})
-    watching.wait_for(200)
-    put(tmp_path, "h100", {"gpu1.crash.temperature": 1, "gpu1.ret.ecc": 0}, count=2)
-    assert "temperature UNKNOWN: left out" in watching.next_line("temperature")
-    put(
-        tmp_path,
-        "h100",
-        {"gpu1.crash.temperature": 1, "gpu1.ecc.volatile.uncorrected": 3},
-        count=2,
-    )
-    assert "3 uncorrected memory errors" in watching.next_line("ecc-uncorrected")
 
 
 def test_the_monitor_waits_for_a_missing_gpu(

@@ -38,10 +38,8 @@ def judged(
     ("slow", "every_s", "result"),
     [
         ([1] * 6, 1.0, Result.CRITICAL),
-        ([1] * 5 + [0] * 5, 1.0, Result.WARN),
         ([1] * 6 + [0] * 4, 1.0, Result.CRITICAL),
         ([1] * 6 + [0] * 5, 1.0, Result.WARN),
-        ([0] * 9 + [1], 1.0, Result.WARN),
         ([1] * 10, 0.1, Result.WARN),
         ([1], 1.0, Result.WARN),
         ([1] + [0] * 10, 1.0, Result.PASS),
@@ -80,8 +78,6 @@ def test_links_are_named_by_their_numbers() -> None:
 @pytest.mark.parametrize(
     ("counts", "result", "rate"),
     [
-        ([100, 100], Result.PASS, 0),
-        ([0, 1], Result.PASS, 1),
         ([0, 8], Result.PASS, 8),
         ([0, 9], Result.WARN, 9),
         ([500, 3], Result.PASS, 0),
@@ -128,7 +124,6 @@ def test_a_window_has_the_last_minute_and_at_least_ten_samples() -> None:
     [
         ([(0, 0)], Result.PASS),
         ([(0, 4)], Result.WARN),
-        ([(0, 4), (0, 4)], Result.WARN),
         ([(0, 4), (0, 5)], Result.CRITICAL),
         ([(0, 9), (0, 2)], Result.WARN),
     ],
@@ -191,14 +186,12 @@ def test_exclusive_mode_allows_one_process() -> None:
     ("mode", "finding", "required", "is_open"),
     [
         (Mode.GATE, Finding("x", Result.UNKNOWN, ""), (), False),
-        (Mode.CHECK, Finding("x", Result.UNKNOWN, ""), (), False),
         (Mode.MONITOR, Finding("x", Result.UNKNOWN, ""), (), True),
         (Mode.LIVE, Finding("x", Result.UNKNOWN, ""), (), True),
         (Mode.MONITOR, Finding("x", Result.UNKNOWN, ""), ("x",), False),
         (Mode.GATE, Finding("x", Result.UNKNOWN, "", optional=True), (), True),
         (Mode.GATE, Finding("x", Result.NA, ""), (), True),
         (Mode.GATE, Finding("x", Result.NA, ""), ("x",), False),
-        (Mode.GATE, Finding("x", Result.WARN, ""), ("x",), True),
         (Mode.LIVE, Finding("x", Result.CRITICAL, ""), (), False),
     ],
 )
