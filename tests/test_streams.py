@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -115,18 +114,6 @@ def test_a_file_is_not_written_from_its_beginning_again(tmp_path: Path) -> None:
         assert not write_in_time(file.fileno(), b"one\n", 0.0)
         assert not write_in_time(file.fileno(), b"two\n", 0.0)
     assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
-
-
-def test_a_stream_that_takes_nothing_although_it_has_room_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A terminal with room for one character does not take the two of a line's end."""
-    write = Mock(side_effect=[BlockingIOError, 1, BlockingIOError])
-    monkeypatch.setattr(os, "write", write)
-    with Path(os.devnull).open("wb") as file:
-        assert not write_in_time(file.fileno(), b"\n", 60.0)
-        assert write_in_time(file.fileno(), b"\n", 0.0)
-    assert write.call_count == 3
 
 
 def _unread(program: str, folder: Path) -> tuple[int, bytes]:

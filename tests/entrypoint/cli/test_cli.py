@@ -265,19 +265,6 @@ def test_all_options_of_train_are_listed_in_sections(forked: Trainbox) -> None:
     assert options_of(forked("plan", "--help-all").out) == options_of(ended.out)
 
 
-def test_the_help_of_train_lists_everyday_options(forked: Trainbox) -> None:
-    ended = forked("train", "--help")
-    assert (ended.code, ended.err) == (0, "")
-    assert option_names(ended.out) == {
-        *("--gpus", "--gpu-ids", "--processes", "--strategy"),
-        *("--config", "--set", "--epochs", "--batch-size", "--lr", "--precision", "--seed"),
-        *("--run", "--resume"),
-    }
-    assert "`trainbox train --help-all` lists all options." in ended.out
-    of_plan = options_of(forked("plan", "-h").out)
-    assert of_plan.replace("trainbox plan", "trainbox train") == options_of(ended.out)
-
-
 def options_of(page: str) -> str:
     return page[page.index("Launch options:") :]
 
@@ -497,14 +484,6 @@ def test_arguments_override_training_options_of_the_environment(check: Command) 
 
 def test_an_empty_variable_counts_as_unset(check: Command) -> None:
     names = options.variables(options.COMMANDS["plan"])
-    assert {
-        "TASK",
-        "SET",
-        "TRAINBOX_SET",
-        "TRAINBOX_EPOCHS",
-        "TRAINBOX_CONFIG",
-        "TRAINBOX_RUNS_DIR",
-    } <= names
     assert accepted(check("--device", "cpu", **dict.fromkeys(names, ""))) == ""
 
 

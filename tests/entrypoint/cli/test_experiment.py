@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.forked import ForkedTrainbox
 from trainbox.contract.launch_facts import launch_facts
-from trainbox.contract.options import COMMANDS
 
 Plan = Callable[..., Any]
 
@@ -112,11 +111,3 @@ def test_help_does_not_need_the_file(forked: ForkedTrainbox) -> None:
     ended = forked("train", "--help", env={"TRAINBOX_CONFIG": "missing.toml"})
     assert ended.code == 0
     assert "--config" in ended.out
-
-
-def test_no_other_command_reads_the_file() -> None:
-    """`sweep show` and the forms for scripts have no training options."""
-    readers = {
-        name for name, rows in COMMANDS.items() if "config" in {row.parameter for row in rows}
-    }
-    assert readers == {"plan", "sweep", "train"}

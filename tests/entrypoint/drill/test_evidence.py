@@ -40,16 +40,6 @@ def test_what_shows_a_resume(
     assert judge(continued, Repeated(rest, whole_s), found)[0] is shown
 
 
-def test_a_verdict_names_its_figures() -> None:
-    read = frozenset([_CHECKPOINT, _LOG])
-    assert judge(None, Repeated(0.996, 9.0), read) == (
-        False,
-        "after a kill, the script repeated 100 % of the undisturbed training, which took "
-        "9.0 s; it read run/last.pt and 1 more, written before the kill: let the script continue "
-        "from its step; if it does, train longer, or report the steps",
-    )
-
-
 @pytest.mark.parametrize(
     ("before", "new", "continued"),
     [

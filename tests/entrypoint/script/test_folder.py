@@ -11,8 +11,7 @@ from entrypoint.script import board
 from entrypoint.script.folder import ScriptFolder
 from entrypoint.script.manifest import is_manifest
 from entrypoint.script.target import Target
-from tests.support.commands import Trainbox, logged
-from trainbox.contract.run_name import run_name
+from tests.support.commands import Trainbox
 
 ONE = ("run", "--run", "r")
 CONFIG = '{"kind": "script", "script": "train.py", "is_module": false}'
@@ -89,17 +88,6 @@ def test_lost_entries_are_reported_once(tmp_path: Path, capsys: pytest.CaptureFi
     (line,) = capsys.readouterr().err.splitlines()
     lost = f"trainbox: entries are lost: cannot write {tmp_path}/metrics.jsonl: Is a directory "
     assert line.startswith(lost)
-
-
-def test_a_run_that_python_began_continues(forked: Trainbox) -> None:
-    """The library has made the folder of this command, and no other files of a run."""
-    (forked.folder / "train.py").write_text("import trainbox\ntrainbox.metrics(1, loss=0.5)\n")
-    folder = forked.folder / "runs" / run_name("train.py", False, [])
-    folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text('{"kind": "train", "step": 0}\n')
-    ended = forked("run", "train.py")
-    assert ended.code == 0, ended.err
-    assert [entry["step"] for entry in logged(folder, "train")] == [0, 1]
 
 
 @pytest.mark.parametrize(

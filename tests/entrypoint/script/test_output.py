@@ -49,15 +49,6 @@ def test_a_progress_bar_moves_at_once(log: Log) -> None:
     assert shown.getvalue() == b"\r10%"
 
 
-def test_output_without_line_ends_is_passed_on(log: Log) -> None:
-    one, shown, entries = stream(log)
-    for _ in range(40):
-        one.take(b"\xff\x00" * 2048)
-    one.close()
-    assert shown.getvalue().replace(b"\n", b"") == b"\xff\x00" * 2048 * 40
-    assert entries == []
-
-
 def test_a_reader_that_has_gone_does_not_stop_the_log(log: Log) -> None:
     one = Stream(log, Gone().write)
     one.take(b"first\n")
