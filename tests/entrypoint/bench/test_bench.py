@@ -217,6 +217,15 @@ def test_samples_per_joule_need_the_energy_of_each_round() -> None:
     assert "samples/J" not in markdown(rows([line], {ONE: both}), FACTS)
 
 
+def test_the_memory_is_the_maximum_over_the_rounds_for_each_gpu() -> None:
+    both = BenchResult(
+        {0: measured(1.0, memory_mib=[90.0, 85.0]), 1: measured(1.0, memory_mib=[80.0, 95.0])}
+    )
+    (row,) = rows([Line("", TWO, TWO)], {TWO: both})
+    assert row.memory_mib == (90.0, 95.0)
+    assert (row.speed_up, row.efficiency) == (None, None)
+
+
 def test_the_efficiency_is_relative_to_the_base_count() -> None:
     four = BenchCase(4, "ddp", 64, 4)
     (row,) = rows([Line("strong", four, TWO)], {TWO: outcome(100.0), four: outcome(150.0)})

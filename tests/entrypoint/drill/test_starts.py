@@ -4,7 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from entrypoint.drill.starts import environment
+import pytest
+
+from entrypoint.drill.starts import environment, wait
 from trainbox.contract.variables import HEALTH_NAMES, LAUNCH_NAMES
 
 
@@ -30,3 +32,15 @@ def test_a_training_does_not_read_the_input_of_the_drill(tmp_path: Path) -> None
         [sys.executable, "-c", program, str(tmp_path), *arguments], input=b"data", check=False
     )
     assert ended.returncode == 5
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_wait_shows_its_progress_on_a_terminal(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    looks = iter([False, False, True])
+    with subprocess.Popen(["sleep", "60"]) as process:
+        wait(lambda: next(looks), process, lambda: "start 1: 3 s")
+        process.kill()
+    assert capsys.readouterr().err == ("\r\x1b[Kstart 1: 3 s\r\x1b[K" if is_terminal else "")

@@ -272,6 +272,12 @@ def test_a_device_that_is_slower_than_similar_ones_is_a_warning() -> None:
     assert results(judged(*at_the_limit)) == ["PASS"] * 3
 
 
+def test_the_limit_can_be_overridden() -> None:
+    speeds = [memory(gpu, speed) for gpu, speed in zip(_GPUS, (100e9, 40e9, 100e9), strict=False)]
+    assert results(judged(*speeds, deep_slowest_of_median=0.4)) == ["PASS"] * 3
+    assert results(judged(*speeds, deep_slowest_of_median=1.1)) == ["WARN"] * 3
+
+
 def test_two_devices_or_different_models_are_not_compared() -> None:
     assert results(judged(memory(_GPUS[0], 1000e9), memory(_GPUS[1], 1e9))) == ["PASS", "PASS"]
     t4 = Device("3", "GPU-3", "Tesla T4")
@@ -282,6 +288,25 @@ def test_two_devices_or_different_models_are_not_compared() -> None:
         for pair, speed in ((_GPUS[:2], 40e9), (_GPUS[1:3], 40e9), ((_GPUS[0], t4), 10e9))
     ]
     assert results(judged(*pairs), "deep-all-reduce")[:3] == ["PASS"] * 3
+
+
+def test_only_pairs_are_compared_with_pairs() -> None:
+    pairs = [(_GPUS[0], _GPUS[1]), (_GPUS[0], _GPUS[2]), (_GPUS[1], _GPUS[2])]
+    given = [
+        exchange(*pair, speed=speed) for pair, speed in zip(pairs, (40e9, 12e9, 41e9), strict=True)
+    ]
+    slow = judged(*given, exchange(*_GPUS[:3], speed=1e9), devices=_GPUS[:3])
+    assert [(finding.gpu, finding.result) for finding in slow] == [
+        ("0+1", "PASS"),
+        ("0+2", "WARN"),
+        ("1+2", "PASS"),
+        ("0+1+2", "PASS"),
+    ]
+
+
+def test_a_wrong_value_stays_critical_if_the_device_is_slow() -> None:
+    speeds = [memory(_GPUS[0], 1e9, right=False), *(memory(gpu, 1000e9) for gpu in _GPUS[1:])]
+    assert results(judged(*speeds)) == ["CRITICAL", "PASS", "PASS", "PASS"]
 
 
 @pytest.mark.parametrize(
