@@ -1,6 +1,5 @@
 """Checkpoints of a training script: written by a thread, verified, and never all removed."""
 
-import fcntl
 import functools
 import math
 import operator
@@ -17,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainbox import ranks
 from trainbox.checkpoint_writer import CheckpointWriter
 from trainbox.contract.errors import StorageFailure, WrongUse
-from trainbox.contract.files import OF_ANOTHER_KIND, append_regular
+from trainbox.contract.files import OF_ANOTHER_KIND, append_regular, take_lock
 from trainbox.contract.sidecar import FIRST_CHECKPOINT, complete_or_remove
 from trainbox.contract.storage import storage_failure, writing
 from trainbox.contract.streams import message
@@ -240,7 +239,7 @@ class Checkpoints:
         try:
             _lock(self.folder / "lock")
         except OSError as error:
-            # A folder that cannot be written has no writer, and some file systems have no locks.
+            # A folder that cannot be written has no writer.
             if error.errno in OF_ANOTHER_KIND:
                 raise storage_failure(self.folder, error, instead=_INSTEAD) from error
         for path in complete_or_remove(self.folder):
@@ -332,15 +331,13 @@ def _lock(path: Path) -> TextIO:
 
     Raises:
         WrongUse: Another process has locked it.
-        OSError: The file cannot be opened, or its file system does not have locks.
+        OSError: The file cannot be opened.
     """
     file = append_regular(path)
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError) as error:
-        file.close()
-        raise WrongUse(
-            f"another process uses the checkpoints in {path.parent}: wait until it ends, or use "
-            "another folder"
-        ) from error
-    return file
+    if take_lock(file, posix=True):
+        return file
+    file.close()
+    raise WrongUse(
+        f"another process uses the checkpoints in {path.parent}: wait until it ends, or use "
+        "another folder"
+    )

@@ -304,7 +304,7 @@ def _acquire(lock: Path, within_s: float) -> int:
     Raises:
         DeviceMissing: another process held the lock for `within_s`.
     """
-    import fcntl
+    from trainbox.contract.files import take_lock  # for probes only
 
     try:
         held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -312,18 +312,14 @@ def _acquire(lock: Path, within_s: float) -> int:
         # The lock cannot be made, for example on a read-only disk. Continue without it.
         return os.open(os.devnull, os.O_RDONLY)
     deadline_s = time.monotonic() + within_s
-    while True:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if time.monotonic() > deadline_s:
-                os.close(held)
-                raise DeviceMissing(
-                    "the NVIDIA driver does not answer: an earlier probe still waits for it"
-                ) from None
-            time.sleep(_POLL_S)
-        else:
-            return held
+    while not take_lock(held):
+        if time.monotonic() > deadline_s:
+            os.close(held)
+            raise DeviceMissing(
+                "the NVIDIA driver does not answer: an earlier probe still waits for it"
+            )
+        time.sleep(_POLL_S)
+    return held
 
 
 def _send(end: int, value: Any) -> None:

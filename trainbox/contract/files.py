@@ -65,6 +65,21 @@ def _open(path: Path, flags: int) -> int:
     raise OSError(problem, reason, str(path))
 
 
+def take_lock(file: int | IO[Any], posix: bool = False, without_locks: bool = True) -> bool:
+    """Lock `file` until it is closed, and return whether no other process has locked it.
+
+    Children of this process do not inherit a `posix` lock. The result is `without_locks` if the
+    file system does not have locks, such as Lustre without its option `flock`.
+    """
+    try:
+        (fcntl.lockf if posix else fcntl.flock)(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        return without_locks
+    return True
+
+
 def read_text(path: Path, most_bytes: int = _MOST_BYTES) -> str:
     """Return the file's text.
 

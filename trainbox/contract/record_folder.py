@@ -1,14 +1,19 @@
 """The folder of a run, with the records that only one process writes."""
 
 import contextlib
-import fcntl
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import append_line, append_regular, read_object, replacing
+from trainbox.contract.files import (
+    append_line,
+    append_regular,
+    read_object,
+    replacing,
+    take_lock,
+)
 from trainbox.contract.storage import writing
 
 CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
@@ -30,16 +35,12 @@ class RecordFolder:
             for name in subfolders:
                 (path / name).mkdir(parents=True, exist_ok=True)
             self._lock = append_regular(path / LOCK) if writes else None
-        if self._lock is None:
-            return
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if self._lock is not None and not take_lock(self._lock):
             self._lock.close()  # the folder and its records are of the other process
             raise WrongUse(
                 f"another process uses {path}: wait until it ends, or choose another folder with "
                 "--run NAME"
-            ) from None
+            )
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """Return the object in the file `name`, or None if the file is missing or damaged."""

@@ -4,7 +4,6 @@ The next start removes the folders of killed processes.
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import stat
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainbox.contract.errors import StorageFailure
+from trainbox.contract.files import take_lock
 
 _PREFIX = "trainbox-"
 # Locked as long as the owner or a fork of it is alive. Unlike a process ID, a lock is visible in
@@ -105,8 +105,7 @@ def _is_ours(entry: "os.DirEntry[str]") -> bool:
 def _remove_if_abandoned(folder: Path) -> None:
     lock = os.open(folder / _OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if stat.S_ISREG(os.fstat(lock).st_mode):
+        if stat.S_ISREG(os.fstat(lock).st_mode) and take_lock(lock, without_locks=False):
             shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(lock)
@@ -120,7 +119,6 @@ def _claim(folder: Path) -> int:
     unnamed = folder / f"{_OWNER}.new"
     lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     # If the file system has no locks, the folder is never considered abandoned.
-    with contextlib.suppress(OSError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if take_lock(lock, without_locks=False):
         unnamed.rename(folder / _OWNER)
     return lock

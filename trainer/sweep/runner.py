@@ -1,6 +1,6 @@
 """Train the trials of a study on the slots of this machine, each with a worker process."""
 
-import fcntl
+import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from trainbox.contract.errors import DeviceMissing, ExitCode, Preempted, StorageFailure, WrongUse
+from trainbox.contract.files import take_lock
 from trainer.sweep import results
 from trainer.sweep.grid import Trial
 from trainer.sweep.slots import Slot
@@ -327,13 +328,8 @@ class SweepRun:
 
 def _is_locked(path: Path) -> bool:
     """Return whether another process has the lock of a run."""
-    try:
-        with path.open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), path.open("rb") as lock:
+        return not take_lock(lock)
     return False
 
 

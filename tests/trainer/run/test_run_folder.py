@@ -1,5 +1,7 @@
 """The folder of a run: a full disk, and a symbolic link."""
 
+import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -37,6 +39,16 @@ def test_a_run_may_be_a_link_and_has_one_lock(tmp_path: Path) -> None:
     assert {path.name for path in target.iterdir()} == {"checkpoints", "lock", "logs"}
     folder.close()
     RunFolder(target, writes=True).close()
+
+
+def test_a_file_system_may_lack_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as Lustre without its option `flock`."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    RunFolder(tmp_path / "r", writes=True).close()
 
 
 def test_a_link_without_a_target_is_an_error(tmp_path: Path) -> None:
