@@ -52,19 +52,12 @@ def largest(values: Sequence[int]) -> list[int]:
 
 
 def from_first(value: int) -> int:
-    """Return the `value` of rank 0. All ranks must call this.
+    """Return the `value` of rank 0, once all ranks have called this.
 
     Raises:
         WrongUse: torchrun has started several ranks, and the script has no process group yet.
     """
-    if _is_alone():
-        return value
-    import torch
-    from torch import distributed
-
-    tensor = torch.tensor([value], dtype=torch.int64)
-    distributed.broadcast(tensor, 0, _cpu_group())
-    return int(tensor.item())
+    return largest([value if rank() == 0 else -(2**63)])[0]
 
 
 def _of_group(function: str, variable: str, default: int) -> int:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from tests.support.nodes import free_port
-from tests.support.ranks import Ranks
+from tests.support.ranks import EndedRanks, Ranks
 from trainbox import Checkpoints, StorageFailure, TrainState, WrongUse, seed_step
 from trainbox.checkpoint_writer import Snapshot, tensors_of
 from trainbox.contract import storage
@@ -426,13 +426,44 @@ dist.destroy_process_group()
 """
 
 
-def test_one_rank_writes_and_all_load_the_same(ranks: Ranks) -> None:
+def _on_two(ranks: Ranks, program: str) -> EndedRanks:
     env = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "TRAINBOX_RUN": str(ranks.folder),
     }
-    ended = ranks(2, _ON_RANKS, module="tests.support.program", env=env)
+    return ranks(2, program, module="tests.support.program", env=env)
+
+
+_READS = """
+import time
+import torch.distributed as dist
+import trainbox.stored_checkpoints
+dist.init_process_group("gloo")
+rank, checkpoints = dist.get_rank(), trainbox.Checkpoints(keep=1)
+checkpoints.save(1, {"by": 0})
+checkpoints.wait()
+read = trainbox.stored_checkpoints.read_tensor_file
+
+def slow(path, mapped):
+    time.sleep(0.5 * rank)
+    return read(path, mapped)
+
+trainbox.stored_checkpoints.read_tensor_file = slow
+print(checkpoints.load())
+checkpoints.save(2, {"by": 0})
+checkpoints.wait()
+dist.destroy_process_group()
+"""
+
+
+def test_no_checkpoint_is_removed_before_all_ranks_have_read_it(ranks: Ranks) -> None:
+    ended = _on_two(ranks, _READS)
+    assert ended.outs == ["({'by': 0}, 1)\n"] * 2, ended.errs
+
+
+def test_one_rank_writes_and_all_load_the_same(ranks: Ranks) -> None:
+    ended = _on_two(ranks, _ON_RANKS)
     assert ended.codes == [0, 0], ended.errs
     first, second = (out.splitlines() for out in ended.outs)
     assert first[:3] == second[:3] == ["None", "({'by': 0}, 2)", "({'by': 0}, 1)"]
