@@ -75,21 +75,17 @@ class Config:
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
 
-    def fingerprint(self) -> str:
-        """Return eight hex digits from the settings that affect the result.
+    def identity(self) -> dict[str, Any]:
+        """Return the task, and the settings that affect the result and differ from their default.
 
-        They are part of the default name of a run.
+        So a new setting changes neither the names of old runs nor the identity of old sweeps.
         """
-        import hashlib  # it loads OpenSSL, which takes 8 ms
-
-        # Settings with their default are left out, so that a new setting does not rename old runs.
-        default = dataclasses.asdict(Config())
-        settings = {
+        default = vars(Config())
+        return {
             name: value
             for name, value in dataclasses.asdict(self).items()
             if name == "task" or (name not in FREE_AT_RESUME and value != default[name])
         }
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
+from typing import Any
 
 from trainbox.contract.errors import WrongUse
 
@@ -19,10 +20,14 @@ def run_name(script: str, is_module: bool, arguments: Sequence[str]) -> str:
         is_module: whether Python runs the script with -m.
         arguments: the script's own arguments.
     """
-    import hashlib  # loads OpenSSL, which takes milliseconds
+    return f"{script_label(script, is_module)}-{short_digest([is_module, script, *arguments])}"
 
-    command = json.dumps([is_module, script, *arguments])
-    return f"{script_label(script, is_module)}-{hashlib.sha256(command.encode()).hexdigest()[:8]}"
+
+def short_digest(identity: Any) -> str:
+    """Return eight hex digits of a value of JSON, which a default name of a folder ends with."""
+    import hashlib  # it loads OpenSSL, which takes 8 ms
+
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def is_run_name(text: str) -> bool:

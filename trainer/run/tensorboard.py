@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainbox.contract.config import FREE_AT_RESUME, Config
+from trainbox.contract.config import Config
 from trainer.run.compare import shown_value
 from trainer.system.background import in_background
 
@@ -95,14 +95,10 @@ class TensorBoardLog:
         The first columns are the settings in `swept`, which the sweep varies.
         """
         # The table has few columns, so settings with their default value are left out.
-        usual, hidden = vars(Config()), FREE_AT_RESUME | {"fields", "best_by"}
         # TensorBoard hides trials without a swept setting, even if its value is the default.
         always = {"task", "optimizer", "seed", *swept}
-        settings = {
-            name: value
-            for name, value in vars(config).items()
-            if name in always or (value != usual[name] and name not in hidden)
-        }
+        named = always | (config.identity().keys() - {"fields", "best_by"})
+        settings = {name: value for name, value in vars(config).items() if name in named}
         settings |= {
             f"task.{name}": shown_value(name, value) for name, value in config.fields.items()
         }

@@ -17,6 +17,7 @@ from trainbox.contract.config import (
 )
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import read_object
+from trainbox.contract.run_name import short_digest
 from trainbox.task import Task
 from trainer.loop.build import cpu_count
 from trainer.loop.task_checks import check_task
@@ -105,7 +106,7 @@ def default_name(config: Config, strategy: Strategy, runs_dir: Path) -> str:
 
     If this start cannot have the bits of the run with this name, the name gets a suffix.
     """
-    name = f"{config.task.rpartition(':')[2].lower()}-{config.fingerprint()}"
+    name = f"{config.task.rpartition(':')[2].lower()}-{short_digest(config.identity())}"
     if not strategy.rules.keeps_shards:
         return f"{name}-{strategy.name}"
     world = strategy.world

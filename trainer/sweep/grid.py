@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainbox.contract.config import FREE_AT_RESUME, Config, split_metric
+from trainbox.contract.config import Config, split_metric
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.run_name import short_digest
 from trainer.sweep.script import Script
 
 # Each look at the study takes a time in proportion to its trials.
@@ -68,7 +69,7 @@ class Sweep:
             label = self.config.label
         else:
             label = self.config.task.rpartition(":")[2].lower()
-        return f"{label}-sweep-{self.fingerprint()}"
+        return f"{label}-sweep-{short_digest(self.identity())}"
 
     def point(self, number: int) -> dict[str, Value]:
         """Return the grid's combination for trial `number`.
@@ -109,28 +110,15 @@ class Sweep:
 
         The number of trials is not part of it.
         """
-        config = dataclasses.asdict(self.config)
         if isinstance(self.config, Config):
-            # Default values are left out, so that a new setting does not rename an old sweep.
-            usual = dataclasses.asdict(Config())
-            config = {
-                name: value
-                for name, value in config.items()
-                if name == "task" or (value != usual[name] and name not in FREE_AT_RESUME)
-            }
-        elif config["metric_regex"] is None:
+            config = self.config.identity()
+        elif (config := dataclasses.asdict(self.config))["metric_regex"] is None:
             del config["metric_regex"]
         whole = dataclasses.asdict(dataclasses.replace(self, seeds=1, trials=None)) | {
             "config": config
         }
         shared: dict[str, Any] = json.loads(json.dumps(whole))
         return shared
-
-    def fingerprint(self) -> str:
-        """Return eight hex digits of the identity, for the name of the sweep's folder."""
-        import hashlib  # it loads OpenSSL, which takes 8 ms
-
-        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from trainbox.contract.config import (
     warmup_then_cosine,
 )
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.run_name import short_digest
 
 # Another valid value for each setting.
 OTHER: dict[str, Any] = {
@@ -81,21 +82,22 @@ def test_settings_that_are_free_at_a_resume_change_neither_the_name_nor_the_comp
         "digest_steps",
     }
     assert free == (name in FREE_AT_RESUME)
-    assert (Config().fingerprint() == other.fingerprint()) == free
+    assert (Config().identity() == other.identity()) == free
     old = getattr(Config(), name)
     assert differences(Config(), other) == ([] if free else [f"{name}: {old} -> {OTHER[name]}"])
     assert differences(other, other) == []
 
 
-def test_the_fingerprint_is_the_same_for_the_same_settings() -> None:
+def test_the_identity_is_the_same_for_the_same_settings() -> None:
     one, other = Config(fields={"a": 1, "b": 2}), Config(fields={"b": 2, "a": 1})
-    assert one.fingerprint() == other.fingerprint()
+    assert one.identity() == other.identity()
 
 
 def test_a_new_version_keeps_the_names_of_runs() -> None:
     """A start with another name would not resume a run of an earlier version."""
-    assert Config().fingerprint() == "23b0ac08"
-    assert Config(task="mnist", epochs=3, workers=2).fingerprint() == "bdf6c888"
+    assert short_digest(Config().identity()) == "23b0ac08"
+    named = Config(task="mnist", epochs=3, workers=2)
+    assert short_digest(named.identity()) == "bdf6c888"
 
 
 # fmt: off

@@ -42,8 +42,8 @@ def test_a_name_is_a_field_of_the_task_or_a_setting() -> None:
 
 def test_more_seeds_resume_a_sweep_and_other_settings_start_another() -> None:
     one = Sweep(Config(), _GRID, seeds=2)
-    assert one.fingerprint() == Sweep(Config(), _GRID, seeds=9).fingerprint()
-    assert one.fingerprint() != Sweep(Config(epochs=3), _GRID, seeds=2).fingerprint()
+    assert one.identity() == Sweep(Config(), _GRID, seeds=9).identity()
+    assert one.identity() != Sweep(Config(epochs=3), _GRID, seeds=2).identity()
     drawn = Sweep(Config(), {}, {"width": Range(1, 9)}, sampler="tpe", trials=5, metric="max:f1")
     assert drawn.total == 5
     assert from_identity(drawn.identity()).ranges == {"width": Range(1, 9)}

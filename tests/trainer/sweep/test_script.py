@@ -10,6 +10,7 @@ import pytest
 
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.run_name import short_digest
 from trainer.run.event_file import EventFile
 from trainer.sweep.grid import Range, Record, Sweep, Trial, from_identity
 from trainer.sweep.reports import JsonLines, Output, Report, Reports, TensorBoard, parse
@@ -72,7 +73,7 @@ def test_a_stored_sweep_of_a_script_is_read_again() -> None:
         trials=3,
         metric="max:accuracy",
     )
-    assert sweep.default_name == f"train-sweep-{sweep.fingerprint()}"
+    assert sweep.default_name == f"train-sweep-{short_digest(sweep.identity())}"
     stored = json.loads(json.dumps(sweep.identity()))
     assert from_identity(stored).config == sweep.config
     assert from_identity(stored).identity() == sweep.identity()
