@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.script.sources import BOARD, TEXTS
-from trainbox.contract.entries import EntryReader, is_of_script
+from trainbox.contract.entries import EntryReader, is_of_script, step_of
 from trainbox.contract.record_folder import CONFIG, LOGS, MANIFEST, METRICS
 
 # The folders of a training: its run folder, and its copy of the user's current folder.
@@ -111,5 +111,5 @@ def records_reads(folder: Path) -> bool:
 def reported_steps(run: Path) -> list[int]:
     """Return the steps that the script has reported in the run folder so far, in this order."""
     entries = EntryReader(run / METRICS).read()
-    found = (entry.get("step") for entry in entries if is_of_script(entry))
-    return [step for step in found if type(step) is int]
+    found = (step_of(entry) for entry in entries if is_of_script(entry))
+    return [step for step in found if step is not None]

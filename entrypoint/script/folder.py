@@ -50,7 +50,7 @@ class ScriptFolder(RecordFolder):
 
     def newest(self, name: str) -> Any:
         """Return the newest value `name` that the script has reported, or None."""
-        entries = EntryReader.at_end(self.path / METRICS, _TAIL_BYTES).read()
+        entries = EntryReader(self.path / METRICS, last_bytes=_TAIL_BYTES).read()
         found = [entry[name] for entry in entries if name in entry and is_of_script(entry)]
         return found[-1] if found else None
 

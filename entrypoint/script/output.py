@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from trainbox.contract.entries import parsed
+from trainbox.contract.entries import parsed, step_of
 from trainbox.contract.files import append_regular
 from trainbox.contract.storage import writing
 from trainbox.contract.streams import message, write_in_time
@@ -142,7 +142,7 @@ def reported(line: bytes) -> dict[str, Any] | None:
     """Return the entry in `line` if it is a JSON object with a whole number as its step."""
     line = line.strip()
     entry = parsed(line) if line.startswith(b"{") and len(line) <= _LONGEST_LINE else None
-    return entry if entry is not None and type(entry.get("step")) is int else None
+    return entry if entry is not None and step_of(entry) is not None else None
 
 
 class Pipes:

@@ -26,7 +26,7 @@ from entrypoint.script.target import Target
 from entrypoint.script.telemetry import GpuRecord
 from trainbox.contract.energy import shown_kwh
 from trainbox.contract.errors import STOPPED_ITSELF, ExitCode, Failure, signal_of
-from trainbox.contract.files import open_regular
+from trainbox.contract.files import open_from
 from trainbox.contract.hints import from_here
 from trainbox.contract.internal import Internal
 from trainbox.contract.processes import launched_cpu_s
@@ -130,8 +130,8 @@ def _explained(code: int, asked: ScriptRun, signalled: bool) -> int:
 
 def _missing_variable(run: Path) -> str | None:
     """Return the variable of torchrun that the script has missed, as its log shows, or None."""
-    with contextlib.suppress(OSError), open_regular(run / LOGS / "rank-0.log") as log:
-        log.seek(max(0, log.seek(0, os.SEEK_END) - _END_BYTES))
+    log_path = run / LOGS / "rank-0.log"
+    with contextlib.suppress(OSError), open_from(log_path, most_bytes=_END_BYTES) as log:
         if found := _NEEDS_TORCHRUN.search(_COLOUR.sub(b"", log.read())):
             return (found[1] or found[2]).decode()
     return None

@@ -9,6 +9,7 @@ from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.readings import Sample
 from entrypoint.script.folder import ScriptFolder
 from trainbox.contract.energy import Energy, earlier_joules
+from trainbox.contract.entries import step_of
 from trainbox.contract.record_folder import METRICS
 
 _EVERY_S = 10.0
@@ -57,8 +58,7 @@ class GpuRecord:
 
     def step(self) -> int:
         """Return the newest step that the script has reported, or 0."""
-        step = self._folder.newest("step")
-        return step if type(step) is int else 0
+        return step_of({"step": self._folder.newest("step")}) or 0
 
     def energy(self) -> dict[str, Any]:
         """Return the energy of the run for its manifest, with that of the earlier starts."""

@@ -1,12 +1,11 @@
 """Read the entries of a metrics.jsonl to which other processes append."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from trainbox.contract.files import open_regular
+from trainbox.contract.files import open_from
 
 OWN_KINDS = ("health", "gpus")  # entries that `trainbox run` itself writes
 
@@ -20,25 +19,15 @@ class EntryReader:
         position: the number of bytes before the first entry that is not read yet.
     """
 
-    def __init__(self, path: Path, position: int = 0) -> None:
-        self._path, self.position = path, position
-
-    @classmethod
-    def at_end(cls, path: Path, last_bytes: int = 0) -> Self:
-        """Return a reader that begins with the last `last_bytes` bytes of the file."""
-        try:
-            size = path.stat().st_size
-        except OSError:  # the file does not exist yet
-            size = 0
-        return cls(path, max(0, size - last_bytes))
+    def __init__(self, path: Path, position: int = 0, last_bytes: int = 2**63) -> None:
+        """Read the file from `position` on, or only its last bytes, if they are fewer."""
+        self._path, self.position, self._last_bytes = path, position, last_bytes
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Yield the new entries; none if the file is missing or cannot be read."""
         try:
-            with open_regular(self._path) as file:
-                if file.seek(0, os.SEEK_END) < self.position:
-                    self.position = 0  # the script has replaced the file
-                file.seek(self.position)
+            with open_from(self._path, self.position, self._last_bytes) as file:
+                self.position = file.tell()
                 for line in file:
                     if not line.endswith(b"\n"):
                         return
@@ -52,6 +41,12 @@ class EntryReader:
 def is_of_script(entry: Mapping[str, Any]) -> bool:
     """Return whether the script has reported the entry, and not `trainbox run` itself."""
     return entry.get("kind") not in OWN_KINDS
+
+
+def step_of(entry: Mapping[str, Any]) -> int | None:
+    """Return the step of an entry, or None unless it is a whole number that a float can be."""
+    step = entry.get("step")
+    return step if type(step) is int and abs(step) <= 2**53 else None
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:

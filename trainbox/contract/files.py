@@ -35,6 +35,20 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(_open(path, os.O_RDONLY), "rb")
 
 
+def open_from(path: Path, begin: int = 0, most_bytes: int = 2**63) -> BufferedReader:
+    """Open a file that grows at byte `begin`, or later if more than `most_bytes` bytes follow.
+
+    A file that is shorter than `begin` was replaced, and is read from its start.
+
+    Raises:
+        OSError: the file is missing, unreadable or not a regular file.
+    """
+    file = open_regular(path)
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(begin if begin <= size else 0, size - most_bytes))
+    return file
+
+
 def append_regular(path: Path) -> TextIO:
     """Open a regular file to append lines, and create it if it is missing.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainbox.contract.entries import step_of
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.contract.files import read_bytes
 from trainbox.contract.parsing import parse_object
@@ -20,9 +21,9 @@ _KINDS = ("start", "step", "checkpoint", "resume")
 
 def entry_problem(entry: Mapping[str, Any], _before: object = None) -> str | None:
     """Return what is wrong with an entry, or None."""
-    step = entry.get("step")
-    if type(step) is not int or step < 0:  # true is an int
-        return f"step {step!r} is not a whole number from 0"
+    step = step_of(entry)
+    if step is None or step < 0:
+        return f"step {entry.get('step')!r} is not a whole number from 0"
     return None if isinstance(entry.get("kind"), str) else "it has no kind"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.entries import EntryReader
+from trainbox.contract.entries import EntryReader, step_of
 from trainbox.contract.files import replacing
 from trainbox.contract.processes import die_with_parent
 from trainer.run.event_file import EventFile
@@ -39,8 +39,7 @@ class Follower:
         """Copy the new entries."""
         for entry in self._reader.read():
             self._file = self._file or EventFile(self._folder)
-            # TensorBoard cannot store a step above 64 bits, a name that is not Unicode, or a time
-            # that is not a number.
+            # TensorBoard cannot store a name that is not Unicode, or a time that is not a number.
             with contextlib.suppress(ValueError, OverflowError, TypeError):
                 _write(entry, self._file)
         if self._file is not None:
@@ -56,8 +55,8 @@ class Follower:
 
 def _write(entry: Mapping[str, Any], file: EventFile) -> None:
     """Write the numbers of an entry as scalars, and an event of the hardware as a text."""
-    step, time_unix_s = entry.get("step"), entry.get("time_unix_s")
-    if not isinstance(step, int):
+    step, time_unix_s = step_of(entry), entry.get("time_unix_s")
+    if step is None:
         return
     if entry.get("kind") == "health":
         file.text(f"health/{entry.get('check')}", event_text(entry), step, time_unix_s)

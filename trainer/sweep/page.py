@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainbox.contract.entries import EntryReader
+from trainbox.contract.entries import EntryReader, step_of
 from trainbox.contract.markup import escaped
 from trainbox.contract.secret_rule import without_secrets
 from trainer.sweep.grid import Record, Value
@@ -26,7 +26,7 @@ Curve = dict[int, float]  # the metric by step
 
 # A page with these limits is smaller than a few MB, and is drawn in seconds.
 _MOST_CURVES, _MOST_DRAWN, _MOST_ROWS = 100, 2000, 2000
-_LARGEST_VALUE = 2.0**63  # the largest that Optuna stores as a step
+_LARGEST_VALUE = 2.0**63
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1080px; padding: 0 1rem;
   color: #222; background: #fff }
@@ -44,8 +44,8 @@ def read_curves(folder: Path, records: Sequence[Record], metric: str) -> dict[in
     for record in records:
         found: dict[bool, Curve] = {True: {}, False: {}}
         for entry in EntryReader(folder / f"trial-{record.number:05d}" / "metrics.jsonl").read():
-            step, value = entry.get("step"), entry.get(metric)
-            if type(step) is int and isinstance(value, int | float) and _is_drawn(step, value):
+            step, value = step_of(entry), entry.get(metric)
+            if step is not None and isinstance(value, int | float) and _is_drawn(value):
                 found[entry.get("kind") == "validation"][step] = float(value)
         # A task also reports a training loss, but its trials are compared by validations.
         curve = found[True] or found[False]
@@ -54,8 +54,8 @@ def read_curves(folder: Path, records: Sequence[Record], metric: str) -> dict[in
     return curves
 
 
-def _is_drawn(*values: float) -> bool:
-    return all(-_LARGEST_VALUE < value < _LARGEST_VALUE for value in values)
+def _is_drawn(value: float) -> bool:
+    return -_LARGEST_VALUE < value < _LARGEST_VALUE
 
 
 def means(combinations: Sequence[CombinationRow], metric: str) -> "Figure":

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.entries import EntryReader, is_of_script
+from trainbox.contract.entries import EntryReader, is_of_script, step_of
+from trainbox.contract.files import open_from
 
 Report = tuple[int, dict[str, float]]  # a step, and the numbers of this step
 
@@ -90,11 +91,8 @@ class Output:
 
     def read(self) -> Iterator[Report]:
         lines: list[bytes] = []
-        with contextlib.suppress(OSError), self._log.open("rb") as file:
-            if file.seek(0, os.SEEK_END) < self._at:
-                self._at = 0  # the log was full, and was replaced
-            file.seek(self._at)
-            lines = file.read().splitlines(keepends=True)
+        with contextlib.suppress(OSError), open_from(self._log, self._at) as file:
+            self._at, lines = file.tell(), file.read().splitlines(keepends=True)
         count = self._count
         for line in lines:
             for match in self._pattern.finditer(line.decode(errors="replace")):
@@ -167,8 +165,7 @@ def event_files(folder: Path) -> Iterator[Path]:
 
 def parse(entry: Mapping[str, Any]) -> Report | None:
     """Return the step and the numbers of an entry if it is a report of the script."""
-    step = entry.get("step")
-    if not is_of_script(entry) or type(step) is not int or abs(step) > _LARGEST:
+    if not is_of_script(entry) or (step := step_of(entry)) is None:
         return None
     return step, {
         name: value

@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from trainbox.contract.entries import step_of
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.record_folder import CONFIG, MANIFEST
 from trainbox.contract.secret_rule import arguments_without_secrets, without_secrets
@@ -27,7 +28,7 @@ _TAGS = re.compile(
 _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.ASCII | re.DOTALL)
 _OTHER_CHARACTERS = re.compile(r"[^\w./ :-]", re.ASCII)
 _LONGEST_NAME, _LONGEST_VALUE = 250, 500
-_LARGEST_STEP, _LATEST_S = 2**53, 2**40
+_LATEST_S = 2**40
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ def row(entry: Mapping[str, Any]) -> EntryRow | None:
     Raises:
         WrongUse: Two metrics would have the same name in a tracker.
     """
-    step, when = entry.get("step"), entry.get("time_unix_s")
-    if type(step) is not int or abs(step) > _LARGEST_STEP or entry.get("kind") == "health":
+    step, when = step_of(entry), entry.get("time_unix_s")
+    if step is None or entry.get("kind") == "health":
         return None
     values: dict[str, float] = {}
     names: dict[str, str] = {}

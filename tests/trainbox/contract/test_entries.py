@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainbox.contract.entries import EntryReader, is_of_script
+from trainbox.contract.entries import EntryReader, is_of_script, step_of
 
 
 @pytest.fixture
@@ -46,12 +46,9 @@ def test_a_shorter_file_is_read_from_its_begin(metrics: Path) -> None:
 def test_the_end_of_a_file_begins_with_a_whole_line(metrics: Path) -> None:
     last = '{"step": 3}\n'
     append(metrics, '{"step": 1}\n{"step": 2}\n' + last)
-    assert list(EntryReader.at_end(metrics, len(last) + 5).read()) == [{"step": 3}]
-    assert len(list(EntryReader.at_end(metrics, 1000).read())) == 3
-    end = EntryReader.at_end(metrics)
-    append(metrics, '{"step": 4}\n')
-    assert list(end.read()) == [{"step": 4}]
-    assert list(EntryReader.at_end(metrics.parent / "none").read()) == []
+    assert list(EntryReader(metrics, last_bytes=len(last) + 5).read()) == [{"step": 3}]
+    assert len(list(EntryReader(metrics, last_bytes=1000).read())) == 3
+    assert list(EntryReader(metrics.parent / "none", last_bytes=9).read()) == []
 
 
 def test_a_pipe_instead_of_the_file_has_no_entries(metrics: Path) -> None:
@@ -63,3 +60,8 @@ def test_the_entries_of_trainbox_run_are_not_those_of_the_script() -> None:
     kinds = ["train", "validation", None, "health", "gpus"]
     assert [is_of_script({"kind": kind}) for kind in kinds] == [True, True, True, False, False]
     assert is_of_script({"step": 1})
+
+
+def test_a_step_is_a_whole_number_that_each_program_can_store() -> None:
+    steps = [0, -3, 2**53, 2**53 + 1, 1.0, True, "1", None]
+    assert [step_of({"step": step}) for step in steps] == [0, -3, 2**53, *[None] * 5]

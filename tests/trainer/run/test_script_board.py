@@ -59,6 +59,7 @@ def test_entries_that_tensorboard_cannot_store_are_left_out(tmp_path: Path) -> N
         f'{{"step": 1, "loss": {10**400}}}',
         '{"step": 1, "\\ud800": 1}',
         '{"step": 1, "kind": "health", "read": "\\ud800"}',
+        '{"step": true, "loss": 1}',
         "[" * 20_000,
         "not JSON",
     ]
