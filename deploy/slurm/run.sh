@@ -73,9 +73,10 @@ weight() {
     0) echo 0 ;;
     75) echo 1 ;; # stopped by a signal, also while the node waited for the others
     7) echo 2 ;; # lost contact
-    1) echo 3 ;; # a traceback, which a lost peer may cause
-    3 | 129 | 1[3-8][0-9] | 19[0-2]) echo 4 ;; # a GPU, a signal
-    *) echo 5 ;; # manual action is needed
+    134) echo 3 ;; # aborted by NCCL, because it lost contact
+    1) echo 4 ;; # a traceback, which a lost peer may cause
+    3 | 129 | 1[3-8][0-9] | 19[0-2]) echo 5 ;; # a GPU, a signal
+    *) echo 6 ;; # manual action is needed
     esac
 }
 

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import NamedTuple, Protocol
 
 from entrypoint.system.cgroup import CgroupMemory, memory_of_cgroups, used_up_since
-from trainbox.contract.errors import ExitCode, shell_code, stopped_without_loss
+from trainbox.contract.errors import ExitCode, shell_code, signal_name, stopped_without_loss
 from trainbox.contract.processes import (
     STOP_SIGNALS,
     adopt_orphans,
@@ -259,11 +259,7 @@ def _exit_code(
     if not finished and watch and looks_broken and watch.final_check():
         return ExitCode.HARDWARE
     if code < 0:
-        known = -code in list(signal.Signals)
-        message(
-            f"{kind.name} was killed by "
-            f"{signal.Signals(-code).name if known else f'signal {-code}'}: {kind.again}"
-        )
+        message(f"{kind.name} was killed by {signal_name(-code)}: {kind.again}")
     return shell_code(code)
 
 

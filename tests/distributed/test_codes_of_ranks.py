@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from trainer.launch.messages import End
 from trainer.launch.store import have_met
-from trainer.launch.torchrun import _exit_code, _run_torchrun, _without_saved
+from trainer.launch.torchrun import _exit_code, _report, _run_torchrun, _without_saved
 
 _ABORT, _KILL = -signal.SIGABRT, -signal.SIGKILL
 
@@ -26,6 +26,8 @@ _ABORT, _KILL = -signal.SIGABRT, -signal.SIGKILL
         ({_KILL, _ABORT}, 137),
         ({_ABORT, 7}, 134),
         ({_ABORT}, 134),
+        ({3, 5}, 5),
+        ({1, 75}, 1),
     ],
 )
 def test_the_cause_takes_precedence_over_its_consequences(codes: set[int], code: int) -> None:
@@ -52,6 +54,13 @@ def test_torchruns_own_keys_are_not_those_of_a_process_group() -> None:
     own = ["none/torchelastic/role_info/0", "id/torchelastic/agent/terminal_state/num_members"]
     assert not have_met(own)
     assert have_met([*own, "default_pg/0//cpu//0/1"])
+
+
+def test_a_rank_that_a_signal_without_a_name_ends_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _report({tmp_path / "1": -40}, stopped=False, again="again") == 168
+    assert capsys.readouterr().err == "trainbox: rank 1 was killed by signal 40: again\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])

@@ -2,6 +2,7 @@
 
 import enum
 import signal
+from collections.abc import Iterable
 
 
 class ExitCode(enum.IntEnum):
@@ -39,8 +40,13 @@ STOPPED_ITSELF = (
 def stopped_without_loss(number: int) -> str:
     """Return the message for a program that the signal `number` has ended before it has saved."""
     # SIGUSR2 is sent instead of SIGINT.
-    name = signal.Signals(signal.SIGINT if number == signal.SIGUSR2 else number).name
+    name = signal_name(signal.SIGINT if number == signal.SIGUSR2 else number)
     return f"stopped by {name}, and nothing is lost: start the same command again"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGKILL, or `signal 40` if it does not have one."""
+    return signal.Signals(number).name if number in [*signal.Signals] else f"signal {number}"
 
 
 def shell_code(returncode: int) -> int:
@@ -51,6 +57,33 @@ def shell_code(returncode: int) -> int:
 def signal_of(code: int) -> int | None:
     """Return the signal N of the exit code 128 + N, or None for another exit code."""
     return code - 128 if 128 < code <= 192 else None  # Linux has 64 signals
+
+
+# What a process may also exit with because another one failed, the least telling code first. NCCL
+# aborts the ranks that lose another rank.
+_CONSEQUENCES = (
+    ExitCode.SUCCESS,
+    ExitCode.PREEMPTED,
+    ExitCode.NETWORK,
+    128 + signal.SIGABRT,
+    ExitCode.UNEXPECTED,
+)
+
+
+def code_of_cause(codes: Iterable[int]) -> int:
+    """Return which of the exit codes of several processes of a job shows why the job failed.
+
+    A code that requires manual action outweighs one after which the same command may succeed. The
+    script deploy/slurm/run.sh chooses in the same way among the codes of nodes.
+    """
+
+    def weight(code: int) -> int:
+        if code in _CONSEQUENCES:
+            return _CONSEQUENCES.index(code)
+        may_pass = code == ExitCode.HARDWARE or signal_of(code) is not None
+        return len(_CONSEQUENCES) + (not may_pass)
+
+    return max(sorted(codes), key=weight)
 
 
 class Failure(Exception):

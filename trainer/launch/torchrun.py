@@ -31,7 +31,9 @@ from trainbox.contract.errors import (
     ExitCode,
     Failure,
     NetworkFailure,
+    code_of_cause,
     shell_code,
+    signal_name,
     stopped_without_loss,
 )
 from trainbox.contract.internal import Internal
@@ -347,8 +349,7 @@ def _report(codes: Mapping[Path, int], stopped: bool, again: str) -> int:
         codes = {file: code for file, code in codes.items() if code != -signal.SIGTERM}
     for file, code in codes.items():
         if code < 0 and not (stopped and -code in STOP_SIGNALS):
-            name = signal.Signals(-code).name
-            _log(f"rank {file.name} was killed by {name}: {again}")
+            _log(f"rank {file.name} was killed by {signal_name(-code)}: {again}")
     # Print the messages of the ranks whose exit code is that of this process.
     exit_code = _exit_code(set(codes.values()), stopped)
     for text in dict.fromkeys(text for file, text in texts.items() if codes.get(file) == exit_code):
@@ -357,22 +358,11 @@ def _report(codes: Mapping[Path, int], stopped: bool, again: str) -> int:
 
 
 def _exit_code(codes: set[int], stopped: bool) -> int:
-    """Return the exit code of this process, given those of the ranks that failed.
-
-    A code with a specific reason takes precedence over a signal, a lost connection and a crash. A
-    crash takes precedence over SIGABRT: NCCL aborts the ranks that lose another rank.
-    """
+    """Return the exit code of this process, given those of the ranks that failed."""
     if stopped and codes <= {ExitCode.PREEMPTED, *(-number for number in STOP_SIGNALS)}:
         # A signal kills a rank that has not installed its handlers yet.
         return ExitCode.PREEMPTED
-    unspecific = {ExitCode.UNEXPECTED, ExitCode.NETWORK}
-    if reasons := sorted(code for code in codes - unspecific if code > 0):
-        return reasons[0]
-    if ExitCode.UNEXPECTED in codes and -signal.SIGABRT in codes:
-        codes = codes - {-signal.SIGABRT}
-    if killed := [code for code in sorted(codes) if code < 0]:
-        return shell_code(killed[0])
-    return ExitCode.NETWORK if codes == {ExitCode.NETWORK} else ExitCode.UNEXPECTED
+    return code_of_cause(map(shell_code, codes))
 
 
 def _kill_ranks() -> None:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trainbox.contract.errors import signal_name
+from trainbox.contract.files import open_from
 from trainbox.contract.launch_facts import launch_facts
 from trainbox.contract.processes import kill_tree
 from trainbox.contract.python_path import own_environment
@@ -129,22 +130,16 @@ class Slot:
 
 def _end_of(log: Path, begin: int) -> str:
     """Return the end of a log, from byte `begin` on if it is that short; empty without a log."""
-    try:
-        with log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            # A log that has become smaller was replaced by an empty one.
-            file.seek(max(begin if begin <= size else 0, size - _END_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError), open_from(log, begin, _END_BYTES) as file:
+        return file.read().decode(errors="replace")
+    return ""
 
 
 def exit_cause(code: int, process: str = "its process") -> str:
     """Return how the process with this exit code ended; a negative code is a signal."""
     if code >= 0:
         return f"{process} exited with code {code}"
-    known = -code in list(signal.Signals)
-    return f"{process} was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
+    return f"{process} was killed by {signal_name(-code)}"
 
 
 def last_output(log: Path, begin: int) -> str:

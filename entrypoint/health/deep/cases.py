@@ -10,6 +10,7 @@ from typing import Any
 from entrypoint.health.limits import SOURCES, Limits
 from entrypoint.health.verdict import Finding, Result
 from entrypoint.system.commands import command_of
+from trainbox.contract.errors import signal_name
 from trainbox.contract.launch_facts import LaunchFacts
 
 CHECKS = ("deep", "deep-matmul", "deep-memory", "deep-all-reduce")
@@ -154,7 +155,7 @@ def ended(probe: Probe, out: str, err: str, code: int) -> list[Reading]:
         f"{_prefix(probe, line)}{line['error']}" for line in lines if "error" in line
     ] or err.strip().splitlines()[-1:]
     text = " ".join("; ".join(errors).split())[:_LONGEST_FAULT] or "no output"
-    end = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
+    end = f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
     return _readings(probe, lines, f"{text} ({end})")
 
 

@@ -231,7 +231,7 @@ _FAILED = [
      "GPU 1: a; GPU 0: b (exit code 1)"),
     ("", "no torch here\nModuleNotFoundError: torch\n\n", 1,
      "ModuleNotFoundError: torch (exit code 1)"),
-    ("NCCL version 2.27\n[1]\n17\n", "", -11, "no output (killed by signal 11)"),
+    ("NCCL version 2.27\n[1]\n17\n", "", -11, "no output (killed by SIGSEGV)"),
     (text(line("all-reduce")), "", 0, "it exited without a result"),
     (text(line("all-reduce"), line("all-reduce", rank=1)), "terminate called", 134,
      "terminate called (exit code 134)"),
