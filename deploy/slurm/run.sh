@@ -71,12 +71,13 @@ export GPUS=${GPUS:-${SLURM_GPUS_ON_NODE:-}}
 weight() {
     case $1 in
     0) echo 0 ;;
-    75) echo 1 ;; # stopped by a signal, also while the node waited for the others
-    7) echo 2 ;; # lost contact
-    134) echo 3 ;; # aborted by NCCL, because it lost contact
-    1) echo 4 ;; # a traceback, which a lost peer may cause
-    3 | 129 | 1[3-8][0-9] | 19[0-2]) echo 5 ;; # a GPU, a signal
-    *) echo 6 ;; # manual action is needed
+    143) echo 1 ;; # ended with the other processes
+    75) echo 2 ;; # stopped by a signal, also while the node waited for the others
+    7) echo 3 ;; # lost contact
+    134) echo 4 ;; # aborted by NCCL, because it lost contact
+    1) echo 5 ;; # a traceback, which a lost peer may cause
+    3 | 129 | 1[3-8][0-9] | 19[0-2]) echo 6 ;; # a GPU, a signal
+    *) echo 7 ;; # manual action is needed
     esac
 }
 

@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from trainer.launch.messages import End
 from trainer.launch.store import have_met
-from trainer.launch.torchrun import _exit_code, _report, _run_torchrun, _without_saved
+from trainer.launch.torchrun import _exit_code, _report, _run_torchrun
 
 _ABORT, _KILL = -signal.SIGABRT, -signal.SIGKILL
 
@@ -27,7 +27,6 @@ _ABORT, _KILL = -signal.SIGABRT, -signal.SIGKILL
         ({_ABORT, 7}, 134),
         ({_ABORT}, 134),
         ({3, 5}, 5),
-        ({1, 75}, 1),
     ],
 )
 def test_the_cause_takes_precedence_over_its_consequences(codes: set[int], code: int) -> None:
@@ -35,19 +34,29 @@ def test_the_cause_takes_precedence_over_its_consequences(codes: set[int], code:
 
 
 @pytest.mark.parametrize(
-    ("codes", "left"),
+    ("codes", "code"),
     [
-        ((1, 75), {1}),
-        ((143, 5, 75), {5}),
-        ((-signal.SIGTERM, _KILL), {_KILL}),
-        ((75, 75), {75}),
-        ((75, -signal.SIGTERM), {75, -signal.SIGTERM}),
+        ({1, 75}, 1),
+        ({143, 5, 75}, 5),
+        ({-signal.SIGTERM, _KILL}, 137),
+        ({75}, 75),
+        ({75, -signal.SIGTERM}, 75),
     ],
 )
 def test_a_script_that_saves_beside_a_failed_rank_does_not_hide_it(
-    codes: tuple[int, ...], left: set[int]
+    codes: set[int], code: int
 ) -> None:
-    assert set(_without_saved(dict(enumerate(codes))).values()) == left
+    assert _exit_code(codes, stopped=False) == code
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [({1, 75}, 75), ({_KILL, 7, 75}, 75), ({5, 75}, 5), ({-signal.SIGTERM}, 75), ({1}, 1)],
+)
+def test_a_rank_that_saved_at_a_stop_decides_unless_another_one_made_a_mistake(
+    codes: set[int], code: int
+) -> None:
+    assert _exit_code(codes, stopped=True) == code
 
 
 def test_torchruns_own_keys_are_not_those_of_a_process_group() -> None:

@@ -59,10 +59,12 @@ def signal_of(code: int) -> int | None:
     return code - 128 if 128 < code <= 192 else None  # Linux has 64 signals
 
 
-# What a process may also exit with because another one failed, the least telling code first. NCCL
-# aborts the ranks that lose another rank.
+# What a process may also exit with because another one failed, the least telling code first.
+# torchrun ends all other ranks by SIGTERM, at which a script may save and exit with 75. NCCL aborts
+# the ranks that lose another rank.
 _CONSEQUENCES = (
     ExitCode.SUCCESS,
+    128 + signal.SIGTERM,
     ExitCode.PREEMPTED,
     ExitCode.NETWORK,
     128 + signal.SIGABRT,

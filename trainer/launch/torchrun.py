@@ -240,9 +240,7 @@ def _run_torchrun(
             }
             if _exit_code(set(codes.values()), bool(forwarded)) == end_code:
                 _log(f"{what}: {again.replace('command', 'command on all nodes', 1)}")
-        if arguments.runs_program and not forwarded:
-            codes = _without_saved(codes)
-        elif forwarded and all(-code in STOP_SIGNALS for code in codes.values()):
+        if forwarded and all(-code in STOP_SIGNALS for code in codes.values()):
             _log(stopped_without_loss(forwarded[0]))
         files = {messages / str(rank): code for rank, code in codes.items()}
         return _report(files, bool(forwarded), again)
@@ -250,17 +248,6 @@ def _run_torchrun(
         _log(f"lost contact with the other nodes ({ends[0].what if ends else error})")
         return ExitCode.NETWORK
     return ExitCode.SUCCESS
-
-
-def _without_saved(codes: Mapping[int, int]) -> dict[int, int]:
-    """Return the codes without those of ranks that have saved because another rank failed.
-
-    torchrun then sends SIGTERM, at which a script saves and exits with 75. A scheduler would start
-    a script with a mistake again and again.
-    """
-    saved = (ExitCode.PREEMPTED, 128 + signal.SIGTERM, -signal.SIGTERM)
-    failed = {rank: code for rank, code in codes.items() if code not in saved}
-    return failed or dict(codes)
 
 
 def _use_our_store(arguments: argparse.Namespace) -> bool:
@@ -359,7 +346,10 @@ def _report(codes: Mapping[Path, int], stopped: bool, again: str) -> int:
 
 def _exit_code(codes: set[int], stopped: bool) -> int:
     """Return the exit code of this process, given those of the ranks that failed."""
-    if stopped and codes <= {ExitCode.PREEMPTED, *(-number for number in STOP_SIGNALS)}:
+    if stopped and ExitCode.PREEMPTED in codes:
+        # The other ranks may lose contact with a rank that has saved.
+        codes = {code for code in codes if code > 0} - {ExitCode.UNEXPECTED, ExitCode.NETWORK}
+    elif stopped and codes <= {-number for number in STOP_SIGNALS}:
         # A signal kills a rank that has not installed its handlers yet.
         return ExitCode.PREEMPTED
     return code_of_cause(map(shell_code, codes))
