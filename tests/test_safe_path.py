@@ -13,7 +13,7 @@ import pytest
 
 from entrypoint.system.commands import command_of, without_ranks
 from tests.support.commands import Ended, clean_environment
-from trainbox.contract.python_path import own_environment, user_environment
+from trainbox.contract.internal import own_environment, user_environment
 
 ROOT = Path(__file__).parents[1]
 TRAINBOX = Path(sys.executable).with_name("trainbox")

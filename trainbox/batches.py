@@ -10,8 +10,7 @@ from torch.utils.data import Dataset
 
 from trainbox import ranks
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.seeding import derive_seed
-from trainbox.order import epoch_order
+from trainbox.order import derive_seed, epoch_order
 
 
 def seed_step(seed: int, step: int) -> None:

@@ -7,8 +7,7 @@ if not sys.flags.safe_path:
 import os
 from pathlib import Path
 
-from trainbox.contract.internal import Internal
-from trainbox.contract.python_path import restore_environment
+from trainbox.contract.internal import Internal, restore_environment
 from trainbox.contract.streams import open_streams, outlive_readers
 from trainer.cli.commands import main
 

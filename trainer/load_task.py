@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.python_path import user_folders
+from trainbox.contract.internal import user_folders
 from trainbox.contract.task_fields import (
     FIELD_TYPES,
     TaskField,

@@ -15,7 +15,7 @@ import click
 from entrypoint.system.commands import is_folder_of_script, without_ranks
 from trainbox.contract import hints
 from trainbox.contract.errors import Failure, WrongUse
-from trainbox.contract.python_path import user_environment
+from trainbox.contract.internal import user_environment
 from trainbox.contract.streams import message, open_streams
 from trainbox.contract.usage import PAGE, failure_of
 

@@ -72,14 +72,13 @@ def health(
         _show(Verdict(kind, (Finding("driver", Result.INFO, "not checked: HEALTH=0"),)), as_json)
         return
     required = required_checks(require, kind)
-    limits, overridden = read_limits(health_limits if "health_limits" in _USED[name] else None)
+    limits = read_limits(health_limits if "health_limits" in _USED[name] else None)
     question = Question(
         kind,
         gpus,
         gpu_ids,
         processes,
         limits=limits,
-        overridden=overridden,
         required=required,
         runs_dir=runs_dir,
     )
@@ -102,7 +101,7 @@ def health(
 
     verdict = examined()
     if kind is Mode.DEEP:
-        from entrypoint.health.deep.run import deepened
+        from entrypoint.health.deep import deepened
 
         verdict = deepened(
             verdict,
@@ -151,10 +150,8 @@ def doctor(
     """
     from entrypoint.doctor.examine import examination_report
 
-    limits, overridden = read_limits(health_limits)
-    question = Question(
-        Mode.GATE, gpus, gpu_ids, limits=limits, overridden=overridden, runs_dir=runs_dir
-    )
+    limits = read_limits(health_limits)
+    question = Question(Mode.GATE, gpus, gpu_ids, limits=limits, runs_dir=runs_dir)
     click.echo(examination_report(question))
 
 

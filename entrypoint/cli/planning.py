@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from entrypoint.cli.verb import environment_names, file_settings, origin
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.process import Driver, detect, visible_to_cuda
-from entrypoint.launch.cluster import detect_cluster
 from entrypoint.launch.plan import LaunchPlan, plan_launch
-from entrypoint.launch.request import LaunchRequest
+from entrypoint.launch.request import LaunchRequest, detect_cluster
 from entrypoint.system.cgroup import usable_cpus
 from entrypoint.system.infiniband import read_infiniband
 from entrypoint.system.torch_build import torch_architectures

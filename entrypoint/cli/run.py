@@ -13,9 +13,8 @@ import click
 from entrypoint.cli.planning import Launch, make_launch
 from entrypoint.cli.verb import ScriptCommand, verb
 from entrypoint.driver.gpus import Gpu
-from entrypoint.launch.cluster import detect_cluster
 from entrypoint.launch.plan import LaunchPlan, plan_script
-from entrypoint.launch.request import LaunchRequest
+from entrypoint.launch.request import LaunchRequest, detect_cluster
 from entrypoint.script.python import choose_python
 from entrypoint.script.target import Target, find_script
 from entrypoint.system.commands import command_of

@@ -37,7 +37,7 @@ class Verb(click.Command):
     """A command that the trainer runs. It refuses unknown variables with our prefix."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        from trainbox.contract.environment import check_names
+        from trainbox.contract.usage import check_names
 
         settings = {name for rows in COMMANDS.values() for name in options.variables(rows)}
         check_names(os.environ, {name for name in settings if name.startswith(PREFIX)})

@@ -11,9 +11,8 @@ from typing import Any
 
 import pynvml
 
-from entrypoint.driver.gpus import Detection, Gpu
+from entrypoint.driver.gpus import NOT_NVML, Detection, Gpu, Readings, Sample, Unread, Value
 from entrypoint.driver.readers import DRIVER_READERS, READERS
-from entrypoint.driver.readings import NOT_NVML, Readings, Sample, Unread, Value
 
 RETRIED_AFTER_S = 600.0  # for a reading that crashed or hung; the driver may be repaired
 _REMEDIES = {

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from entrypoint.driver.gpus import Detection, Gpu, visible_gpus
-from entrypoint.driver.readings import NO_ANSWER, Sample
+from entrypoint.driver.gpus import NO_ANSWER, Detection, Gpu, Sample, visible_gpus
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import DeviceMissing, WrongUse
 from trainbox.contract.processes import die_with_parent, ignore_stop_signals

@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml
 
-from entrypoint.driver.readings import Value
+from entrypoint.driver.gpus import Value
 
 
 def _field(handle: Any, number: int) -> int:

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from entrypoint.driver.gpus import Detection, select
+from entrypoint.driver.gpus import NO_ANSWER, Detection, Sample, Unread, select
 from entrypoint.driver.process import Driver, visible_to_cuda
-from entrypoint.driver.readings import NO_ANSWER, Sample, Unread
 from entrypoint.health.figures import READ_FOR_FIGURES, description
 from entrypoint.health.limits import Limits
 from entrypoint.health.node import NodeReadings, judge_infiniband, judge_node, read_node
-from entrypoint.health.rules.gpus import Selection, judge_gpus
+from entrypoint.health.rules.gpus import Selection, judge_gpus, names_to_read, rules_for
 from entrypoint.health.rules.machine import (
     driver_action,
     judge_architectures,
@@ -22,7 +21,6 @@ from entrypoint.health.rules.machine import (
     judge_mixture,
     judge_uuids,
 )
-from entrypoint.health.rules.table import names_to_read, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 from trainbox.contract.errors import DeviceMissing, WrongUse
 
@@ -38,10 +36,9 @@ class Question:
     """The subject and the mode of an examination.
 
     `gpus`, `gpu_ids` and `processes` are the options of these names. `about` finds the `selection`
-    of GPUs, and `wanted`, the option that requested them, or empty. `overridden` has the limits
-    that differ from the defaults. `required` are the checks that must have a result. `runs_dir` is
-    the folder to check for output, or None. With `one_node`, the network between nodes is not
-    judged.
+    of GPUs, and `wanted`, the option that requested them, or empty. `required` are the checks that
+    must have a result. `runs_dir` is the folder to check for output, or None. With `one_node`, the
+    network between nodes is not judged.
     """
 
     mode: Mode
@@ -51,7 +48,6 @@ class Question:
     selection: Selection = field(default_factory=Selection)
     wanted: str = ""
     limits: Limits = field(default_factory=Limits)
-    overridden: dict[str, Any] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     runs_dir: Path | None = Path("runs")
     one_node: bool = False
@@ -71,7 +67,7 @@ def check_names(mode: Mode = Mode.CHECK) -> list[str]:
     others += ["cpus", "shm", "memory", "disk", "output", "cuda", "infiniband"]
     others += ["xid"] if mode is not Mode.GATE else []
     if mode is Mode.DEEP:
-        from entrypoint.health.deep.cases import CHECKS  # takes 10 ms
+        from entrypoint.health.deep_cases import CHECKS  # takes 10 ms
 
         others += CHECKS
     return [*others, *rules]
@@ -213,7 +209,8 @@ def _of(
         if name not in judged and not name.startswith("deep")
     ]
     found, required = (*findings, *unknown), question.required
-    return Verdict(question.mode, found, gpus, driver_version, required, question.overridden)
+    changed = question.limits.overridden()
+    return Verdict(question.mode, found, gpus, driver_version, required, changed)
 
 
 def without_driver(question: Question, reason: str) -> Verdict:

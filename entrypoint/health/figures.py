@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from entrypoint.driver.gpus import Gpu
-from entrypoint.driver.readings import Readings, Unread
+from entrypoint.driver.gpus import Gpu, Readings, Unread
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The limits of the health rules, their sources, and the file that overrides them."""
 
-import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +44,15 @@ class Limits:
     # speed relative to the median of similar GPUs or pairs; less is WARN
     deep_slowest_of_median: Annotated[float, "Trainbox"] = 0.8
 
+    def overridden(self) -> dict[str, dict[str, Any]]:
+        """Return the `value` and the `usual` value of each limit that differs from its default."""
+        usual = vars(Limits())
+        return {
+            name: {"value": value, "usual": usual[name]}
+            for name, value in vars(self).items()
+            if value != usual[name]
+        }
+
 
 SOURCES: dict[str, str] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(Limits, include_extras=True).items()
@@ -52,14 +60,14 @@ SOURCES: dict[str, str] = {
 _RESULTS = ("remap_pending", "nvlink_inactive")
 
 
-def read_limits(file: Path | None) -> tuple[Limits, dict[str, Any]]:
-    """Return the limits, with those of `file` (TOML: `remapped_rows = 100`), and the changed ones.
+def read_limits(file: Path | None) -> Limits:
+    """Return the limits, with those of `file` (TOML: `remapped_rows = 100`).
 
     Raises:
         WrongUse: the file is missing or not TOML, or has an unknown limit or a wrong value.
     """
     if file is None:
-        return Limits(), {}
+        return Limits()
     try:
         # A FIFO would block, and a device may never end. Compose mounts /dev/null by default.
         if file.exists() and not (file.is_file() or _is_null(file)):
@@ -70,7 +78,7 @@ def read_limits(file: Path | None) -> tuple[Limits, dict[str, Any]]:
             f"--health-limits {file} cannot be read ({getattr(error, 'strerror', None) or error}): "
             "give a TOML file with lines such as remapped_rows = 100"
         ) from error
-    usual = dataclasses.asdict(Limits())
+    usual = vars(Limits())
     for name, value in given.items():
         if name not in usual:
             raise WrongUse(
@@ -87,10 +95,7 @@ def read_limits(file: Path | None) -> tuple[Limits, dict[str, Any]]:
                 f"--health-limits {file}: {name} = {value!r} is not a number of at least 0: set it "
                 f"as in {name} = {usual[name]}"
             )
-    changed = {name: value for name, value in given.items() if value != usual[name]}
-    return dataclasses.replace(Limits(), **changed), {
-        n: {"value": v, "usual": usual[n]} for n, v in changed.items()
-    }
+    return Limits(**given)
 
 
 def _is_null(file: Path) -> bool:

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterable
 from math import inf
 
+from entrypoint.driver.gpus import NO_ANSWER, Sample, Unread
 from entrypoint.driver.process import Driver
-from entrypoint.driver.readings import NO_ANSWER, Sample, Unread
 from entrypoint.health.check import Question, ask, take_sample, verdict
 from entrypoint.health.metrics import Latest, served
 from entrypoint.health.node import read_node
-from entrypoint.health.rules.derived import window
+from entrypoint.health.rules.rule import window
 from entrypoint.health.verdict import Finding, Result, Verdict, closing_line
 from trainbox.contract.errors import DeviceMissing, WrongUse
 from trainbox.contract.streams import message

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.driver.readings import Readings
+from entrypoint.driver.gpus import Readings
 from entrypoint.health.limits import Limits
 from entrypoint.health.verdict import Finding, Result
 from entrypoint.system.cgroup import file_text, memory_of_cgroups, usable_cpus

@@ -14,10 +14,9 @@ from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.process import Driver
 from entrypoint.health.check import Question, examine
 from entrypoint.health.limits import Limits, read_limits
-from entrypoint.health.rules.derived import window
-from entrypoint.health.rules.gpus import Selection, judge_gpus
+from entrypoint.health.rules.gpus import Selection, judge_gpus, names_to_read, rules_for
 from entrypoint.health.rules.machine import judge_driver
-from entrypoint.health.rules.table import names_to_read, rules_for
+from entrypoint.health.rules.rule import window
 from entrypoint.health.verdict import Finding, Mode, Result, closing_line
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.system.commands import command_of
@@ -28,7 +27,7 @@ from trainbox.contract.streams import message, say
 from trainbox.contract.temporary import temporary_folder
 
 if TYPE_CHECKING:
-    from entrypoint.driver.readings import Sample
+    from entrypoint.driver.gpus import Sample
 
 INTERVAL_S = 2.0
 _FINDINGS_SHOWN = 3
@@ -242,13 +241,12 @@ def watched(
         DeviceMissing: A finding closes the gate.
     """
     # Examine the GPUs once.
-    limits, overridden = read_limits(limits_file)
+    limits = read_limits(limits_file)
     per_gpu = max(1, plan.nproc_per_node // len(plan.gpus))
     question = Question(
         Mode.GATE,
         selection=Selection(plan.gpus, per_gpu=per_gpu),
         limits=limits,
-        overridden=overridden,
         processes=plan.nproc_per_node,
         runs_dir=None,  # the trainer checks the folder that it writes to
         one_node=plan.nnodes == 1,

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from entrypoint.driver.gpus import Gpu, labels, select
-from entrypoint.launch.cluster import Cluster
-from entrypoint.launch.request import LaunchRequest
+from entrypoint.launch.request import Cluster, LaunchRequest
 from trainbox.contract.errors import DeviceMissing, WrongUse
 
 

@@ -5,12 +5,10 @@ from dataclasses import dataclass, field, replace
 
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.choice import choose_gpus, count_of, processes_of, refuse_mig_groups
-from entrypoint.launch.cluster import Cluster
-from entrypoint.launch.nodes import Nodes, nodes_of
-from entrypoint.launch.request import LaunchRequest
+from entrypoint.launch.request import Cluster, LaunchRequest, Nodes, nodes_of
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import DeviceMissing, WrongUse
-from trainbox.contract.launch_facts import LaunchFacts
+from trainbox.contract.internal import LaunchFacts
 from trainbox.contract.strategies import STRATEGY_RULES
 
 

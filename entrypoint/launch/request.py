@@ -1,9 +1,14 @@
-"""What the user asks a launch for."""
+"""What the user and the scheduler ask a launch for, and the nodes of the job. Pure."""
 
+import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trainbox.contract.errors import WrongUse
 from trainbox.contract.options import RDZV_TIMEOUT_S
+
+DEFAULT_PORT = 29400
 
 
 @dataclass(frozen=True)
@@ -38,3 +43,199 @@ class LaunchRequest:
     network: str = ""
     settings: str = ""
     config_file: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The scheduler's decisions; None for each that it leaves open.
+
+    `rdzv_endpoint` is HOST:PORT of node 0.
+    """
+
+    kind: str = "local"
+    nnodes: int = 1
+    node_rank: int | None = None
+    rdzv_endpoint: str | None = None
+    rdzv_id: str | None = None
+    nproc_per_node: int | None = None
+
+
+def detect_cluster(env: Mapping[str, str]) -> Cluster:
+    """Return the cluster that the variables of a scheduler describe.
+
+    SLURM sets SLURM_*. Kubeflow Trainer sets torchrun's PET_*. An Indexed Job sets
+    JOB_COMPLETION_INDEX.
+
+    Raises:
+        WrongUse: a number is malformed, or a SLURM job has more than one task per node, or
+            several nodes without srun.
+    """
+    if "SLURM_JOB_ID" in env:
+        return _slurm(env)
+    if "KUBERNETES_SERVICE_HOST" in env or any(name.startswith("PET_") for name in env):
+        return _kubernetes(env)
+    return Cluster()
+
+
+def first_host(nodelist: str) -> str:
+    """Return the first host of SLURM's compressed list: `n[03-05,9],login` -> `n03`."""
+    host = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", nodelist).partition(",")[0]
+    if not host:
+        raise WrongUse(
+            f"SLURM_JOB_NODELIST={nodelist!r} has no host: set --rdzv-endpoint HOST:PORT"
+        )
+    return host
+
+
+def _slurm(env: Mapping[str, str]) -> Cluster:
+    job = env["SLURM_JOB_ID"]
+    in_step = "SLURM_STEP_ID" in env
+    nnodes = _number(env, "SLURM_STEP_NUM_NODES" if in_step else "SLURM_JOB_NUM_NODES", default=1)
+    ntasks = _number(env, "SLURM_STEP_NUM_TASKS", default=nnodes) if in_step else nnodes
+    if ntasks > nnodes:
+        raise WrongUse(
+            f"SLURM started {ntasks} tasks on {nnodes} node(s), and each would train on all GPUs "
+            "of its node: start one task per node with --ntasks-per-node=1"
+        )
+    if nnodes > 1 and not in_step:
+        raise WrongUse(
+            f"SLURM job {job} has {nnodes} nodes, and this is its batch script, which runs on the "
+            "first only: start Trainbox with `srun --ntasks-per-node=1 trainbox ...`"
+        )
+    if nnodes == 1:
+        return Cluster("slurm", rdzv_id=job)
+    nodelist = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "")
+    # All nodes of a job compute the same port. It is above the ports of common services and below
+    # the ephemeral range.
+    port = 20000 + _number(env, "SLURM_JOB_ID") % 10000
+    return Cluster(
+        "slurm", nnodes, _number(env, "SLURM_NODEID"), f"{first_host(nodelist)}:{port}", job
+    )
+
+
+def _kubernetes(env: Mapping[str, str]) -> Cluster:
+    nnodes = _number(env, "PET_NNODES", default=1, least=1)
+    rank_name = "PET_NODE_RANK" if env.get("PET_NODE_RANK") else "JOB_COMPLETION_INDEX"
+    endpoint = env.get("PET_RDZV_ENDPOINT")
+    if not endpoint and env.get("PET_MASTER_ADDR"):
+        endpoint = f"{env['PET_MASTER_ADDR']}:{env.get('PET_MASTER_PORT') or DEFAULT_PORT}"
+    nproc = env.get("PET_NPROC_PER_NODE", "")
+    return Cluster(
+        "kubernetes",
+        nnodes,
+        _number(env, rank_name) if env.get(rank_name) else None,
+        endpoint or None,
+        env.get("PET_RDZV_ID") or None,
+        # With auto, gpu and cpu, the number of GPUs found here decides.
+        None
+        if nproc in ("", "auto", "gpu", "cpu")
+        else _number(env, "PET_NPROC_PER_NODE", least=1),
+    )
+
+
+def _number(env: Mapping[str, str], name: str, default: int | None = None, least: int = 0) -> int:
+    text = env.get(name) or ("" if default is None else str(default))
+    if not (text.isascii() and text.isdigit()):
+        raise WrongUse(
+            f"{name}={text!r} is not a whole number: correct it, or set the launch options yourself"
+        )
+    if int(text) < least:
+        raise WrongUse(
+            f"{name}={text} is less than {least}: correct it, or set the launch options yourself"
+        )
+    return int(text)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of the training. With one node, `rank` is 0 and `endpoint` is empty."""
+
+    count: int
+    rank: int
+    endpoint: str
+    job_id: str
+    # Under a scheduler, the endpoint's name may become known only later. Elsewhere, an unknown name
+    # is an error.
+    await_name: bool = False
+
+
+def nodes_of(request: LaunchRequest, cluster: Cluster) -> Nodes:
+    """Return the nodes of the job: the user's request comes before the scheduler's decision.
+
+    Raises:
+        WrongUse: the rank or the endpoint is missing, or contradicts the number of nodes.
+    """
+    count = cluster.nnodes if request.nnodes is None else request.nnodes
+    rank = cluster.node_rank if request.node_rank is None else request.node_rank
+    endpoint = request.rdzv_endpoint or cluster.rdzv_endpoint
+    job_id = request.rdzv_id or cluster.rdzv_id or "trainbox"
+    if count == 1:
+        if request.node_rank:
+            raise WrongUse(
+                f"node rank {request.node_rank} of 1 node: add --nnodes with the number of machines"
+            )
+        # A scheduler may start a job of several nodes on one.
+        if request.rdzv_endpoint and request.nnodes is None and cluster.kind == "local":
+            raise WrongUse(
+                f"--rdzv-endpoint {endpoint} and 1 node: add --nnodes with the number of machines"
+            )
+        return Nodes(1, 0, "", job_id)
+    if endpoint is None:
+        raise WrongUse(
+            f"{count} nodes requested without a rendezvous endpoint: give each node the address of "
+            f"the first one, as in --rdzv-endpoint node0.example:{DEFAULT_PORT}"
+        )
+    _check_endpoint(endpoint)
+    if rank is None:
+        raise WrongUse(
+            f"{count} nodes requested without a node rank: add --node-rank 0 here, 1 on the next "
+            "node, and so on"
+        )
+    if rank >= count:
+        raise WrongUse(
+            f"node rank {rank} of {count} nodes: ranks count from 0, so the last is {count - 1}"
+        )
+    return Nodes(count, rank, endpoint, job_id, cluster.kind != "local")
+
+
+def _check_endpoint(endpoint: str) -> None:
+    """Raise WrongUse unless `endpoint` is the address or name of one machine, and a port."""
+    parts = re.fullmatch(
+        r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s\[\]/*:]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.%]*):([0-9]{1,5})",
+        endpoint,
+    )
+    host = parts[1].strip("[]").partition("%")[0] if parts else ""
+    if (
+        not parts
+        or not endpoint.isprintable()
+        or not 0 < int(parts[2]) < 65536
+        or not _is_host(host)
+    ):
+        raise WrongUse(
+            f"--rdzv-endpoint {endpoint} is not HOST:PORT: write it as in "
+            f"node0.example:{DEFAULT_PORT}"
+        )
+    import socket  # a plan for one node does without it
+
+    try:
+        # inet_aton also accepts the short forms of IPv4 that the system does: 0 is 0.0.0.0.
+        address = ipaddress.ip_address(host if ":" in host else socket.inet_aton(host))
+    except (OSError, ValueError):
+        return  # a name
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.is_unspecified or address.is_multicast or str(address) == "255.255.255.255":
+        raise WrongUse(
+            f"--rdzv-endpoint {endpoint} is not the address of one machine: give the address by "
+            f"which the other nodes reach node 0, as in 192.168.1.10:{DEFAULT_PORT}"
+        )
+
+
+def _is_host(host: str) -> bool:
+    """Return whether `host` is an IPv6 address, or a name that the resolver can encode."""
+    try:
+        ipaddress.ip_address(host) if ":" in host else host.encode("idna")
+    except (
+        ValueError
+    ):  # for example the part of ::1 before its last colon, or a long part of a name
+        return False
+    return True

@@ -10,7 +10,13 @@ from types import FrameType
 from typing import NamedTuple, Protocol
 
 from entrypoint.system.cgroup import CgroupMemory, memory_of_cgroups, used_up_since
-from trainbox.contract.errors import ExitCode, shell_code, signal_name, stopped_without_loss
+from trainbox.contract.errors import (
+    ExitCode,
+    shell_code,
+    signal_name,
+    signal_of,
+    stopped_without_loss,
+)
 from trainbox.contract.processes import (
     STOP_SIGNALS,
     adopt_orphans,
@@ -30,8 +36,9 @@ _DEATH_S = 1.0
 # `docker compose run` delivers each signal twice, about 10 ms apart, and more than 300 ms on a busy
 # machine. The second one is ignored.
 _ECHO_S = 1.0
-# Exit codes that a broken GPU can also cause: a lost process, or one killed by a signal.
-_AMBIGUOUS_CODES = (ExitCode.NETWORK, *range(129, 160))
+# Exit codes that a broken GPU can also cause, as signals can. HARDWARE: CUDA has reported a broken
+# GPU, and the watch logs which one.
+_SUSPECTS = (ExitCode.UNEXPECTED, ExitCode.HARDWARE, ExitCode.NETWORK, ExitCode.PREEMPTED)
 # Exit codes of a job of which the kernel has killed a process because memory was used up.
 _OF_A_KILL = (ExitCode.UNEXPECTED, ExitCode.NETWORK, -signal.SIGKILL, 128 + signal.SIGKILL)
 
@@ -251,9 +258,7 @@ def _exit_code(
             message(stopped_without_loss(-code))
         code = ExitCode.PREEMPTED
     finished = code in (ExitCode.SUCCESS, ExitCode.WRONG_USE)
-    # HARDWARE: CUDA has reported a broken GPU, and the watch logs which one.
-    suspects = (ExitCode.UNEXPECTED, ExitCode.HARDWARE, ExitCode.PREEMPTED, *_AMBIGUOUS_CODES)
-    looks_broken = code in suspects or code < 0
+    looks_broken = code in _SUSPECTS or signal_of(shell_code(code)) is not None
     if not finished and fault:
         return fault.code
     if not finished and watch and looks_broken and watch.final_check():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.python_path import user_environment, user_folders
+from trainbox.contract.internal import user_environment, user_folders
 
 _ASK_S = 30.0
 # A Python from 3.8 executes this. It does not import importlib.metadata, which takes as long as the

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from entrypoint.script.opened import COPY
 from trainbox.contract.errors import ExitCode
-from trainbox.contract.internal import Internal
+from trainbox.contract.internal import Internal, user_environment
 from trainbox.contract.processes import die_with_parent
-from trainbox.contract.python_path import user_environment
 from trainbox.contract.streams import message
 
 _OURS = (Internal.AGENT, Internal.PIPES, Internal.MESSAGES)

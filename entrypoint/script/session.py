@@ -28,9 +28,8 @@ from trainbox.contract.energy import shown_kwh
 from trainbox.contract.errors import STOPPED_ITSELF, ExitCode, Failure, signal_of
 from trainbox.contract.files import open_from
 from trainbox.contract.hints import from_here
-from trainbox.contract.internal import Internal
+from trainbox.contract.internal import Internal, user_folders
 from trainbox.contract.processes import launched_cpu_s
-from trainbox.contract.python_path import user_folders
 from trainbox.contract.record_folder import LOGS, MANIFEST
 from trainbox.contract.streams import message, say
 from trainbox.contract.temporary import temporary_folder

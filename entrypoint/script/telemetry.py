@@ -5,8 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from entrypoint.driver.gpus import Gpu
-from entrypoint.driver.readings import Sample
+from entrypoint.driver.gpus import Gpu, Sample
 from entrypoint.script.folder import ScriptFolder
 from trainbox.contract.energy import Energy, earlier_joules
 from trainbox.contract.entries import step_of

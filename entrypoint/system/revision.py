@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
+from trainbox.contract.build_info import git
 from trainbox.contract.files import read_bytes
-from trainbox.contract.git import git
 
 
 def revision(folder: Path, is_dirty: bool = False) -> str | None:

@@ -244,7 +244,7 @@ def test_the_monitor_sees_all_gpus_without_a_request_and_is_reached_by_prometheu
     (rule,) = policy["spec"]["ingress"]
     assert rule["ports"] == [{"port": "http"}]
     assert len(rule["from"]) == 1
-    _, changed = read_limits(DEPLOY / "monitor/limits.toml")
+    changed = read_limits(DEPLOY / "monitor/limits.toml").overridden()
     assert set(changed) == {"memory_mib_per_process", "shm_mib_per_process", "disk_mib"}
 
 

@@ -19,7 +19,7 @@ from tests.support.nodes import free_port
 from tests.support.paths import SUPPORT
 from tests.support.ranks import EndedRanks, Ranks
 from tests.support.tiny import TINY
-from trainbox.contract.launch_facts import LaunchFacts
+from trainbox.contract.internal import LaunchFacts
 
 ROOT = Path(__file__).parents[2]
 SAME_VERSION = "start the same version of Trainbox on each machine"

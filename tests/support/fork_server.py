@@ -31,7 +31,7 @@ _OF_LAUNCHES = (
     "entrypoint.cli.launching",
     "entrypoint.cli.training",
     "entrypoint.driver.nvml",
-    "entrypoint.health.deep.run",
+    "entrypoint.health.deep",
     "torch.distributed.run",
     "trainer.launch.rendezvous",
 )

@@ -26,7 +26,7 @@ from tests.support.commands import HIDDEN_GPUS
 from tests.support.tiny import TINY
 from trainbox.contract.config import Config
 from trainbox.contract.errors import Preempted
-from trainbox.contract.launch_facts import launch_facts
+from trainbox.contract.internal import launch_facts
 from trainbox.task import Task
 from trainer.cli.commands import main
 from trainer.run.digest import value_digest

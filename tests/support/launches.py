@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import subproc
 import entrypoint.cli.commands
 from entrypoint.bench import runs
 from entrypoint.drill import starts
-from entrypoint.health.deep import run as deep
+from entrypoint.health import deep
 from entrypoint.launch import supervise
 from tests.support.fork import fork_python, fork_with_output
 from trainbox.contract.processes import die_with_parent

@@ -21,8 +21,7 @@ import pytest
 
 from tests.support.commands import digest_in, logged, wait_until
 from tests.support.fork_server import LAUNCHES, SHARED, start
-from trainbox.contract.internal import Internal
-from trainbox.contract.launch_facts import LaunchFacts
+from trainbox.contract.internal import Internal, LaunchFacts
 
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 

@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 from torch import Tensor
 
 from trainbox import metrics
-from trainbox.contract.seeding import derive_seed
+from trainbox.order import derive_seed
 from trainer.run.digest import value_digest
 
 

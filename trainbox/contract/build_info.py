@@ -1,12 +1,17 @@
-"""How the running code was built, as manifests record it."""
+"""How the running code was built, as manifests record it, and what git knows of a project."""
 
 import hashlib
+import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.files import read_object
+from trainbox.contract.files import object_if_valid
+from trainbox.contract.internal import user_environment
+
+_GIT_S = 10.0
 
 
 def build_info(env: Mapping[str, str]) -> dict[str, Any]:
@@ -16,8 +21,22 @@ def build_info(env: Mapping[str, str]) -> dict[str, Any]:
     """
     lock = Path(sys.prefix) / "extra.lock"
     digest = hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else None
+    built = object_if_valid(Path(env.get("TRAINBOX_BUILD_INFO", "")))  # None outside of the image
+    return (built or {}) | {"extra_lock_sha256": digest}
+
+
+def git(folder: Path, *arguments: str) -> str | None:
+    """Return the output of git in `folder`; None if git is missing or refuses."""
     try:
-        built = read_object(Path(env.get("TRAINBOX_BUILD_INFO", "")))
-    except (OSError, ValueError):  # outside of the image
-        built = {}
-    return built | {"extra_lock_sha256": digest}
+        found = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_GIT_S,
+            check=False,
+            env={**user_environment(os.environ), "LC_ALL": "C"},  # git may run a user's filter
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() if found.returncode == 0 else None

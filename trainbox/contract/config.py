@@ -4,13 +4,14 @@ import dataclasses
 import importlib.util
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.optimizers import check_optimizer
-from trainbox.contract.parsing import parse_json, parse_object
+from trainbox.contract.parsing import parse_json
 from trainbox.contract.strategies import STRATEGY_RULES, StrategyRules
 
 DEFAULT_EPOCHS = 10
@@ -237,18 +238,17 @@ def load_config_file(path: Path) -> dict[str, Any]:
     return settings
 
 
-def parse_config(text: str, path: Path) -> Config:
-    """Return the configuration in `text`, the content of a run's config.json at `path`.
+def config_in(settings: Mapping[str, Any], path: Path) -> Config:
+    """Return the configuration of `settings`, the content of a run's config.json at `path`.
 
     Raises:
-        WrongUse: the file is damaged, or the run is one of a script.
+        WrongUse: a setting is wrong, or the run is one of a script.
     """
+    if settings.get("kind") == "script":
+        raise WrongUse(f"{path.parent} is a run of a script, not of a task: use another --run")
     try:
-        settings = parse_object(text)
-        if settings.get("kind") == "script":
-            raise WrongUse(f"{path.parent} is a run of a script, not of a task: use another --run")
         config = Config(**settings)
-    except (ValueError, TypeError) as error:
+    except TypeError as error:
         raise WrongUse(
             f"{path} is not a configuration ({error}): restore it or use another --run"
         ) from error

@@ -128,6 +128,14 @@ def read_object(path: Path) -> dict[str, Any]:
     return parse_object(read_text(path, _MOST_OBJECT_BYTES))
 
 
+def object_if_valid(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in the file, or None if the file is missing or damaged."""
+    try:
+        return read_object(path)
+    except (OSError, ValueError):
+        return None
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Yield a new file that atomically replaces `path` once it is on the disk.

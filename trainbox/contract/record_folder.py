@@ -10,7 +10,7 @@ from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import (
     append_line,
     append_regular,
-    read_object,
+    object_if_valid,
     replacing,
     take_lock,
 )
@@ -44,10 +44,7 @@ class RecordFolder:
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """Return the object in the file `name`, or None if the file is missing or damaged."""
-        try:
-            return read_object(self.path / name)
-        except (OSError, ValueError):
-            return None
+        return object_if_valid(self.path / name)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Replace the file `name` by an object, as `write_text` does."""

@@ -20,7 +20,7 @@ from trainer.checks.hidden_state import FAST, described, differing, hidden_state
 from trainer.checks.validation_sample import validate_sample
 from trainer.data.batches import training_batches
 from trainer.loop.digests import common_digests
-from trainer.loop.not_finite import check_running
+from trainer.loop.losses import check_running
 from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
 from trainer.loop.task_checks import collate_of

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from trainbox.contract.errors import ExitCode, Failure, WrongUse, called_exit
-from trainbox.contract.launch_facts import launch_facts
+from trainbox.contract.internal import launch_facts
 from trainbox.contract.options import COMMANDS, DEVICE, Argument, Option, config_of, swept_names
 from trainbox.contract.task_fields import fields_of
 from trainbox.contract.usage import PAGE, TEMPLATE, Templated, failure_of

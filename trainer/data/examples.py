@@ -1,7 +1,8 @@
-"""Read the examples of a dataset with seeded generators, in this process or in loader workers."""
+"""Read the examples of a dataset or of files, in this process or in loader workers."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from trainbox.batches import SeededDataset
-from trainbox.contract.errors import WrongUse
+from trainbox.contract.errors import Failure, WrongUse
 from trainbox.pinned import pinned_if_possible
 from trainer.data.nested import mapped
 from trainer.data.workers import check_sockets, worker_context
@@ -129,3 +130,31 @@ def read_examples(
     positions = [[(0, index)] for index in indices] + [[_SOURCES]]
     *examples, sources = read_once(dataset, seed, positions, workers, collate)
     return examples, sources
+
+
+class FileExamples(Dataset[Any]):
+    """The examples that `load`, the method load_example() of the task `name`, returns for files."""
+
+    def __init__(self, files: Sequence[Path], load: Callable[[Path], Any], name: str) -> None:
+        self.files, self._load, self._name = files, load, name
+
+    @property
+    def ids(self) -> list[str]:
+        """The paths of the files."""
+        return [str(path) for path in self.files]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Any:
+        path = self.files[index]
+        try:
+            return self._load(path)
+        except (Failure, MemoryError):
+            raise
+        except Exception as error:
+            raise WrongUse(
+                f"task {self._name}: load_example({str(path)!r}) raised {type(error).__name__} "
+                f"({' '.join(str(error).split())}): replace or leave out the file, or correct the "
+                "method"
+            ) from error

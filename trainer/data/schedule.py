@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainbox.contract.seeding import derive_seed
+from trainbox.order import derive_seed
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainbox.contract.errors import ExitCode
-from trainer.launch.connection import Connection
-from trainer.launch.messages import End
+from trainer.launch.messages import Connection, End
 
 _SIOCGIFADDR = 0x8915  # Linux: read the IPv4 address of an interface
 

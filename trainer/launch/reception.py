@@ -8,8 +8,7 @@ import socket
 import time
 
 from trainbox.contract.errors import ExitCode
-from trainer.launch.connection import Connection
-from trainer.launch.messages import Hello, Refusal
+from trainer.launch.messages import Connection, Hello, Refusal
 from trainer.launch.node import LOOK_EVERY_S, Log, Node
 
 # Limits on strangers: open connections without a hello, seconds until the hello, lines in the log.

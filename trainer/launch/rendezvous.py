@@ -12,9 +12,8 @@ import time
 from collections.abc import Collection
 
 from trainbox.contract.errors import ExitCode, Failure, NetworkFailure, WrongUse
-from trainer.launch.connection import Connection
 from trainer.launch.meeting import Meeting
-from trainer.launch.messages import Answer, Hello, Refusal
+from trainer.launch.messages import Answer, Connection, Hello, Refusal
 from trainer.launch.node import (
     LOOK_EVERY_S,
     SAME_COMMAND,

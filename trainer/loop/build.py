@@ -13,14 +13,13 @@ from torch.utils.data import Dataset, TensorDataset
 from trainbox.classification import check_classes
 from trainbox.contract.config import CHANNELS_LAST, Settings
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.launch_facts import launch_facts
+from trainbox.contract.internal import launch_facts
 from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count, place_tensors
-from trainer.data.examples import length
-from trainer.data.files import FileExamples
+from trainer.data.examples import FileExamples, length
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.loop import compiler
-from trainer.loop.arithmetic import set_arithmetic
+from trainer.loop.arithmetic import keep_freed_memory, set_arithmetic
 from trainer.loop.losses import LossModule
 from trainer.loop.memory_format import memory_format, put_channels_last
 from trainer.loop.model import build_model
@@ -35,7 +34,6 @@ from trainer.parallel.world import World
 from trainer.run.checkpoint import RunCheckpoints
 from trainer.run.run_gpus import RunGpus
 from trainer.run.run_log import RunLog
-from trainer.system.allocator import keep_freed_memory
 
 _MOST_LOADER_WORKERS = 16
 

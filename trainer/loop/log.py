@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from trainer.data.batches import TimedBatches
-from trainer.loop.not_finite import not_finite
+from trainer.loop.losses import not_finite
 from trainer.loop.state import Job
 
 _SPIKE = 10.0  # a loss that is this many times the median of the recent entries

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from trainbox.contract.config import CHANNELS_LAST, split_metric
 from trainbox.contract.hints import tensorboard
-from trainbox.contract.launch_facts import launch_facts
+from trainbox.contract.internal import launch_facts
 from trainbox.contract.optimizers import OPTIMIZERS
 from trainbox.contract.streams import printable
 from trainer.loop.model import WithoutAutocast

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from trainbox.contract.errors import Preempted
 from trainer.loop.digests import DigestLog
-from trainer.loop.not_finite import check_running
+from trainer.loop.losses import check_running
 from trainer.loop.pace import Pace
 from trainer.loop.state import Job
 from trainer.run.mirror import STOP_S

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.seeding import derive_seed
-from trainer.loop.losses import check_gradients, check_losses
-from trainer.loop.not_finite import not_finite
+from trainbox.order import derive_seed
+from trainer.loop.losses import check_gradients, check_losses, not_finite
 from trainer.loop.out_of_memory import FIRST_STEPS, all_fit
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_factor

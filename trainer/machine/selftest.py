@@ -12,7 +12,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from trainbox.contract.errors import ExitCode, Failure
-from trainbox.contract.launch_facts import launch_facts
+from trainbox.contract.internal import launch_facts
 from trainbox.contract.processes import die_with_parent
 
 if TYPE_CHECKING:

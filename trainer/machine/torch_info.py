@@ -9,8 +9,6 @@ import json
 import warnings
 from typing import Any
 
-from trainer.system.nccl import nccl_version
-
 
 def seen() -> dict[str, Any]:
     """Return torch's versions and GPUs.
@@ -49,6 +47,16 @@ def _versions(torch: Any) -> dict[str, Any]:
     if found["cuda"] and (nccl := nccl_version()):
         found["nccl"] = nccl
     return found
+
+
+def nccl_version() -> str | None:
+    """Return the version of NCCL, or None if torch is built without it, as NVIDIA's for Jetson."""
+    import torch
+
+    try:
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    except AttributeError:
+        return None
 
 
 def _libcuda() -> str:

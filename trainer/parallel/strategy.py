@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from trainbox.contract.launch_facts import launch_facts
+from trainbox.contract.internal import launch_facts
 from trainbox.contract.strategies import STRATEGY_RULES
 
 if TYPE_CHECKING:

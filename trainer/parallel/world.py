@@ -19,8 +19,8 @@ from torch import Tensor
 
 from trainbox.batches import seed_cpu
 from trainbox.contract.internal import Internal
-from trainbox.contract.seeding import derive_seed
 from trainbox.contract.streams import message_line
+from trainbox.order import derive_seed
 from trainer.parallel.device import choose_device
 from trainer.parallel.plain_values import checked_size, packed, refuse_foreign_objects, unpacked
 from trainer.parallel.stalled_gpu import watch_gpu

@@ -16,6 +16,7 @@ _Problem = Callable[[dict[str, Any], dict[str, Any] | None], str | None]
 # Keys that each entry of metrics.jsonl already has. A resume and `verify` read them.
 KEYS_OF_ENTRIES = ("kind", "step", "epoch", "time_unix_s")
 DIGESTS = ("model", "optimizer", "order")
+_NOT_VALUES = {"kind", "step", "time_unix_s"}
 _KINDS = ("start", "step", "checkpoint", "resume")
 
 
@@ -111,3 +112,20 @@ def _lines(path: Path, problem_of: _Problem) -> Iterator[tuple[dict[str, Any], s
 
 def _is_digest(value: object, digits: int) -> bool:
     return isinstance(value, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", value) is not None
+
+
+def numbers(entry: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of an entry as `kind/name`.
+
+    The numbers of a list `name_each` are named `kind/name/0` and so on.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in entry.items():
+        if name.endswith("_each") and isinstance(value, list):
+            flat |= {f"{name.removesuffix('_each')}/{i}": each for i, each in enumerate(value)}
+        elif name not in _NOT_VALUES:
+            flat[name] = value
+    kind = entry.get("kind", "train")
+    return {
+        f"{kind}/{tag}": number for tag, number in flat.items() if isinstance(number, int | float)
+    }

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from trainbox.contract.build_info import build_info
+from trainbox.contract.build_info import build_info, git
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.git import git
-from trainbox.contract.launch_facts import launch_facts
+from trainbox.contract.internal import launch_facts
 from trainbox.contract.secret_rule import shown_variable
 from trainer.data.examples import Collate, length, read_examples
+from trainer.machine.torch_info import nccl_version
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
 from trainer.run.compare import (
@@ -31,7 +31,6 @@ from trainer.run.compare import (
 )
 from trainer.run.digest import value_digest
 from trainer.run.run_log import RunLog
-from trainer.system.nccl import nccl_version
 from trainer.system.sources import loaded_sources
 
 _PACKAGES = ("trainbox", "torch", "torchvision", "numpy", "tensorboard", "safetensors")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import read_text
+from trainbox.contract.files import read_object
 from trainbox.contract.record_folder import CONFIG, LOCK, LOGS, MANIFEST, METRICS, RecordFolder
 from trainbox.contract.sidecar import FIRST_CHECKPOINT
 from trainer.run.jsonl import read_entries
@@ -38,15 +38,15 @@ class RunFolder(RecordFolder):
             _refuse_files_of_others(path)
         super().__init__(path, writes, ("checkpoints", LOGS))
 
-    def read_config_text(self) -> str | None:
-        """Return the text of config.json, or None if the run is new.
+    def read_config(self) -> dict[str, Any] | None:
+        """Return the content of config.json, or None if the run is new.
 
         Raises:
             WrongUse: The file exists and cannot be read.
         """
         path = self.path / CONFIG
         try:
-            return read_text(path)
+            return read_object(path)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

@@ -11,7 +11,7 @@ from trainbox.contract.record_folder import LOGS, METRICS
 from trainer.data.schedule import Schedule
 from trainer.run.console import Console
 from trainer.run.gpu_events import event_text, new_events, note_run
-from trainer.run.numbers import numbers
+from trainer.run.jsonl import numbers
 from trainer.run.run_folder import RunFolder
 from trainer.run.tensorboard import TensorBoardLog
 

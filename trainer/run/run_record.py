@@ -5,18 +5,16 @@ damaged file is an error for each command in the same way. docs/decisions/0014 h
 """
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.config import Config, parse_config
+from trainbox.contract.config import Config, config_in
 from trainbox.contract.energy import earlier_joules
 from trainbox.contract.errors import StorageFailure, WrongUse
-from trainbox.contract.files import read_object, read_text
-from trainbox.contract.parsing import parse_object
+from trainbox.contract.files import read_object
 from trainbox.contract.record_folder import MANIFEST
 from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.run.compare import edited_settings, listed_changes
@@ -67,7 +65,7 @@ class RunRecord:
                 f"({listed_changes(edited)}): restore it"
             )
         # Also check the settings that the manifest does not have.
-        config = parse_config(json.dumps(values), path / "config.json")
+        config = config_in(values, path / "config.json")
         return cls(path, values, config, manifest)
 
     @property
@@ -226,7 +224,7 @@ def object_in(path: Path) -> dict[str, Any]:
         WrongUse: The file is missing or damaged.
     """
     try:
-        return parse_object(read_text(path))
+        return read_object(path)
     except OSError as error:
         raise WrongUse(
             f"{path} cannot be read ({error.strerror}): name the folder of a run"

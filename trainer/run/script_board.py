@@ -17,7 +17,7 @@ from trainbox.contract.files import replacing
 from trainbox.contract.processes import die_with_parent
 from trainer.run.event_file import EventFile
 from trainer.run.gpu_events import event_text
-from trainer.run.numbers import numbers
+from trainer.run.jsonl import numbers
 
 _LOOK_EVERY_S = 5.0
 _COPIED = ".copied"  # the number of bytes of metrics.jsonl that TensorBoard's files have

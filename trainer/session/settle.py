@@ -12,11 +12,11 @@ from trainbox.contract.config import (
     Config,
     Settings,
     check_strategy,
+    config_in,
     differences,
-    parse_config,
 )
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import read_object
+from trainbox.contract.files import object_if_valid
 from trainbox.contract.run_name import short_digest
 from trainbox.task import Task
 from trainer.loop.build import cpu_count
@@ -38,9 +38,9 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
     # ignores shards, there is one shard per rank.
     world = strategy.world
     check_task(task)
-    stored_text, stored = world.from_first(run.folder.read_config_text()), None
-    if stored_text is not None:
-        stored = parse_config(stored_text, run.path / "config.json")
+    read, stored = world.from_first(run.folder.read_config()), None
+    if read is not None:
+        stored = config_in(read, run.path / "config.json")
         if not strategy.rules.keeps_shards:
             stored = dataclasses.replace(stored, shards=None)
         stored = completed(stored, world.world_size)
@@ -118,8 +118,5 @@ def default_name(config: Config, strategy: Strategy, runs_dir: Path) -> str:
 
 def _shards_of(path: Path) -> int | None:
     """Return the number of shards of the run in `path`, or None if it is not recorded."""
-    try:
-        shards = read_object(path / "config.json").get("shards")
-    except (OSError, ValueError):
-        return None
+    shards = (object_if_valid(path / "config.json") or {}).get("shards")
     return shards if isinstance(shards, int) else None

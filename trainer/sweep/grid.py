@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from trainbox.contract.config import Config, split_metric
@@ -143,6 +144,11 @@ class Record:
     metrics: dict[str, float] = field(default_factory=dict)
     message: str = ""
     seconds: float | None = None
+
+
+def trial_folder(sweep: Path, number: int) -> Path:
+    """Return the run folder of trial `number` in the folder of the `sweep`."""
+    return sweep / f"trial-{number:05d}"
 
 
 def from_identity(stored: Mapping[str, Any]) -> Sweep:

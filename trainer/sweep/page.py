@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainbox.contract.entries import EntryReader, step_of
 from trainbox.contract.markup import escaped
+from trainbox.contract.record_folder import METRICS
 from trainbox.contract.secret_rule import without_secrets
-from trainer.sweep.grid import Record, Value
+from trainer.sweep.grid import Record, Value, trial_folder
 from trainer.sweep.results import CombinationRow, cells, shown, trial_lines
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def read_curves(folder: Path, records: Sequence[Record], metric: str) -> dict[in
     curves = {}
     for record in records:
         found: dict[bool, Curve] = {True: {}, False: {}}
-        for entry in EntryReader(folder / f"trial-{record.number:05d}" / "metrics.jsonl").read():
+        for entry in EntryReader(trial_folder(folder, record.number) / METRICS).read():
             step, value = step_of(entry), entry.get(metric)
             if step is not None and isinstance(value, int | float) and _is_drawn(value):
                 found[entry.get("kind") == "validation"][step] = float(value)

@@ -13,8 +13,9 @@ from tqdm import tqdm
 
 from trainbox.contract.errors import DeviceMissing, ExitCode, Preempted, StorageFailure, WrongUse
 from trainbox.contract.files import take_lock
+from trainbox.contract.record_folder import LOCK
 from trainer.sweep import results
-from trainer.sweep.grid import Trial
+from trainer.sweep.grid import Trial, trial_folder
 from trainer.sweep.slots import Slot
 from trainer.sweep.study import Study
 from trainer.sweep.work import Work
@@ -149,8 +150,8 @@ class SweepRun:
 
     def _train(self, slot: Slot, trial: Trial) -> None:
         """Train the trial on the slot, or let it wait while another process uses its folder."""
-        run = self._folder / f"trial-{trial.number:05d}"
-        if _is_locked(run / "lock"):
+        run = trial_folder(self._folder, trial.number)
+        if _is_locked(run / LOCK):
             self._waiting.append(Waiting(trial, None, time.monotonic() + _BUSY_S))
         else:
             slot.order(trial, self._work.order(trial, run))

@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import ExitCode, signal_of
-from trainbox.contract.files import read_object
 from trainbox.contract.processes import die_with_parent, start_child
-from trainbox.contract.record_folder import MANIFEST
 from trainbox.contract.streams import last_message, open_streams, outlive_readers
 from trainer.sweep.reports import JsonLines, Output, Report, Reports, TensorBoard
 from trainer.sweep.slots import ask, exit_cause, last_output, serve
-from trainer.sweep.work import run_environment
+from trainer.sweep.work import run_environment, starts_of
 from trainer.system.signals import StopRequest
 
 _LOOK_EVERY_S = 0.2
@@ -62,7 +60,7 @@ class Attempt:
 
     def answer(self) -> dict[str, Any]:
         """Run the script; return its metrics, or the code and message of its failure."""
-        starts = self._starts()
+        starts = starts_of(self._run)
         with tempfile.TemporaryFile() as messages:
             process = start_child(
                 self._order["command"],
@@ -77,7 +75,7 @@ class Attempt:
         if ended_early is not None:
             _end(process)
             return ended_early
-        ended = self._starts()
+        ended = starts_of(self._run)
         if len(ended) == len(starts):
             # `trainbox run` has failed itself, so the script's end is not known.
             code = process.returncode
@@ -131,13 +129,6 @@ class Attempt:
         output = last_output(self._log, self._log_from)
         answered = code if code in _SAME_CODES else ExitCode.UNEXPECTED
         return {"code": answered, "message": cause + output}
-
-    def _starts(self) -> list[dict[str, Any]]:
-        """Return the starts of the script that have ended, as the manifest has them."""
-        try:
-            return list(read_object(self._run / MANIFEST)["starts"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return []
 
 
 def _has_ended(process: "subprocess.Popen[bytes]", within_s: float) -> bool:

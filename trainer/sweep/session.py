@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainbox.contract.errors import Failure, NetworkFailure, WrongUse
-from trainbox.contract.files import read_object
 from trainbox.contract.hints import tensorboard
-from trainbox.contract.launch_facts import launch_facts
-from trainbox.contract.record_folder import MANIFEST
+from trainbox.contract.internal import launch_facts
 from trainbox.contract.storage import writing
 from trainer.sweep import page, results
-from trainer.sweep.grid import Sweep
+from trainer.sweep.grid import Sweep, trial_folder
 from trainer.sweep.runner import POLL_S, SweepRun, print_above_bar
 from trainer.sweep.script import Script
 from trainer.sweep.slots import Slot
 from trainer.sweep.storage import storage_failures
 from trainer.sweep.study import Study, open_study
-from trainer.sweep.work import Work, again
+from trainer.sweep.work import Work, again, starts_of
 from trainer.system.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -99,7 +97,9 @@ def show(
     numbered = {record.number: record for record in records}
 
     def repeated(number: int) -> str:
-        return again(study.sweep, numbered[number], folder, _gpus_of_trial(folder, number))
+        starts = starts_of(trial_folder(folder, number))
+        gpus = len(starts[-1]["gpus"]) if starts else None
+        return again(study.sweep, numbered[number], folder, gpus)
 
     combinations = results.best_first(rows, goal) if drawn else rows
     best = results.best_line(rows, goal, repeated)
@@ -128,15 +128,6 @@ def _draw(path: Path, picture: "Figure | None") -> str:
     except ValueError as error:  # a format that matplotlib does not have
         raise WrongUse(f"--figure {path}: {error}: use .png, .svg or .pdf") from error
     return f"wrote {path}"
-
-
-def _gpus_of_trial(folder: Path, number: int) -> int | None:
-    """Return the number of GPUs of a script's trial, or None if its manifest is missing."""
-    try:
-        manifest = read_object(folder / f"trial-{number:05d}" / MANIFEST)
-        return len(manifest["starts"][-1]["gpus"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
-        return None
 
 
 def _header(study: Study, folder: Path, sweep: Sweep) -> str:

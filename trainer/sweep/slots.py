@@ -15,9 +15,8 @@ from typing import Any, NoReturn
 
 from trainbox.contract.errors import signal_name
 from trainbox.contract.files import open_from
-from trainbox.contract.launch_facts import launch_facts
+from trainbox.contract.internal import launch_facts, own_environment
 from trainbox.contract.processes import kill_tree
-from trainbox.contract.python_path import own_environment
 from trainbox.contract.streams import printable
 from trainer.sweep.grid import Trial
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainbox.contract.files import object_if_valid
 from trainbox.contract.hints import command, run_command_line
 from trainbox.contract.internal import Internal
+from trainbox.contract.record_folder import CONFIG, MANIFEST
 from trainbox.contract.variables import without_launch
-from trainer.sweep.grid import NO_METRIC, Record, Sweep, Trial
+from trainer.sweep.grid import NO_METRIC, Record, Sweep, Trial, trial_folder
 from trainer.sweep.script import Script
 
 # Variables of this sweep, which would be wrong in a launch of its own.
@@ -94,7 +96,7 @@ def again(sweep: Sweep, record: Record, folder: Path, gpus: int | None = None) -
         arguments = sweep.config.arguments({**record.point, "seed": record.seed})
         options = [*device, "--run", name]
         return run_command_line(options, sweep.config.script, sweep.config.is_module, arguments)
-    config = folder / f"trial-{record.number:05d}" / "config.json"
+    config = trial_folder(folder, record.number) / CONFIG
     return command("train", shlex.join(["--config", str(config), "--run", name]))
 
 
@@ -102,3 +104,9 @@ def run_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of `trainbox run`, of which a trial is a launch of its own."""
     kept = without_launch(env).items()
     return {name: value for name, value in kept if name not in _OF_THE_SWEEP}
+
+
+def starts_of(run: Path) -> list[dict[str, Any]]:
+    """Return the ended starts of a script in its run folder, or none if they are not known."""
+    starts = (object_if_valid(run / MANIFEST) or {}).get("starts")
+    return starts if isinstance(starts, list) else []

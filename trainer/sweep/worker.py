@@ -23,9 +23,8 @@ from typing import Any
 
 from trainbox.contract.errors import Changed, ExitCode, Failure, Preempted, WrongUse
 from trainbox.contract.files import append_regular
-from trainbox.contract.launch_facts import launch_facts
+from trainbox.contract.internal import launch_facts, restore_environment
 from trainbox.contract.processes import die_with_parent
-from trainbox.contract.python_path import restore_environment
 from trainbox.contract.storage import writing
 from trainbox.contract.streams import open_streams, outlive_readers
 from trainer.run.gpu_events import new_events

@@ -15,7 +15,7 @@ from trainbox.contract.errors import WrongUse
 from trainbox.contract.record_folder import CONFIG, MANIFEST
 from trainbox.contract.secret_rule import arguments_without_secrets, without_secrets
 from trainer.run.compare import flat, shown_value
-from trainer.run.numbers import numbers
+from trainer.run.jsonl import numbers
 from trainer.run.run_record import RunRecord, object_in
 
 _TRIAL = re.compile(r"trial-\d+")

@@ -12,8 +12,8 @@ from typing import Any
 
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.files import replacing
-from trainbox.contract.seeding import derive_seed
 from trainbox.contract.storage import writing
+from trainbox.order import derive_seed
 from trainbox.pictures import write_png
 from trainer.loop.build import build_inference
 from trainer.loop.evaluate import evaluate

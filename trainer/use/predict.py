@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainbox.contract.errors import WrongUse
 from trainbox.contract.storage import writing
+from trainbox.found_files import files_in
 from trainbox.task import Task
 from trainer.loop.build import build_prediction
 from trainer.loop.evaluate import add_up
 from trainer.loop.task_checks import check_defines
 from trainer.session.agreement import refuse_difference
-from trainer.system.given_files import given_files
 from trainer.system.signals import StopRequest
 from trainer.use.per_example import Predictions, csv_rows, json_lines, prediction_columns
 from trainer.use.stored_model import Request, opened, stopping
@@ -86,3 +87,32 @@ def predict_run(request: PredictRequest, stop: StopRequest) -> None:
                 with writing(Path("/dev/stdout"), "write it to another disk"):
                     output.write(rows)
                     output.flush()
+
+
+def given_files(given: Sequence[Path], endings: tuple[str, ...]) -> list[Path]:
+    """Return the files in `given`, and those in its folders with one of the `endings`.
+
+    The files of a folder and of its folders are sorted by name. Links are followed, but not to a
+    folder that contains the link. Names that start with a dot are left out. Without `endings`, all
+    files are found.
+
+    Raises:
+        WrongUse: A path cannot be read, or a folder has no such file, or has a FIFO of that name.
+    """
+    found: list[Path] = []
+    for path in given:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        try:
+            inside = list(files_in(path, endings or ("",)))
+        except OSError as error:
+            raise WrongUse(
+                f"{error.filename} cannot be read ({error.strerror}): make it readable, or leave "
+                "it out"
+            ) from error
+        if not inside:
+            of_the_task = f" ({', '.join(endings)})" if endings else ""
+            raise WrongUse(f"{path} has no file for this task{of_the_task}: name another folder")
+        found += inside
+    return found

@@ -1,14 +1,19 @@
-"""Apply the rules to the samples of some GPUs. Pure."""
+"""List all health rules for GPUs, and apply them to samples. Pure.
+
+A new rule is an entry of `RULES` in the module of its topic: the values that it reads, a pure
+function that judges them, and the modes in which it runs. If a value could not be read, the finding
+is NA or UNKNOWN, and the function is not called. No rule thus passes by accident.
+tests/support/health_cases.py has a passing and a failing case of each rule.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from entrypoint.driver.gpus import Gpu
-from entrypoint.driver.readings import NOT_NVML, Readings, Sample, Unread
+from entrypoint.driver.gpus import NOT_NVML, Gpu, Readings, Sample, Unread
 from entrypoint.health.limits import Limits
-from entrypoint.health.rules.derived import derived
-from entrypoint.health.rules.rule import Rule, Values
-from entrypoint.health.verdict import Finding, Result
+from entrypoint.health.rules import heat, links, memory, settings
+from entrypoint.health.rules.rule import DERIVED_FROM, Rule, Values, derived
+from entrypoint.health.verdict import Finding, Mode, Result
 from entrypoint.health.xids import xid_result
 
 # NVML's error numbers, by their consequence. ABSENT has the numbers for: not supported, function
@@ -18,6 +23,10 @@ NO_PERMISSION = 4
 UNKNOWN_ERROR = 999  # also reported in a container that has lost its GPUs
 LOST = {15: "reboot", 16: "reset_gpu"}  # the GPU is lost, or must be reset first
 CORRUPTED_INFOROM = 14
+
+RULES = (*memory.RULES, *heat.RULES, *links.RULES, *settings.RULES)
+# Values of the examination and not of one GPU.
+_NEVER_READ = ("per_gpu", "gpus_in_use", "nvlink_peers", "nvswitch")
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,22 @@ class Selection:
     gpus: tuple[Gpu, ...] = ()
     missing: int = 0
     per_gpu: int = 1
+
+
+def rules_for(mode: Mode) -> tuple[Rule, ...]:
+    """Return the rules that run in the mode."""
+    return tuple(rule for rule in RULES if mode in rule.modes)
+
+
+def names_to_read(rules: Sequence[Rule]) -> tuple[str, ...]:
+    """Return the names of the driver's values that the rules need."""
+    names = [
+        DERIVED_FROM.get(name, name)
+        for rule in rules
+        for name in (*rule.reads, *rule.also)
+        if name not in _NEVER_READ
+    ]
+    return tuple(dict.fromkeys(names))
 
 
 def judge_gpus(

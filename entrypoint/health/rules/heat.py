@@ -1,9 +1,15 @@
 """Judge a GPU's temperature, and clocks that are lowered by heat or power."""
 
-from entrypoint.driver.readings import Unread
+from entrypoint.driver.gpus import Unread
 from entrypoint.health.limits import SOURCES, Limits
-from entrypoint.health.rules.derived import SLOWDOWN_WINDOW
-from entrypoint.health.rules.rule import WATCHED, Judgement, Rule, Values, at_threshold
+from entrypoint.health.rules.rule import (
+    SLOWDOWN_WINDOW,
+    WATCHED,
+    Judgement,
+    Rule,
+    Values,
+    at_threshold,
+)
 from entrypoint.health.verdict import Result
 
 SUSTAINED_S = 5.0  # a slowdown over a shorter time is not CRITICAL

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from entrypoint.driver.gpus import Gpu
-from entrypoint.driver.readings import Sample, Unread
+from entrypoint.driver.gpus import Gpu, Sample, Unread
 from entrypoint.health.rules.gpus import NO_PERMISSION, UNKNOWN_ERROR, Selection
 from entrypoint.health.verdict import Finding, Result
 from trainbox.contract.architectures import without_code

@@ -1,6 +1,6 @@
 """Judge how a GPU is set up, and which programs use it."""
 
-from entrypoint.driver.readings import Unread
+from entrypoint.driver.gpus import Unread
 from entrypoint.health.limits import SOURCES, Limits
 from entrypoint.health.rules.rule import USUAL, Judgement, Rule, Values, at_threshold
 from entrypoint.health.verdict import Mode, Result

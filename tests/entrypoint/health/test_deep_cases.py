@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.health.deep.cases import (
+from entrypoint.health.deep_cases import (
     Device,
     Probe,
     Reading,
@@ -19,7 +19,7 @@ from entrypoint.health.deep.cases import (
 )
 from entrypoint.health.limits import Limits
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict, closing_line, screen
-from trainbox.contract.launch_facts import LaunchFacts, launch_facts
+from trainbox.contract.internal import LaunchFacts, launch_facts
 
 _H100 = "NVIDIA H100 80GB HBM3"
 _GPUS = tuple(Device(str(number), f"GPU-{number}", _H100) for number in range(4))

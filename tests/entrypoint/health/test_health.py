@@ -21,7 +21,7 @@ import pytest
 from entrypoint.health.check import check_names
 from entrypoint.health.limits import Limits, read_limits
 from entrypoint.health.monitor import Warned, steady
-from entrypoint.health.rules.table import RULES, rules_for
+from entrypoint.health.rules.gpus import RULES, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result
 from tests.support.commands import Ended, Trainbox, finish, wait_until
 from tests.support.health_cases import (
@@ -187,7 +187,7 @@ def test_the_screen(forked: Trainbox, library: Path, tmp_path: Path) -> None:
     assert lines[11].startswith("WARN      persistence on GPU 0")
     assert "not supported by this hardware or driver: retired-pages (GPU 0 1)" in lines
     assert (
-        "limits overridden: disk_mib 1 (default 2048), memory_mib_per_process 1 (default 2048)"
+        "limits overridden: memory_mib_per_process 1 (default 2048), disk_mib 1 (default 2048)"
         in lines
     )
     assert lines[-1] == "CLOSED, CRITICAL: 2 GPUs; ecc-uncorrected (GPU 1)"
@@ -547,4 +547,4 @@ def test_the_monitor_waits_for_a_missing_gpu(
 
 
 def test_no_limits_are_read_from_the_file_that_compose_mounts_by_default() -> None:
-    assert read_limits(Path(os.devnull)) == (Limits(), {})
+    assert read_limits(Path(os.devnull)) == Limits()

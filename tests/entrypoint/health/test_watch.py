@@ -10,10 +10,9 @@ import pytest
 
 import entrypoint.health.node
 import entrypoint.health.watch
-from entrypoint.driver.gpus import Gpu
-from entrypoint.driver.readings import Sample, Unread
+from entrypoint.driver.gpus import Gpu, Sample, Unread
 from entrypoint.health.limits import Limits
-from entrypoint.health.rules.table import RULES, names_to_read
+from entrypoint.health.rules.gpus import RULES, names_to_read
 from entrypoint.health.verdict import Mode, Result
 from entrypoint.health.watch import Watch
 from entrypoint.launch.plan import LaunchPlan

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.driver.gpus import Gpu
-from entrypoint.driver.readings import Sample, Unread
+from entrypoint.driver.gpus import Gpu, Sample, Unread
 from entrypoint.health import xids
 from entrypoint.health.limits import Limits
 from entrypoint.health.rules.gpus import Selection, judge_gpus

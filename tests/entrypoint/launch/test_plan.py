@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
-from entrypoint.driver.gpus import Gpu, labels
-from entrypoint.driver.readings import Unread
-from entrypoint.launch.cluster import Cluster
+from entrypoint.driver.gpus import Gpu, Unread, labels
 from entrypoint.launch.plan import LaunchPlan, plan_launch, plan_script, plan_sweep
-from entrypoint.launch.request import LaunchRequest
+from entrypoint.launch.request import Cluster, LaunchRequest
 from trainbox.contract.errors import Failure
-from trainbox.contract.internal import Internal
-from trainbox.contract.launch_facts import LaunchFacts, launch_facts
+from trainbox.contract.internal import Internal, LaunchFacts, launch_facts
 
 # The hosts. A slice `0:1` has the UUID MIG-a1 and its GPU the UUID GPU-a.
 

@@ -14,6 +14,8 @@ import pytest
 from tests.support.commands import Trainbox, finish, wait_until
 from tests.support.nvml_stub.build import stub_env, write_config
 from tests.support.paths import ROOT
+from trainbox.contract.config import config_in
+from trainbox.contract.errors import WrongUse
 
 ONE = ("run",)
 
@@ -591,6 +593,8 @@ def test_the_run_of_a_script_is_not_one_of_a_task(forked: Trainbox) -> None:
         "trainbox: verify runs/r: this is a run of a script, which only the drill can repeat: "
         "use `trainbox drill run train.py --compare FILE`\n",
     )
+    with pytest.raises(WrongUse, match="^runs/r is a run of a script, not of a task: use another"):
+        config_in(json.loads(config), Path("runs/r/config.json"))
     ended = forked("evaluate", "runs/r")
     assert (ended.code, ended.err) == (
         2,

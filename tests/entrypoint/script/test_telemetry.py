@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.driver.gpus import Gpu
-from entrypoint.driver.readings import Sample
+from entrypoint.driver.gpus import Gpu, Sample
 from entrypoint.script.folder import ScriptFolder
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import GpuRecord

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from entrypoint.bench.tables import check_arguments
-from trainbox.contract.environment import check_names
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import command, from_here, runs_dir
+from trainbox.contract.usage import check_names
 
 COMPOSE = "docker compose run --rm --no-deps train"
 _ROOT = Path(__file__).parents[3]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from entrypoint.driver.gpus import Sample, Unread
 from entrypoint.driver.process import Driver
-from entrypoint.driver.readings import Sample, Unread
 from entrypoint.health.limits import Limits
 from entrypoint.health.watch import Watch
 

@@ -15,9 +15,9 @@ from trainbox.contract.config import (
     FREE_AT_RESUME,
     Config,
     check,
+    config_in,
     differences,
     load_config_file,
-    parse_config,
     scaled_learning_rate,
     split_metric,
     warmup_then_cosine,
@@ -301,7 +301,7 @@ def test_a_wrong_option_exits_with_code_2_and_prints_one_line(
 )
 def test_a_wrong_number_in_a_stored_config_is_damage(name: str, value: Any) -> None:
     with pytest.raises(WrongUse) as failure:
-        parse_config(json.dumps({name: value}), Path("runs/r/config.json"))
+        config_in({name: value}, Path("runs/r/config.json"))
     assert str(failure.value) == (
         f"runs/r/config.json is damaged ({name} is {value!r}, not a number from 0): restore it"
     )
@@ -312,5 +312,5 @@ def test_a_wrong_number_in_a_stored_config_is_damage(name: str, value: Any) -> N
     [("workers", 0), ("workers", None), ("checkpoint_minutes", 0.5), ("checkpoint_minutes", 0)],
 )
 def test_a_stored_config_may_have_a_number_from_0(name: str, value: Any) -> None:
-    config = parse_config(json.dumps({name: value}), Path("runs/r/config.json"))
+    config = config_in({name: value}, Path("runs/r/config.json"))
     assert getattr(config, name) == value

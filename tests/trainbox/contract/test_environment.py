@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.here import Here
-from trainbox.contract.environment import NOT_SETTINGS, check_names
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.internal import Internal
-from trainbox.contract.launch_facts import LaunchFacts
+from trainbox.contract.internal import Internal, LaunchFacts
 from trainbox.contract.options import COMMANDS, PREFIX, variables
+from trainbox.contract.usage import NOT_SETTINGS, check_names
 from trainbox.contract.variables import LAUNCH_NAMES
 
 _ROOT = Path(__file__).parents[3]

@@ -17,7 +17,7 @@ import torch
 from tests.support.here import Here, files_of
 from tests.support.ranks import Ranks
 from tests.support.tiny import Split, StepCounter, Tiny
-from trainbox.contract.seeding import derive_seed
+from trainbox.order import derive_seed
 from trainer.run.run_folder import RunFolder
 from trainer.run.run_record import RunRecord
 from trainer.tasks.digits import Digits

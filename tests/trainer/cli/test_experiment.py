@@ -8,7 +8,7 @@ import pytest
 from tests.support.here import Here
 from tests.support.paths import ROOT
 from trainbox.contract.config import Config
-from trainbox.contract.launch_facts import LaunchFacts
+from trainbox.contract.internal import LaunchFacts
 from trainbox.contract.optimizers import OPTIMIZERS
 from trainer.sweep.experiment_file import sweep_as_experiment
 from trainer.sweep.grid import Range, Sweep, from_identity

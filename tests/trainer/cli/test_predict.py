@@ -16,7 +16,7 @@ from tests.support.here import Captured, Here, files_of
 from tests.support.ranks import Ranks
 from tests.support.tiny import StepCounter
 from trainbox.contract.storage import writing
-from trainer.system.given_files import given_files
+from trainer.use.predict import given_files
 
 TASK = "tests.support.tiny:FromFiles"
 _NUMBERS = {"a": "1 2 3 4", "b/c": "0.5 -1 2 8", "b/d": "-2 1 1 1", "e": "4 3 2 1", "f": "0 1 1 1"}

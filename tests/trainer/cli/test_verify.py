@@ -21,7 +21,7 @@ from torch.utils.data import Subset, TensorDataset
 from tests.support.here import Here, training_here
 from tests.support.tiny import TEXTS, Tiny
 from trainbox.contract.errors import Changed, Failure, Preempted, WrongUse
-from trainbox.contract.launch_facts import LaunchFacts
+from trainbox.contract.internal import LaunchFacts
 from trainer.run import manifest
 from trainer.run.compare import (
     first_difference,

@@ -42,7 +42,7 @@ def _by_hand(
     kind: Callable[..., torch.optim.Optimizer], steps: int, **options: Any
 ) -> dict[str, Tensor]:
     """Return the weights after a plain loop over the same data in the same order."""
-    from trainbox.contract.seeding import derive_seed
+    from trainbox.order import derive_seed
     from trainer.data.schedule import epoch_order
 
     task = Tiny()

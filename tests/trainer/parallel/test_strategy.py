@@ -2,8 +2,7 @@
 
 import pytest
 
-from trainbox.contract.internal import Internal
-from trainbox.contract.launch_facts import LaunchFacts
+from trainbox.contract.internal import Internal, LaunchFacts
 from trainer.parallel.strategy import launched_as
 
 

@@ -24,7 +24,7 @@ from tests.support.tiny import TINY
 from trainbox.contract.errors import WrongUse
 from trainer.parallel.strategy import STRATEGIES, Strategy
 from trainer.parallel.world import World
-from trainer.run import gpu_reader
+from trainer.run import run_gpus
 from trainer.run.run_folder import RunFolder
 from trainer.run.run_gpus import RunGpus
 
@@ -259,8 +259,8 @@ def test_a_slice_has_memory_and_no_utilisation(
 def test_a_driver_that_hangs_does_not_stop_the_training(
     here: Here, put: Put, on: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_reader, "_FIRST_S", 0.05)
-    monkeypatch.setattr(gpu_reader, "_NEXT_S", 0.05)
+    monkeypatch.setattr(run_gpus, "_FIRST_S", 0.05)
+    monkeypatch.setattr(run_gpus, "_NEXT_S", 0.05)
     put("h100", {"hang": 1})
     on(UUIDS[0])
     printed = here.train(max_steps=3, log_steps=1)

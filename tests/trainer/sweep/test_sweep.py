@@ -28,7 +28,7 @@ from tests.trainer.sweep.conftest import claimed
 from tests.trainer.sweep.tasks import HELD_STEP
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.launch_facts import LaunchFacts
+from trainbox.contract.internal import LaunchFacts
 from trainer.run.jsonl import read_entries
 from trainer.sweep.grid import Record, Sweep, Trial
 from trainer.sweep.runner import SweepRun

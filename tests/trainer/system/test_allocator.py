@@ -10,7 +10,7 @@ _FAULTS = """
 import ctypes, resource
 PR_SET_THP_DISABLE = 41
 ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # a huge page has a single fault
-from trainer.system.allocator import keep_freed_memory
+from trainer.loop.arithmetic import keep_freed_memory
 keep_freed_memory()
 def round():
     blocks = [bytearray(16 * 2**20) for _ in range(3)]

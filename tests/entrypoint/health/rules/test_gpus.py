@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 
-from entrypoint.driver.gpus import Gpu
-from entrypoint.driver.readings import Sample, Unread
+from entrypoint.driver.gpus import Gpu, Sample, Unread
 from entrypoint.health.limits import Limits
-from entrypoint.health.rules.derived import window
-from entrypoint.health.rules.gpus import Selection, judge_gpus
-from entrypoint.health.rules.table import RULES, rules_for
+from entrypoint.health.rules.gpus import RULES, Selection, judge_gpus, rules_for
+from entrypoint.health.rules.rule import window
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 
 GPUS = tuple(Gpu(index, f"GPU-{index}", "H100", 81559) for index in range(2))

@@ -11,7 +11,7 @@ from entrypoint.health.limits import SOURCES, Limits
 from entrypoint.health.verdict import Finding, Result
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import signal_name
-from trainbox.contract.launch_facts import LaunchFacts
+from trainbox.contract.internal import LaunchFacts
 
 CHECKS = ("deep", "deep-matmul", "deep-memory", "deep-all-reduce")
 _ALONE, _TOGETHER = ("matmul", "memory"), ("all-reduce",)

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from entrypoint.health.deep.cases import (
+from entrypoint.health.deep_cases import (
     Probe,
     Reading,
     argv_of,
