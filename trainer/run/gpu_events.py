@@ -10,13 +10,16 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainbox.contract.entries import EntryReader
 from trainbox.contract.errors import StorageFailure
 from trainbox.contract.files import append_line
 from trainbox.contract.internal import Internal
 from trainer.run.jsonl import read_entries
+
+if TYPE_CHECKING:
+    from trainer.run.event_file import EventFile
 
 _EVENT = ("time_unix_s", "gpu", "uuid", "check", "result", "read", "do")
 
@@ -52,8 +55,17 @@ def _event(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: entry.get(name) for name in _EVENT}
 
 
-def event_text(event: Mapping[str, Any]) -> str:
-    """Return what is known of an event, besides its time, as TensorBoard shows it."""
+def show_events(file: "EventFile", events: Iterable[Mapping[str, Any]], step: int) -> None:
+    """Write what is known of `events` to TensorBoard, which shows one text per check and step."""
+    by_check: dict[Any, list[Mapping[str, Any]]] = {}
+    for event in events:
+        by_check.setdefault(event.get("check"), []).append(event)
+    for check, found in by_check.items():
+        text = "\n\n".join(map(_text, found))
+        file.text(f"health/{check}", text, step, found[-1].get("time_unix_s"))
+
+
+def _text(event: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {event[name]}" for name in _EVENT[1:] if event.get(name) is not None)
 
 

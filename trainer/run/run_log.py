@@ -4,19 +4,16 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainbox.contract.errors import StorageFailure
 from trainbox.contract.record_folder import LOGS, METRICS
 from trainer.data.schedule import Schedule
 from trainer.run.console import Console
-from trainer.run.gpu_events import event_text, new_events, note_run
+from trainer.run.gpu_events import new_events, note_run, show_events
 from trainer.run.jsonl import numbers
 from trainer.run.run_folder import RunFolder
 from trainer.run.tensorboard import TensorBoardLog
-
-if TYPE_CHECKING:
-    from trainer.run.event_file import EventFile
 
 _EVENTS_EVERY_S = 5.0
 
@@ -117,17 +114,7 @@ class RunLog:
         self._show_events(events)
 
     def _show_events(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Write `events` to TensorBoard at the current step, one text per check."""
-        by_check: dict[Any, list[Mapping[str, Any]]] = {}
-        for event in events:
-            by_check.setdefault(event.get("check"), []).append(event)
-
-        def show(file: "EventFile") -> None:
-            for check, found in by_check.items():
-                text = "\n\n".join(map(event_text, found))
-                file.text(f"health/{check}", text, self._step, found[-1].get("time_unix_s"))
-
-        self.board.write(show)
+        self.board.write(lambda file: show_events(file, events, self._step))
 
     def end_progress(self) -> None:
         """Close the bar and TensorBoard's files. `report` still works."""

@@ -8,7 +8,6 @@ far it has copied the file, so that the next start of a killed run copies the re
 import contextlib
 import select
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,12 @@ from trainbox.contract.entries import EntryReader, step_of
 from trainbox.contract.files import replacing
 from trainbox.contract.processes import die_with_parent
 from trainer.run.event_file import EventFile
-from trainer.run.gpu_events import event_text
+from trainer.run.gpu_events import show_events
 from trainer.run.jsonl import numbers
 
 _LOOK_EVERY_S = 5.0
+# TensorBoard cannot store a name that is not Unicode, or a time that is not a number.
+_NOT_STORED = (ValueError, OverflowError, TypeError)
 _COPIED = ".copied"  # the number of bytes of metrics.jsonl that TensorBoard's files have
 
 
@@ -37,11 +38,19 @@ class Follower:
 
     def look(self) -> None:
         """Copy the new entries."""
+        events: dict[int, list[dict[str, Any]]] = {}
         for entry in self._reader.read():
             self._file = self._file or EventFile(self._folder)
-            # TensorBoard cannot store a name that is not Unicode, or a time that is not a number.
-            with contextlib.suppress(ValueError, OverflowError, TypeError):
-                _write(entry, self._file)
+            if (step := step_of(entry)) is None:
+                continue
+            if entry.get("kind") == "health":
+                events.setdefault(step, []).append(entry)
+            else:
+                with contextlib.suppress(*_NOT_STORED):
+                    self._file.scalars(numbers(entry), step, entry.get("time_unix_s"))
+        for step, found in events.items():
+            with contextlib.suppress(*_NOT_STORED):
+                show_events(self._file, found, step)  # type: ignore[arg-type]
         if self._file is not None:
             with contextlib.suppress(OSError), replacing(self._folder / _COPIED) as file:
                 file.write(str(self._reader.position).encode())
@@ -51,17 +60,6 @@ class Follower:
         self.look()
         if self._file is not None:
             self._file.close()
-
-
-def _write(entry: Mapping[str, Any], file: EventFile) -> None:
-    """Write the numbers of an entry as scalars, and an event of the hardware as a text."""
-    step, time_unix_s = step_of(entry), entry.get("time_unix_s")
-    if step is None:
-        return
-    if entry.get("kind") == "health":
-        file.text(f"health/{entry.get('check')}", event_text(entry), step, time_unix_s)
-    else:
-        file.scalars(numbers(entry), step, time_unix_s)
 
 
 def main() -> None:

@@ -53,6 +53,17 @@ def test_an_event_of_the_hardware_is_a_text(tmp_path: Path) -> None:
     assert shown.tensor_proto.string_val[0] == b"gpu 1, check xid, result WARN"
 
 
+def test_events_of_one_check_at_one_step_are_one_text(tmp_path: Path) -> None:
+    """TensorBoard would show only the last of several texts."""
+    for gpu in (0, 1):
+        event = f'"kind": "health", "step": 2, "check": "slowdown", "gpu": {gpu}'
+        append(tmp_path, f"{{{event}}}\n")
+    Follower(tmp_path / "metrics.jsonl").close()
+    (shown,) = board_of(tmp_path).Tensors("health/slowdown")
+    texts = shown.tensor_proto.string_val[0]
+    assert texts == b"gpu 0, check slowdown\n\ngpu 1, check slowdown"
+
+
 def test_entries_that_tensorboard_cannot_store_are_left_out(tmp_path: Path) -> None:
     odd = [
         f'{{"step": {2**70}, "loss": 1}}',
