@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from trainbox.checkpoint_writer import tensors_of
+from trainbox.nested import tensors_in
 from trainer.run.checkpoint import RunCheckpoints
 
 TURNS = 11
@@ -21,7 +21,7 @@ def measure() -> Iterator[str]:
     inputs = torch.ones(64, 1120)
     _train(model, optimizer, inputs)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    tensors = [tensor for tensor in tensors_of(state) if tensor.ndim]
+    tensors = [tensor for tensor in tensors_in(state) if tensor.ndim]
     buffers = [torch.zeros_like(tensor) for tensor in tensors]
     plain, copied, ours, durable = [], [], [], []
     with tempfile.TemporaryDirectory() as folder:

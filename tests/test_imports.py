@@ -29,7 +29,7 @@ FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 ORDER = {
     "entrypoint": ("system driver launch bench health doctor script drill cli __main__"),
     "trainbox": (
-        "contract found_files ranks folder task_metrics metrics order batches stop pinned "
+        "contract found_files nested ranks folder task_metrics metrics order batches stop pinned "
         "tensor_files stored_checkpoints checkpoint_writer checkpoints pictures task "
         "classification initial_weights"
     ),

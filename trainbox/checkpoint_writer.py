@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from trainbox.contract.sidecar import (
     set_aside,
     write_checkpoint,
 )
+from trainbox.nested import mapped, tensors_in
 from trainbox.pinned import pinned_like
 from trainbox.stored_checkpoints import StoredCheckpoints
 
@@ -75,7 +76,7 @@ class CheckpointWriter:
         """
         self.wait()
         copy = dict(state) if self._gathered else self._snapshot.take(state)
-        needed_bytes = sum(tensor.nbytes for tensor in tensors_of(copy))
+        needed_bytes = sum(tensor.nbytes for tensor in tensors_in(copy))
         fields = {"run_id": self.files.run_id, "step": step, **fields}
         self._start(lambda: self._write(step, copy, fields, best_step, before), needed_bytes)
 
@@ -162,18 +163,19 @@ class Snapshot:
 
     def allocate(self, state: Mapping[str, Any]) -> None:
         """Get the buffers for states like `state`."""
-        self._buffers_for(list(tensors_of(state)))
+        self._buffers_for(tensors_in(state))
 
     @torch.no_grad()
     def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of `state` on the CPU, valid until the next call."""
-        tensors = list(tensors_of(state))
+        tensors = tensors_in(state)
         if tensors:  # torch refuses an empty list
             torch._foreach_copy_(self._buffers_for(tensors), tensors, non_blocking=True)
         for device in {tensor.device for tensor in tensors if tensor.device.type != "cpu"}:
             torch.accelerator.synchronize(device)
         copies = iter(self._buffers)
-        return {name: _rebuild(value, copies) for name, value in state.items()}
+        copy: dict[str, Any] = mapped(lambda _: next(copies), state)
+        return copy
 
     def _buffers_for(self, tensors: list[Tensor]) -> list[Tensor]:
         if [_layout(t) for t in tensors] != [_layout(t) for t in self._buffers]:
@@ -192,27 +194,3 @@ class Snapshot:
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.stride()
-
-
-def tensors_of(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested mappings, lists and tuples, in order."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from tensors_of(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from tensors_of(value)
-
-
-def _rebuild(tree: Any, copies: Iterator[Tensor]) -> Any:
-    """Return `tree` with its tensors replaced in order, and with plain containers."""
-    if isinstance(tree, Tensor):
-        return next(copies)
-    if isinstance(tree, Mapping):
-        return {name: _rebuild(value, copies) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        values = [_rebuild(value, copies) for value in tree]
-        return tuple(values) if isinstance(tree, tuple) else values
-    return tree

@@ -20,9 +20,10 @@ from torch import nn
 from tests.support.nodes import free_port
 from tests.support.ranks import EndedRanks, Ranks
 from trainbox import Checkpoints, StorageFailure, TrainState, WrongUse, seed_step
-from trainbox.checkpoint_writer import Snapshot, tensors_of
+from trainbox.checkpoint_writer import Snapshot
 from trainbox.contract import storage
 from trainbox.contract.files import read_object
+from trainbox.nested import tensors_in
 
 
 def _state(value: float) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def test_a_train_state_resumes_with_the_same_bits(tmp_path: Path) -> None:
     _train(resumed, range(checkpoints.restore(resumed, best=True), 12))
     one, two = (Snapshot().take(state.state_dict()) for state in (undisturbed, resumed))
     assert str(one) == str(two)
-    assert all(map(torch.equal, tensors_of(one), tensors_of(two)))
+    assert all(map(torch.equal, tensors_in(one), tensors_in(two)))
     assert (resumed.seen, resumed.optimizer.param_groups[0]["lr"] < 0.01) == (96, True)
 
 

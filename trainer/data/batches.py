@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler, TensorDataset, default_collate
 
+from trainbox.nested import tensors_in, to_device
 from trainbox.pinned import pinned_if_possible
 from trainer.data.examples import Collate, example_loader, length, read_once
-from trainer.data.nested import tensors_in, to_device
 from trainer.data.schedule import Schedule
 
 # The share of the device's free memory for a dataset. The rest is for the model.

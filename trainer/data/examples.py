@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from trainbox.batches import SeededDataset
 from trainbox.contract.errors import Failure, WrongUse
+from trainbox.nested import mapped
 from trainbox.pinned import pinned_if_possible
-from trainer.data.nested import mapped
 from trainer.data.workers import check_sockets, worker_context
 from trainer.system.signals import leave_signals_to_the_parent
 from trainer.system.sources import loaded_sources

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from trainbox.contract.errors import ExitCode, Failure, WrongUse
+from trainbox.nested import tensors_in
 from trainbox.task import Task
 from trainer.data.examples import SeededExamples
-from trainer.data.nested import tensors_in
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked
 

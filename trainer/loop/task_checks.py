@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from trainbox.contract.errors import WrongUse
+from trainbox.nested import tensors_in
 from trainbox.task import Task
 from trainer.data.examples import Collate
-from trainer.data.nested import tensors_in
 from trainer.run.jsonl import KEYS_OF_ENTRIES
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor
 from trainbox.classification import counts_by_class, most_mistaken, wrong
 from trainbox.contract.config import split_metric
 from trainbox.contract.errors import WrongUse
-from trainer.data.nested import joined, take, tensors_in
+from trainbox.nested import joined, take, tensors_in
 from trainer.loop.evaluate import Evaluation, evaluate
 from trainer.loop.log import TrainingLog
 from trainer.loop.losses import autocast

@@ -19,7 +19,7 @@ from trainbox.contract.config import CONTIGUOUS
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.files import replacing
 from trainbox.contract.markup import escaped_line
-from trainer.data.nested import take, tensors_in
+from trainbox.nested import take, tensors_in
 from trainer.loop.build import build_inference
 from trainer.loop.state import Inference
 from trainer.parallel.buffers import evaluating

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from trainbox.classification import Classification, counts_by_class
 from trainbox.contract.errors import WrongUse
+from trainbox.nested import take, tensors_in
 from trainbox.task import Task
 from trainer.data.batches import evaluation_batch_count
-from trainer.data.nested import take, tensors_in
 from trainer.loop.state import Inference
 from trainer.loop.task_checks import (
     check_defines,

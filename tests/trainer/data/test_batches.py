@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from trainbox.contract.errors import WrongUse
+from trainbox.nested import to_device
 from trainer.data import batches
 from trainer.data.batches import (
     EvaluationBatches,
@@ -21,7 +22,6 @@ from trainer.data.batches import (
     training_batches,
 )
 from trainer.data.examples import length
-from trainer.data.nested import to_device
 from trainer.data.schedule import MicroBatch, Schedule, epoch_order, micro_batches
 from trainer.parallel.world import World
 

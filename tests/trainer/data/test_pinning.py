@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from trainbox import pinned
+from trainbox.nested import tensors_in
 from trainer.data.batches import _gathered_pinned
 from trainer.data.examples import example_loader
-from trainer.data.nested import tensors_in
 
 _LINE = (
     "trainbox: CUDA cannot pin memory on this machine (CUDA error 801), as on WSL2: copies between "

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from tests.support.tiny import Tiny
 from trainbox.contract.errors import WrongUse
+from trainbox.nested import take
 from trainbox.task import Task
-from trainer.data.nested import take
 from trainer.tasks.digits import Digits
 from trainer.tasks.har import Har
 from trainer.tasks.ssvae import Ssvae

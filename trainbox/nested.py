@@ -1,6 +1,6 @@
-"""Work on the tensors of a batch, in nested tuples, lists and dicts."""
+"""Work on the tensors of a batch or a state, in nested tuples, lists and dicts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,10 +43,10 @@ def tensors_in(batch: Any) -> list[Tensor]:
 
 
 def mapped(function: Callable[[Tensor], Any], batch: Any) -> Any:
-    """Return nested tuples, lists and dicts with `function` applied to each tensor."""
+    """Return nested tuples, lists and dicts with `function` applied to each tensor, in order."""
     if isinstance(batch, Tensor):
         return function(batch)
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return {name: mapped(function, value) for name, value in batch.items()}
     if isinstance(batch, tuple | list):
         parts = [mapped(function, value) for value in batch]
