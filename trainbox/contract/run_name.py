@@ -30,20 +30,12 @@ def short_digest(identity: Any) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def is_run_name(text: str) -> bool:
-    """Return whether `text` can be the name of a run folder."""
-    return (
-        text != ""
-        and text == PurePath(text).name
-        and not text.startswith(".")
-        and text.isprintable()
-        and len(os.fsencode(text)) <= 255
-    )
-
-
 def check_run_name(name: str | None, option: str = "--run") -> None:
     """Raise WrongUse if `name`, the value of `option`, cannot be the name of a folder."""
-    if name is not None and not is_run_name(name):
+    if name is None:
+        return
+    is_plain = name == PurePath(name).name and name.isprintable() and not name.startswith(".")
+    if not (name and is_plain and len(os.fsencode(name)) <= 255):
         raise WrongUse(
             f"{option} {name!r} must be a folder name of at most 255 bytes, not a path: set the "
             "parent folder with --runs-dir"

@@ -82,13 +82,7 @@ def check_names(names: Iterable[str], settings: Collection[str]) -> None:
     Raises:
         WrongUse: a name is unknown. The message suggests the nearest setting.
     """
-    for name in unknown_names(names, settings):
-        raise WrongUse(f"{name} is not a setting: {_remedy(name, settings)}")
-
-
-def unknown_names(names: Iterable[str], settings: Collection[str]) -> list[str]:
-    """Return the TRAINBOX_ names that are neither in `settings` nor in NOT_SETTINGS, sorted."""
-    return sorted(
+    unknown = sorted(
         name
         for name in names
         if name.startswith(PREFIX)
@@ -96,6 +90,8 @@ def unknown_names(names: Iterable[str], settings: Collection[str]) -> list[str]:
         and name not in NOT_SETTINGS
         and not _OF_A_SERVICE.search(name)
     )
+    if unknown:
+        raise WrongUse(f"{unknown[0]} is not a setting: {_remedy(unknown[0], settings)}")
 
 
 def _remedy(name: str, settings: Collection[str]) -> str:
