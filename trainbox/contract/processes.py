@@ -28,8 +28,8 @@ def heeded_stop_signals() -> dict[signal.Signals, Any]:
 
 
 def ignore_stop_signals() -> None:
-    """Ignore the signals that stop a job."""
-    for number in STOP_SIGNALS:
+    """Ignore the signals that stop a job, with that which the trainer gets instead of SIGINT."""
+    for number in (*STOP_SIGNALS, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
 

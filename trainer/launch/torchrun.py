@@ -37,7 +37,7 @@ from trainbox.contract.errors import (
     stopped_without_loss,
 )
 from trainbox.contract.internal import Internal
-from trainbox.contract.processes import children, forward_signal
+from trainbox.contract.processes import children, forward_signal, ignore_stop_signals
 from trainbox.contract.streams import message_line, open_streams, outlive_readers
 from trainbox.contract.temporary import temporary_folder
 from trainer.launch.early_exits import watch_exits
@@ -117,9 +117,7 @@ def main() -> int:
             _log(str(failure))
             return failure.exit_code
         finally:
-            for number in STOP_SIGNALS:
-                # A late signal must not interrupt the exit.
-                signal.signal(number, signal.SIG_IGN)
+            ignore_stop_signals()  # a late signal must not interrupt the exit
 
 
 def _run_on_nodes(

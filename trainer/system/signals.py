@@ -109,6 +109,5 @@ def leave_signals_to_the_parent() -> None:
     A scheduler may send SIGTERM to all processes. torch restores the default action of SIGTERM in
     its workers, and without a worker the rank could not finish its step and save a checkpoint.
     """
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    processes.ignore_stop_signals()
     die_with_parent()
