@@ -427,13 +427,13 @@ dist.destroy_process_group()
 """
 
 
-def _on_two(ranks: Ranks, program: str) -> EndedRanks:
+def _on(ranks: Ranks, count: int, program: str) -> EndedRanks:
     env = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "TRAINBOX_RUN": str(ranks.folder),
     }
-    return ranks(2, program, module="tests.support.program", env=env)
+    return ranks(count, program, module="tests.support.program", env=env)
 
 
 _READS = """
@@ -447,7 +447,9 @@ checkpoints.wait()
 read = trainbox.stored_checkpoints.read_tensor_file
 
 def slow(path, mapped):
-    time.sleep(0.5 * rank)
+    until_s = time.monotonic() + 2 * (rank == 3)
+    while path.exists() and time.monotonic() < until_s:
+        time.sleep(0.01)
     return read(path, mapped)
 
 trainbox.stored_checkpoints.read_tensor_file = slow
@@ -459,12 +461,13 @@ dist.destroy_process_group()
 
 
 def test_no_checkpoint_is_removed_before_all_ranks_have_read_it(ranks: Ranks) -> None:
-    ended = _on_two(ranks, _READS)
-    assert ended.outs == ["({'by': 0}, 1)\n"] * 2, ended.errs
+    """In a broadcast to 4 ranks, rank 0 does not wait for rank 3."""
+    ended = _on(ranks, 4, _READS)
+    assert ended.outs == ["({'by': 0}, 1)\n"] * 4, ended.errs
 
 
 def test_one_rank_writes_and_all_load_the_same(ranks: Ranks) -> None:
-    ended = _on_two(ranks, _ON_RANKS)
+    ended = _on(ranks, 2, _ON_RANKS)
     assert ended.codes == [0, 0], ended.errs
     first, second = (out.splitlines() for out in ended.outs)
     assert first[:3] == second[:3] == ["None", "({'by': 0}, 2)", "({'by': 0}, 1)"]
