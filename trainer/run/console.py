@@ -35,7 +35,7 @@ class Console:
         Raises:
             StorageFailure: The log cannot be written.
         """
-        self._prints = prints
+        self._prints, self._unwritten = prints, ""
         # A bar is shown only on a terminal. Without one, all calls of a bar do nothing.
         self._new_bar: Callable[..., tqdm[Any]] = functools.partial(
             tqdm, dynamic_ncols=True, disable=not (prints and sys.stderr.isatty())
@@ -55,16 +55,20 @@ class Console:
 
     def report(self, text: str) -> None:
         """Print a line on the terminal and write it to the log."""
-        if self._prints:
-            self._log.write(self.show(text) + "\n")
+        self.show(text)
+        self._log.write(self._unwritten)
+        self._unwritten = ""
 
-    def show(self, text: str) -> str:
-        """Print a line on the terminal only, and return it as it is printed."""
-        text = printable(text, keep="\n\t")  # the text may come from another node
+    def show(self, text: str) -> None:
+        """Print a line on the terminal. It is in the log from the next `report` on.
+
+        A run that is refused has reported nothing, and leaves no folder.
+        """
         if self._prints:
+            text = printable(text, keep="\n\t")  # the text may come from another node
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
-        return text
+            self._unwritten += text + "\n"
 
     def start_bar(self, step: int, schedule: Schedule) -> None:
         """Show a progress bar from `step` on, if standard error is a terminal."""

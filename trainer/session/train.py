@@ -158,7 +158,7 @@ class _Jobs:
         A new run first `rehearses` its resume.
         """
         if not self.did_not_fit:
-            # A rehearsal may take long. A refused run leaves no log, so the log has no such line.
+            # A rehearsal may take long.
             self.run.console.show(f"{'run':<10} {self.run.path}")
         step = find_checkpoint(self.checkpoints, self.run, self.strategy.world, resume)
         init = self.config.init if step is None else None

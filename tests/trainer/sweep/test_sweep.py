@@ -224,7 +224,7 @@ def test_a_trial_that_ends_its_process_is_recorded_with_the_cause(sweeps: Sweeps
     assert messages[0] == ""
     assert re.fullmatch(
         r"its process was killed by SIGABRT in build_model \(.*tasks.py, line \d+\); "
-        r"its last lines: terminate called \| what\(\):  no such kernel",
+        r"its last lines: run .* terminate called \| what\(\):  no such kernel",
         messages[1],
     )
     assert messages[2].startswith("the task called sys.exit(0) in build_model (")
