@@ -9,6 +9,7 @@ import click
 
 from entrypoint.bench import report, tables
 from entrypoint.bench.runs import ANOTHER_FOLDER, Bench, write_files
+from entrypoint.cli.training import settled, train
 from entrypoint.cli.verb import verb
 from entrypoint.driver.process import count_visible
 from entrypoint.system.cgroup import usable_cpus
@@ -47,6 +48,8 @@ def bench(
       trainbox bench digits --processes 1,2 --device cpu --out tables
     """
     tables.check_arguments(arguments)
+    with train.make_context("train", list(arguments)) as parsed:
+        settled(parsed.params)  # a mistake in them needs no training
     cpus = usable_cpus()
     gpus = 0 if counts or processes or device == "cpu" else count_visible()
     cpu, numbers = tables.choose_counts(counts, processes, device, gpus, cpus)

@@ -70,7 +70,7 @@ def _training(command: str, values: dict[str, Any]) -> Launch:
     Raises:
         Failure: a setting is wrong, or the request cannot be launched.
     """
-    config = _settled(values)
+    config = settled(values)
     check_run_name(values["run"])
     if values["mirror"]:
         from trainbox.contract.mirror_url import check_url
@@ -81,7 +81,7 @@ def _training(command: str, values: dict[str, Any]) -> Launch:
     return launch
 
 
-def _settled(values: dict[str, Any], swept: frozenset[str] = frozenset()) -> Config:
+def settled(values: dict[str, Any], swept: frozenset[str] = frozenset()) -> Config:
     """Return the settings of a training, and put the task's settled fields into `values`.
 
     A sweep varies the fields `swept`, and replaces those of the file.
@@ -127,7 +127,7 @@ def sweep(**values: Any) -> None:
     for option, texts in (("--grid", values["grids"]), ("--range", values["ranges"])):
         for text in texts:
             _refuse_given(f"{option} {text}", text.partition("=")[0].replace("_", "-"))
-    launch = prepare("sweep", values, _on_slots(values["per_gpu"]), _settled(values, swept))
+    launch = prepare("sweep", values, _on_slots(values["per_gpu"]), settled(values, swept))
     warn_of_overruled_imports(values["task"])
     supervised(launch, TRAINING)
 

@@ -41,7 +41,7 @@ def failure_of(error: click.ClickException | Failure) -> Failure:
     problem, ctx = error.format_message(), getattr(error, "ctx", None)
     if isinstance(error, click.NoSuchOption):
         return WrongUse(no_such_option(error) + _as_a_field(error))
-    if ctx and (type(error) is click.UsageError or _misses_argument(error)):
+    if ctx and (type(error) is click.UsageError or isinstance(error, click.MissingParameter)):
         pieces = " ".join(ctx.command.collect_usage_pieces(ctx))
         problem = f"{problem.rstrip('.')}: the usage is `{hints.command(ctx.command.name, pieces)}`"
         if "=" in error.message and _has_fields(ctx):
@@ -59,10 +59,6 @@ def _as_a_field(error: click.NoSuchOption) -> str:
 
 def _has_fields(ctx: click.Context) -> bool:
     return any("--set" in param.opts for param in ctx.command.params)
-
-
-def _misses_argument(error: click.ClickException) -> bool:
-    return isinstance(error, click.MissingParameter) and isinstance(error.param, click.Argument)
 
 
 def no_such_option(error: click.NoSuchOption) -> str:

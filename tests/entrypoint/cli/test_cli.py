@@ -123,10 +123,14 @@ def test_a_program_replaces_the_launcher_with_its_arguments_and_streams(trainbox
     assert out == f"{process.pid} {arguments} a line\n"
 
 
-def test_a_drill_of_a_wrong_name_trains_nothing(in_this_process: Callable[..., Ended]) -> None:
+def test_a_drill_or_bench_of_a_wrong_name_trains_nothing(
+    in_this_process: Callable[..., Ended],
+) -> None:
     for arguments, text in (
         (["drill", "run", "--compare", "a.pt", "--cpu", "nosuch"], "the script nosuch cannot be"),
         (["drill", "--cpu", "digts"], "no task 'digts': did you mean digits?"),
+        (["bench", "digts"], "no task 'digts': did you mean digits?"),
+        (["bench", "digits", "extra"], "Got unexpected extra argument (extra): the usage is `"),
     ):
         ended = in_this_process(entrypoint.cli.commands.main, arguments, {})
         assert (ended.code, ended.out) == (2, "")
@@ -565,6 +569,7 @@ def test_a_required_option_is_required(
 ) -> None:
     ended = in_this_process(entrypoint.cli.commands.main, [*command.split(), "a"], {})
     assert refused(ended).startswith(f"Missing option '{flag}'")
+    assert "the usage is `trainbox " in ended.err
 
 
 _OF_THE_LAUNCHER = ("plan", "bench", "doctor", "drill", "drill run", "health", "plan run", "run")
