@@ -64,9 +64,9 @@ def test_trainings_with_different_bits_give_exit_code_8(
 
 
 def test_the_last_line_of_a_failed_training_is_reported() -> None:
-    ended = CliRunner().invoke(cli.cli, ["drill", "no_such_task", "--cpu"])
+    ended = CliRunner().invoke(cli.cli, ["drill", "tests.support.tiny:Missing", "--cpu"])
     assert isinstance(ended.exception, Failure)
     assert ended.exception.exit_code == 2
-    assert "trainbox: no task 'no_such_task'" in str(ended.exception)
+    assert "trainbox: task tests.support.tiny:Missing: te" in str(ended.exception)
     kept = Path(str(ended.exception).partition("kept: ")[2].rstrip(")"))
     assert (kept / "case-0" / "start-0.log").is_file()
