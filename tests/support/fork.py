@@ -1,5 +1,6 @@
 """Forks that run a module, instead of processes that start Python and import torch again."""
 
+import fcntl
 import os
 import runpy
 import signal
@@ -73,6 +74,8 @@ def fork_with_output(
 ) -> ForkWithOutput:
     """Fork for the command `python -m MODULE ARGUMENTS` and keep its output."""
     out, err = files = [os.memfd_create("output") for _ in ("out", "err")]
+    for file in files:
+        fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # the ranks write at the same time
     fork = fork_python(
         args,
         env,

@@ -3,8 +3,6 @@ torch loaded. The trainings of `trainbox bench` and `trainbox drill` are forks a
 """
 
 import functools
-import subprocess
-from types import SimpleNamespace
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
@@ -16,15 +14,11 @@ from entrypoint.launch import supervise
 from tests.support.fork import fork_python, fork_with_output
 from trainbox.contract.processes import die_with_parent
 
-supervise.subprocess = SimpleNamespace(  # type: ignore[assignment]
-    Popen=fork_python, TimeoutExpired=subprocess.TimeoutExpired
-)
-deep.subprocess = SimpleNamespace(  # type: ignore[assignment]
-    Popen=fork_with_output,
-    TimeoutExpired=subprocess.TimeoutExpired,
-    DEVNULL=subprocess.DEVNULL,
-    PIPE=subprocess.PIPE,
+_start_child = functools.partial(fork_python, preexec_fn=die_with_parent)
+for _module in (runs, starts, supervise):
+    _module.start_child = _start_child  # type: ignore[attr-defined]
+deep.start_child = functools.partial(  # type: ignore[assignment]
+    fork_with_output, preexec_fn=die_with_parent
 )
 subprocess_handler.Popen = fork_python  # type: ignore[assignment, misc]
-runs.start_child = starts.start_child = functools.partial(fork_python, preexec_fn=die_with_parent)  # type: ignore[assignment]
 entrypoint.cli.commands.main()
