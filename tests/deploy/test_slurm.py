@@ -434,3 +434,63 @@ def test_a_lost_node_is_dropped_and_the_job_resumes_to_the_same_bits(slurm: Slur
     assert slurm.digest(number) == clean_digest(
         slurm.folder, (*GATED[:-1], "clean", "--shards", "4")
     )
+
+
+# Each rank waits for SIGTERM in the first start. In the second one, the ranks add up their numbers.
+OWN_SCRIPT = """
+import json, os, pathlib, signal, sys
+import torch, torch.distributed as distributed
+run, rank = pathlib.Path(os.environ["TRAINBOX_RUN"]), os.environ["RANK"]
+saved = run / f"saved-{rank}.json"
+if sys.argv[1] != "wait" or saved.exists():
+    distributed.init_process_group("gloo")
+    total = torch.tensor(float(rank) + 1)
+    distributed.all_reduce(total)
+    names = ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    found = {name: os.environ[name] for name in names}
+    found["slurm"] = [name for name in os.environ if name.startswith("SLURM_")]
+    saved.write_text(json.dumps(found | {"total": total.item()}))
+    distributed.destroy_process_group()
+    sys.exit(int(sys.argv[2]))
+def save(*_):
+    saved.touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.waits
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # the tests wait for each other, and the machine may be busy
+def test_a_script_on_two_nodes_is_requeued_and_finds_its_folder(slurm: Slurm) -> None:
+    (slurm.folder / "mine.py").write_text(OWN_SCRIPT)
+    words = ("run", "--run", "r", "--processes", "2", "mine.py", "--", "wait", "0")
+    number = slurm.submit("several-nodes", *words)
+    wait_for(
+        lambda: len(re.findall("^[01]: ready$", slurm.log(number), re.MULTILINE)) == 4,
+        lambda: slurm.log(number),
+    )
+    subprocess.run(["scancel", "--batch", "--signal=USR1", number], check=True, timeout=60)
+    job, log, run = slurm.finish(number), slurm.log(number), slurm.folder / "runs/r"
+    assert (job["Restarts"], job["NumNodes"]) == ("1", "2")
+    assert log.count("run.sh: trainbox exited with code 75: the job is requeued") == 1
+    found = [json.loads((run / f"saved-{rank}.json").read_text()) for rank in range(4)]
+    assert len({(rank.pop("MASTER_ADDR"), rank.pop("MASTER_PORT")) for rank in found}) == 1
+    assert found == [
+        {"WORLD_SIZE": "4", "LOCAL_RANK": local, "slurm": [], "total": 10.0} for local in "0101"
+    ]
+    assert {path.name for path in run.iterdir() if "saved" not in path.name} >= {
+        "config.json",
+        "manifest.json",
+        "logs",
+    }
+    assert {path.name for path in (run / "logs").iterdir()} == {
+        f"node-{node}-rank-{rank}.log" for node in range(2) for rank in range(2)
+    }
+    manifest = json.loads((run / "manifest.json").read_text())
+    found = [(each["exit_code"], each["nodes"], each["processes"]) for each in manifest["starts"]]
+    assert found == [(75, 2, 2), (0, 2, 2)]
+    assert {start["scheduler"]["SLURM_JOB_ID"] for start in manifest["starts"]} == {number}
