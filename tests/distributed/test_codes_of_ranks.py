@@ -65,6 +65,11 @@ def test_torchruns_own_keys_are_not_those_of_a_process_group() -> None:
     assert have_met([*own, "default_pg/0//cpu//0/1"])
 
 
+def test_if_each_rank_hung_the_code_is_that_of_an_unexpected_error(tmp_path: Path) -> None:
+    (tmp_path / "1").write_text("Timed out waiting")
+    assert _report({tmp_path / "1": _KILL}, stopped=False, again="again") == 1
+
+
 def test_a_rank_that_a_signal_without_a_name_ends_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

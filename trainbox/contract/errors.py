@@ -76,7 +76,8 @@ def code_of_cause(codes: Iterable[int]) -> int:
     """Return which of the exit codes of several processes of a job shows why the job failed.
 
     A code that requires manual action outweighs one after which the same command may succeed. The
-    script deploy/slurm/run.sh chooses in the same way among the codes of nodes.
+    script deploy/slurm/run.sh chooses in the same way among the codes of nodes. Without a code, as
+    if each process hung and was killed, it is UNEXPECTED.
     """
 
     def weight(code: int) -> int:
@@ -85,7 +86,7 @@ def code_of_cause(codes: Iterable[int]) -> int:
         may_pass = code == ExitCode.HARDWARE or signal_of(code) is not None
         return len(_CONSEQUENCES) + (not may_pass)
 
-    return max(sorted(codes), key=weight)
+    return max(sorted(codes), key=weight, default=ExitCode.UNEXPECTED)
 
 
 class Failure(Exception):

@@ -7,7 +7,6 @@ import click
 
 from trainbox.contract import hints
 from trainbox.contract.errors import Failure, WrongUse
-from trainbox.contract.hints import command, nearest
 from trainbox.contract.internal import Internal
 from trainbox.contract.options import PREFIX
 from trainbox.contract.variables import LAUNCH_NAMES
@@ -95,5 +94,5 @@ def _remedy(name: str, settings: Collection[str]) -> str:
         return f"use {name.removeprefix(PREFIX)}"
     # Compare without the prefix, which would make all names similar.
     known = sorted(setting.removeprefix(PREFIX) for setting in settings)
-    unset = f"unset it; `{command('train', '--help')}` lists the settings"
-    return nearest(name.removeprefix(PREFIX).upper(), known, unset, prefix=PREFIX)
+    unset = f"unset it; `{hints.command('train', '--help')}` lists the settings"
+    return hints.nearest(name.removeprefix(PREFIX).upper(), known, unset, prefix=PREFIX)

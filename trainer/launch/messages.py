@@ -112,7 +112,8 @@ def _value(message: Message, name: str, kind: type) -> Any:
 class Connection:
     """One end of a connection, which exchanges JSON objects, each on one line.
 
-    A message of more than `longest` bytes is refused."""
+    A message of more than `longest` bytes is refused.
+    """
 
     def __init__(self, connected: socket.socket, name: str, longest: int = 4096) -> None:
         """Use the socket `connected`, and call the other end `name`."""

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from trainbox.contract.errors import ExitCode, Failure, WrongUse
-from trainbox.contract.sidecar import FIRST_CHECKPOINT
 from trainbox.nested import tensors_in
 from trainbox.task import Task
 from trainer.data.examples import SeededExamples
@@ -140,7 +139,7 @@ def not_finite(job: Job, what: str) -> Failure:
     )
     best = f" (best: step {progress.best_step})" if progress.best_step else ""
     # The checkpoint of the best step may not be complete yet.
-    saved = progress.best_step or job.world.from_first((job.run.path / FIRST_CHECKPOINT).exists())
+    saved = progress.best_step or job.world.from_first(job.run.folder.has_had_a_checkpoint())
     valid = f"; earlier checkpoints are valid{best}" if saved else ""
     return Failure(
         f"{what} is not finite by step {progress.step}: {remedy}{valid}",

@@ -55,6 +55,10 @@ class RunFolder(RecordFolder):
                 f"{path} cannot be read ({reason}): restore it, or start a new run with --run NAME"
             ) from error
 
+    def has_had_a_checkpoint(self) -> bool:
+        """Return whether a checkpoint was ever completed in this folder."""
+        return (self.path / FIRST_CHECKPOINT).exists()
+
     def lost_records(self, step: int, evaluated_step: int) -> list[str]:
         """Return the names of the records that have lost their entries up to `step`.
 

@@ -11,7 +11,6 @@ from torch.utils.data import Dataset
 from trainbox.classification import Classification
 from trainbox.contract.config import FREE_AT_RESUME, Config
 from trainbox.contract.errors import Changed, WrongUse
-from trainbox.contract.sidecar import FIRST_CHECKPOINT
 from trainer.loop.state import Inference, Job
 from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy
@@ -45,7 +44,7 @@ def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool
         changed.pop("settings.shards", None)
     if settled.memory_format is None:
         changed.pop("settings.memory_format", None)  # config.json is lost: the rule chooses again
-    if anyway or not world.from_first((run.path / FIRST_CHECKPOINT).exists()):
+    if anyway or not world.from_first(run.folder.has_had_a_checkpoint()):
         changed.pop("settings.accumulation", None)  # each start chooses what fits in memory
     if changed:
         raise WrongUse(

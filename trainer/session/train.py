@@ -24,12 +24,7 @@ from trainer.loop.out_of_memory import (
     has_batch_norm,
     with_smaller_micro_batches,
 )
-from trainer.loop.report import (
-    closing,
-    header,
-    samples_per_second,
-    smaller_micro_batches,
-)
+from trainer.loop.report import closing, header, samples_per_second, smaller_micro_batches
 from trainer.loop.state import Job
 from trainer.measure.meter import Meter
 from trainer.measure.profile import Profile

@@ -21,6 +21,7 @@ from tests.support.tiny import TINY, Tiny
 from trainbox.contract.config import Config
 from trainbox.contract.errors import DeviceMissing, WrongUse
 from trainbox.contract.internal import LaunchFacts
+from trainbox.contract.strategies import STRATEGY_RULES
 from trainer.loop.report import batch_equation
 from trainer.parallel.device import choose_device
 from trainer.parallel.strategy import STRATEGIES, Replicated
@@ -81,6 +82,10 @@ def test_threads_follow_rank_0_and_a_batch_size_per_gpu_is_multiplied(
     run.close()
     assert (settled.threads, settled.precision) == (7, "fp32")
     assert (settled.batch_size, settled.batch_size_per_gpu) == (15, None)
+
+
+def test_each_strategy_has_a_class_and_rules() -> None:
+    assert STRATEGIES.keys() == STRATEGY_RULES.keys()
 
 
 def test_a_missing_device_is_never_replaced() -> None:
