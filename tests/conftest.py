@@ -23,17 +23,12 @@ os.environ |= HIDDEN_GPUS  # for trainings in the process of the tests
 gc.disable()  # until the end of the collection, which only adds modules and tests
 collect_ignore = ["gpu"]  # the checks of `make test-gpu`, which have their own configuration
 
-_SLOW_TIMEOUT_S = 900  # on a busy machine; it only ends a test that hangs
-
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # With the slow tests at the start, short ones are left for the end, and the workers finish at
     # about the same time.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(_SLOW_TIMEOUT_S))
 
 
 def pytest_collection_finish() -> None:

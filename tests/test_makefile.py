@@ -60,7 +60,6 @@ def make(tmp_path: Path) -> Make:
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
-            timeout=60,
             check=False,
         )
 

@@ -81,9 +81,7 @@ def test_it_works_without_a_checkout(
     (tmp_path / "line.py").write_text(_TASK)
     (tmp_path / "script.py").write_text("import trainbox\nprint(trainbox.__file__)\n")
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    ended = subprocess.run(
-        [command, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200
-    )
+    ended = subprocess.run([command, *words], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert printed in ended.stdout + ended.stderr
     assert str(ROOT) not in ended.stdout

@@ -60,7 +60,6 @@ def run_in_a_job(
         env=variables | {"PATH": f"{folder}:{variables['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=60,
     )
     calls = folder / "calls"
     return (
@@ -276,9 +275,7 @@ def test_the_commands_of_the_page_name_existing_scripts_and_valid_options() -> N
             assert requested_sweep(words, {}).total > 0, words
             continue
         check = [sys.executable, "-P", "-m", "entrypoint", "plan", *words]
-        assert (
-            subprocess.run(check, env=clean_environment(), check=False, timeout=60).returncode == 0
-        ), words
+        assert subprocess.run(check, env=clean_environment(), check=False).returncode == 0, words
 
 
 # On a real SLURM.
@@ -286,14 +283,12 @@ def test_the_commands_of_the_page_name_existing_scripts_and_valid_options() -> N
 
 def sinfo() -> list[str]:
     """Return the state of each node, or nothing if SLURM does not answer."""
-    done = subprocess.run(
-        ["sinfo", "-h", "-N", "-o", "%T"], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run(["sinfo", "-h", "-N", "-o", "%T"], capture_output=True, text=True)
     return done.stdout.split() if done.returncode == 0 else []
 
 
 def wait_for(
-    condition: Callable[[], object], what: Callable[[], str], timeout_s: float = 400
+    condition: Callable[[], object], what: Callable[[], str], timeout_s: float = 1000
 ) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -318,7 +313,6 @@ class Slurm:
             env=env | {name: value for name, value in os.environ.items() if name == "SLURM_CONF"},
             capture_output=True,
             text=True,
-            timeout=60,
         )
         assert done.returncode == 0, done.stderr
         self.submitted.append(done.stdout.strip())
@@ -358,9 +352,7 @@ class Slurm:
 
 
 def scontrol(*words: str) -> str:
-    return subprocess.run(
-        ["scontrol", *words], check=True, capture_output=True, text=True, timeout=60
-    ).stdout
+    return subprocess.run(["scontrol", *words], check=True, capture_output=True, text=True).stdout
 
 
 def idle() -> bool:
@@ -380,13 +372,12 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
         runner = Slurm(tmp_path)
         yield runner
         if runner.submitted:
-            subprocess.run(["scancel", "--quiet", *runner.submitted], check=True, timeout=60)
+            subprocess.run(["scancel", "--quiet", *runner.submitted], check=True)
         wait_for(idle, lambda: f"nodes are not idle: {sinfo()}")
 
 
 @pytest.mark.waits
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # the tests wait for each other, and the machine may be busy
 def test_two_nodes_near_their_time_limit_are_requeued_to_the_same_bits(slurm: Slurm) -> None:
     gate = Gate(slurm.folder, step=100)
     number = slurm.submit("several-nodes", *GATED, "--processes", "2", options=("--time=10",))
@@ -411,7 +402,6 @@ def test_two_nodes_near_their_time_limit_are_requeued_to_the_same_bits(slurm: Sl
 
 @pytest.mark.waits
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # the tests wait for each other, and the machine may be busy
 def test_a_lost_node_is_dropped_and_the_job_resumes_to_the_same_bits(slurm: Slurm) -> None:
     if not shutil.which("hosts-here") or "NodeAddr=10.77.0.12 " not in scontrol(
         "show", "node", "n2"
@@ -422,12 +412,12 @@ def test_a_lost_node_is_dropped_and_the_job_resumes_to_the_same_bits(slurm: Slur
     number = slurm.submit("several-nodes", *words, options=("--nodes=1-2",))
     wait_for(gate._reached, lambda: slurm.log(number))
     assert slurm.job(number)["NumNodes"] == "2"
-    subprocess.run(["hosts-here", "cut", "2"], check=True, timeout=60)
+    subprocess.run(["hosts-here", "cut", "2"], check=True)
     try:
         gate.release()
         job = slurm.finish(number)
     finally:
-        subprocess.run(["hosts-here", "join", "2"], check=True, timeout=60)
+        subprocess.run(["hosts-here", "join", "2"], check=True)
     assert (job["Restarts"], job["NumNodes"], job["NodeList"]) == ("1", "1", "n1")
     assert "resume     from step 80, epoch 3" in slurm.log(number)
     assert slurm.steps() == list(range(1, 401))
@@ -464,7 +454,6 @@ while True:
 
 @pytest.mark.waits
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # the tests wait for each other, and the machine may be busy
 def test_a_script_on_two_nodes_is_requeued_and_finds_its_folder(slurm: Slurm) -> None:
     (slurm.folder / "mine.py").write_text(OWN_SCRIPT)
     words = ("run", "--run", "r", "--processes", "2", "mine.py", "--", "wait", "0")
@@ -473,7 +462,7 @@ def test_a_script_on_two_nodes_is_requeued_and_finds_its_folder(slurm: Slurm) ->
         lambda: len(re.findall("^[01]: ready$", slurm.log(number), re.MULTILINE)) == 4,
         lambda: slurm.log(number),
     )
-    subprocess.run(["scancel", "--batch", "--signal=USR1", number], check=True, timeout=60)
+    subprocess.run(["scancel", "--batch", "--signal=USR1", number], check=True)
     job, log, run = slurm.finish(number), slurm.log(number), slurm.folder / "runs/r"
     assert (job["Restarts"], job["NumNodes"]) == ("1", "2")
     assert log.count("run.sh: trainbox exited with code 75: the job is requeued") == 1

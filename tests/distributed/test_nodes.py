@@ -59,9 +59,7 @@ def test_a_node_that_waits_logs_which_nodes_are_missing(party: Party) -> None:
     assert party.hear() == f"waiting for nodes 1, 2 at 127.0.0.1:{port}, 1 s of 120 s ({alone})"
     there = queue.Queue[str]()
     second = party.start(node_of(1, port, 3), there.put)
-    assert (
-        there.get(timeout=120) == f"waiting for the other nodes at 127.0.0.1:{port}, 1 s of 120 s"
-    )
+    assert there.get() == f"waiting for the other nodes at 127.0.0.1:{port}, 1 s of 120 s"
     third = party.start(node_of(2, port, 3))
     assert first().processes == second().processes == third().processes == (1, 2, 3)
 
@@ -295,7 +293,7 @@ def test_all_nodes_learn_that_a_node_is_lost(three: list[Meeting]) -> None:
         _watch(node, messages)
     three[2].connections[0].socket.close()
     reason = f"node 2 ({_HOST}, 127.0.0.1) is lost (its connection was closed)"
-    assert [messages.get(timeout=120) for messages in heard] == [(reason, 7), (reason, 7)]
+    assert [messages.get() for messages in heard] == [(reason, 7), (reason, 7)]
 
 
 @pytest.mark.parametrize(("code", "due"), [(0, 0), (75, 75), (5, 7), (137, 7)])
@@ -305,10 +303,10 @@ def test_the_other_nodes_learn_the_exit_code_of_a_node(
     heard = [queue.Queue[tuple[str, int]](), queue.Queue[tuple[str, int]]()]
     _watch(three[1], heard[1])
     three[0].leave(code)
-    assert heard[1].get(timeout=120) == (f"node 0 (127.0.0.1) exited with code {code}", due)
+    assert heard[1].get() == (f"node 0 (127.0.0.1) exited with code {code}", due)
     _watch(three[0], heard[0])
     three[2].leave(code)
-    assert heard[0].get(timeout=120) == (
+    assert heard[0].get() == (
         f"node 2 ({_HOST}, 127.0.0.1) exited with code {code}",
         due,
     )
@@ -353,7 +351,7 @@ def test_a_lost_store_is_a_failure_of_the_network(party: Party, ranks: Ranks) ->
         f"trainbox: 2 nodes met at 127.0.0.1:{port} over lo: 1 + 1 processes",
         "trainbox: lost contact with the other nodes (wait timeout after 60000ms)",
     ]
-    assert heard.get(timeout=120) == (f"node 1 ({_HOST}, 127.0.0.1) exited with code 7", 7)
+    assert heard.get() == (f"node 1 ({_HOST}, 127.0.0.1) exited with code 7", 7)
 
 
 def test_a_signal_before_the_ranks_start_stops_the_other_nodes_too(
@@ -366,7 +364,7 @@ def test_a_signal_before_the_ranks_start_stops_the_other_nodes_too(
     _watch(first(), heard)
     ended = node.wait()
     assert (ended.codes, ended.out, len(ended.errs[0].splitlines())) == ([75], "", 1)
-    assert heard.get(timeout=120) == (f"node 1 ({_HOST}, 127.0.0.1) exited with code 75", 75)
+    assert heard.get() == (f"node 1 ({_HOST}, 127.0.0.1) exited with code 75", 75)
 
 
 def test_a_script_may_end_earlier_on_another_node(party: Party, ranks: Ranks) -> None:

@@ -82,7 +82,7 @@ class Watched:
         return found[0]
 
     def finish(self, process: "subprocess.Popen[str]") -> Ended:
-        code = process.wait(timeout=240)
+        code = process.wait()
         return Ended(code, (self.folder / "out").read_text(), (self.folder / "err").read_text())
 
     def train(self, *words: str) -> Ended:

@@ -84,7 +84,6 @@ def clean_on_three(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.waits
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_row_40_a_late_node_and_row_48_the_addresses_that_listen(
     trainbox: Trainbox, hosts: Hosts, clean_on_three: str
 ) -> None:
@@ -112,7 +111,6 @@ def test_row_40_a_late_node_and_row_48_the_addresses_that_listen(
 
 @pytest.mark.waits
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_row_38_a_pulled_cable_and_row_39_a_slow_link(
     trainbox: Trainbox, hosts: Hosts, clean_on_three: str
 ) -> None:

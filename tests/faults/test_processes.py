@@ -30,7 +30,6 @@ def _step_of_resume(out: str) -> int:
 
 @pytest.mark.slow
 @needs_linux
-@pytest.mark.timeout(1200)
 def test_row_01_a_rank_killed_again_and_again(
     trainbox: Trainbox, ranks: Ranks, clean_on_two: str
 ) -> None:
@@ -178,7 +177,6 @@ def _newest(folder: Path) -> int:
 @pytest.mark.waits
 @pytest.mark.slow  # torchrun waits 30 s before it kills a stopped rank
 @needs_linux
-@pytest.mark.timeout(600)
 def test_row_10_a_rank_that_hangs(trainbox: Trainbox, ranks: Ranks, clean_on_two: str) -> None:
     gate = Gate(trainbox.folder, 100, 1)
     process = trainbox.start("60", "3", "train", *_FORKED_ON_TWO, module="tests.support.supervised")
@@ -231,7 +229,6 @@ def test_row_21_a_taken_port_of_the_environment_is_not_used_on_one_node(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_row_22_four_jobs_on_one_host(trainbox: Trainbox, clean_on_two: str) -> None:
     """Start four commands together that differ only in the run's name.
 

@@ -90,7 +90,6 @@ def test_row_12_a_page_zeroed_fifty_times(tmp_path: Path) -> None:
         assert len(reports) == time_
 
 
-@pytest.mark.timeout(60)  # a FIFO would block
 def test_row_14_empty_and_strange_files_and_broken_links(here: Here) -> None:
     _stopped_at_10(here)
     folder = here.path() / "checkpoints"
@@ -242,7 +241,6 @@ def _as_user(folder: Path, uid: int, *words: str) -> Ended:
         env={name: value for name, value in env.items() if name not in ("USER", "LOGNAME")},
         capture_output=True,
         text=True,
-        timeout=240,
     )
     return Ended(done.returncode, done.stdout, done.stderr)
 

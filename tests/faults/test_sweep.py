@@ -18,7 +18,6 @@ _TRIALS = 200
 _DIES = 10  # each tenth trial is killed once
 
 
-@pytest.mark.timeout(1200)
 def test_200_trials_a_tenth_of_which_crash_and_three_kills_of_the_sweep(
     trainbox: Trainbox, ranks: Ranks
 ) -> None:

@@ -20,7 +20,7 @@ import pytest
 from .conftest import IMAGE, ROOT, Done
 from .test_image import assert_whole, steps_of
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.image
 
 # As root, the tests start the containers as uid 1000.
 CALLER = (1000, 1000) if os.getuid() == 0 else (os.getuid(), os.getgid())

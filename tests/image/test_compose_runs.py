@@ -16,7 +16,7 @@ from tests.support.commands import logged, wait_until
 from .conftest import ROOT, Checkout, Docker, unique_name
 from .test_image import assert_whole, steps_of
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.image
 
 
 def owners(run: Path) -> set[tuple[int, int]]:

@@ -17,7 +17,7 @@ import pytest
 from .conftest import IMAGE, ROOT, Checkout, Docker, make_build
 from .test_image import SHORT, folder, mount, steps_of
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.image
 
 EXTRA, COMPOSED = "trainbox-test-extra", "trainbox-test-composed"
 REQUIREMENTS = "lightning==2.6.6\naccelerate==1.15.0\nnumpy\ntorch>=2.1\n"

@@ -16,7 +16,7 @@ from tests.support.nvml_stub.build import build_stub, write_config
 
 from .conftest import Checkout, Docker, copy_tree, unique_name
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.image
 
 _UP = ("docker", "compose", "up", "--exit-code-from", "train", "train")
 

@@ -12,7 +12,7 @@ import pytest
 
 from .conftest import IMAGE, Docker, copy_tree, make_build, unique_name
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.image
 
 CONFINED = [
     "--read-only",

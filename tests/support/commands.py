@@ -140,19 +140,17 @@ class Trainbox:
         return logged(self.folder / "runs" / run, kind)
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 240) -> Ended:
-    out, err = process.communicate(timeout=timeout_s)
+def finish(process: subprocess.Popen[str]) -> Ended:
+    out, err = process.communicate()
     return Ended(process.returncode, out, err)
 
 
-def wait_until(condition: Callable[[], bool], process: Running, timeout_s: float = 120) -> None:
+def wait_until(condition: Callable[[], bool], process: Running) -> None:
     """Poll until `condition` is true; fail if the command ends first or the time is up."""
-    deadline = time.monotonic() + timeout_s
     while not condition():
         if process.poll() is not None and not condition():
             ended = finish(process) if isinstance(process, subprocess.Popen) else process.wait()
             pytest.fail(f"the command ended too early: {ended}")
-        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.02)
 
 

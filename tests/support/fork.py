@@ -9,8 +9,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO, NoReturn
 
+_PATH = sys.path[1:]  # without the current folder, and before a command puts it in order
 _HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 
 
@@ -121,6 +123,8 @@ def fork_python(
             os.dup2(1 if stderr == subprocess.STDOUT else stderr, 2)
         os.environ.clear()
         os.environ.update(env)
+        given = env.get("PYTHONPATH")
+        sys.path[:] = [str(Path.cwd()), *(given.split(os.pathsep) if given else ()), *_PATH]
         import torch  # not at the top, since each pytest worker imports this file
 
         torch.set_num_threads(int(env["OMP_NUM_THREADS"]))  # as an import of torch does

@@ -113,9 +113,9 @@ class StartedRanks:
             return None
         return next((self._codes[pid] for pid in self.pids if self._codes[pid]), 0)
 
-    def wait(self, timeout_s: float = 120) -> EndedRanks:
+    def wait(self) -> EndedRanks:
         """Wait until all ranks have ended."""
-        wait_until(lambda: self.poll() is not None, self, timeout_s)
+        wait_until(lambda: self.poll() is not None, self)
         return EndedRanks(
             [self._codes[pid] for pid in self.pids], self.printed("out"), self.printed("err")
         )

@@ -51,7 +51,7 @@ def test_the_drill_of_a_task_finds_the_same_bits(
         "TRAINBOX_BATCH_SIZE": str(batch),
     }
     words = ("drill", task, "--shards", "3", "--steps", "12", "--seed", "1", "--cpu")
-    ended = ranks.launch(*words, env=env).wait(timeout_s=800)
+    ended = ranks.launch(*words, env=env).wait()
     assert ended.code == 0, ended.out + ended.errs[0]
     assert "the same bits in all 5 trainings" in ended.out
     assert ended.out.count("killed after step") == 2

@@ -38,7 +38,7 @@ def test_plain_resumes_after_sigterm_and_kills(trainbox: Trainbox) -> None:
     assert steps == list(range(20, 2001, 20)) and stopped_at < 2000
 
     drill = ("drill", "run", script, "--compare", "model.pt", "--cpu", *run[-3:])
-    ended = finish(trainbox.start(*drill, env=env), timeout_s=600)
+    ended = finish(trainbox.start(*drill, env=env))
     assert (ended.code, ended.err) == (0, "")
     assert "  the same bits in all 2 trainings: " in ended.out
 
@@ -49,7 +49,7 @@ def test_forgetful_is_found(trainbox: Trainbox) -> None:
     drill = ("drill", "run", script, "--compare", "model.pt", "--cpu")
     env = {"OMP_NUM_THREADS": "1", "TMPDIR": str(trainbox.folder)}
     process = trainbox.start(*drill, "--", "--steps", "2000", env=env)
-    ended = finish(process, timeout_s=600)
+    ended = finish(process)
     assert ended.code == 8
     assert "differs from the undisturbed one: tensor 0.weight: (float32, 32x2)" in ended.err
 

@@ -111,7 +111,6 @@ def test_a_file_that_does_not_fit_in_memory_is_not_damaged(tmp_path: Path, mappe
         (lambda path: None, "No such file or directory"),
     ],
 )
-@pytest.mark.timeout(30)  # a FIFO without a writer blocks
 def test_what_is_not_a_file_is_an_error_of_the_system(
     tmp_path: Path, name: str, make: Callable[[Path], object], reason: str
 ) -> None:

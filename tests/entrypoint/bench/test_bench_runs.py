@@ -39,7 +39,7 @@ def hungry(trainbox: Trainbox) -> str:
 def bench(ranks: Ranks, *words: str, **env: str) -> EndedRanks:
     """Run `trainbox bench` with a temporary folder of its own."""
     env["TMPDIR"] = str(ranks.folder / "tmp")
-    return ranks.launch("bench", *words, env=env).wait(timeout_s=240)
+    return ranks.launch("bench", *words, env=env).wait()
 
 
 def left_over(trainbox: Trainbox) -> list[str]:

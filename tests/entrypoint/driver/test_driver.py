@@ -48,7 +48,6 @@ def test_no_process_is_left_when_a_command_ends(arguments: tuple[str, ...], tmp_
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
     )
     assert counted.stdout == "0\n"
 

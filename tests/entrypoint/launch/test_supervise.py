@@ -167,7 +167,7 @@ def test_only_verify_and_the_bench_do_not_resume(
 
 def test_the_child_has_the_environment_and_the_streams(start: Start) -> None:
     process = start("import os; print(os.environ['NAME'], input())")
-    assert process.communicate("a line\n", timeout=60) == ("a value a line\n", "")
+    assert process.communicate("a line\n") == ("a value a line\n", "")
 
 
 def test_signals_reach_the_child_while_the_terminal_is_paused(start: Start) -> None:
@@ -219,7 +219,6 @@ def test_a_signal_at_the_end_does_not_replace_the_exit_code() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
     )
     assert (ended.returncode, ended.stdout) == (2, "SIG_IGN\n")
 
@@ -249,7 +248,7 @@ def test_a_signal_delivered_twice_at_once_counts_once(start: Start) -> None:
     assert line(process) == "SIGTERM"
     process.send_signal(signal.SIGTERM)
     time.sleep(0.5)  # a supervisor that counts it kills the child now
-    assert process.communicate("saved\n", timeout=60)[0] == ""
+    assert process.communicate("saved\n")[0] == ""
     assert process.returncode == 0
 
 
@@ -278,7 +277,7 @@ def test_an_ignored_sighup_stays_ignored(start: Start) -> None:
     hangup, terminate = 1 << (signal.SIGHUP - 1), 1 << (signal.SIGTERM - 1)
     assert (caught & hangup, ignored & hangup, caught & terminate) == (0, hangup, terminate)
     process.send_signal(signal.SIGHUP)
-    assert process.communicate("continue\n", timeout=60) == ("", "")
+    assert process.communicate("continue\n") == ("", "")
     assert process.returncode == 7
 
 
@@ -290,7 +289,7 @@ def test_a_child_is_killed_with_its_parent(start: Start) -> None:
     descriptor = os.pidfd_open(first_line(process))
     try:
         process.kill()
-        assert process.wait(timeout=60) == -signal.SIGKILL
+        assert process.wait() == -signal.SIGKILL
         # readable at its death, also as a zombie
         dead, _, _ = select.select([descriptor], [], [], 60)
         assert dead, "the child lives on"

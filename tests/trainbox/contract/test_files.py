@@ -28,7 +28,6 @@ def test_an_object_is_read_also_through_a_link(tmp_path: Path) -> None:
         (lambda path: None, "No such file"),
     ],
 )
-@pytest.mark.timeout(30)  # a FIFO without a writer blocks
 def test_other_content_and_other_files_are_errors_with_a_reason(
     tmp_path: Path, make: Callable[[Path], object], reason: str
 ) -> None:
@@ -79,7 +78,6 @@ def test_a_line_after_a_full_disk_is_whole(monkeypatch: pytest.MonkeyPatch, tmp_
     assert path.read_text() == '{"step\n{"step": 2}\n'
 
 
-@pytest.mark.timeout(30)  # a lock that stays would block
 def test_a_process_that_was_forked_during_an_append_keeps_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -300,7 +300,6 @@ _DAMAGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), _DAMAGED_RUNS)
-@pytest.mark.timeout(60)  # a FIFO without a writer blocks
 def test_a_damaged_record_is_wrong_use(
     finished: Here, change: Callable[[Path], object], message: str
 ) -> None:

@@ -40,7 +40,6 @@ def test_work_that_does_not_end_exits_with_code_7_and_a_message(tmp_path: Path) 
     ended = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         env={"PATH": "", Internal.MESSAGES: str(tmp_path), "RANK": "3"},
-        timeout=120,
         check=False,
     )
     assert ended.returncode == 7

@@ -251,7 +251,6 @@ _DAMAGES = [
 
 
 @pytest.mark.parametrize(("damage", "reason"), _DAMAGES)
-@pytest.mark.timeout(30)  # opening a FIFO without a writer blocks
 def test_a_damaged_checkpoint_is_set_aside_for_the_previous_one(
     saver: Saver, damage: Callable[[Path], Any], reason: str
 ) -> None:

@@ -346,7 +346,7 @@ def test_a_slow_storage_gets_the_newest_checkpoint_and_not_each_one(tmp_path: Pa
         if operation == "put":
             put.append(path[-11:-3])
             begun.set()
-            assert released.acquire(timeout=60)
+            assert released.acquire()
 
     Storages.before = staticmethod(wait)
     run = Copied(tmp_path)

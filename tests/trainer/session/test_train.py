@@ -547,7 +547,6 @@ def test_a_run_without_a_checkpoint_restarts_and_logs_it(
     "name",
     ["config.json", "manifest.json", "metrics.jsonl", "digests.jsonl", "lock", "logs/rank-0.log"],
 )
-@pytest.mark.timeout(60)  # a FIFO would block
 def test_a_fifo_in_a_runs_folder_is_an_error_at_once(here: Here, name: str) -> None:
     here.stopped(2)
     path = here.path() / name
