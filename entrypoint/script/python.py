@@ -17,8 +17,14 @@ _ASK_S = 30.0
 # A Python from 3.8 executes this. It does not import importlib.metadata, which takes as long as the
 # rest of a start: the folder of an installed package has its name and version.
 _ASK = """
-import json, os, sys
-packages, error = {}, None
+import ast, json, os, sys
+packages, error, defined = {}, None, []
+def runs(node):
+    if isinstance(node, ast.FunctionDef):
+        return bool(node.decorator_list)  # which may call it
+    if isinstance(node, (ast.Expr, ast.Assign, ast.AnnAssign)):
+        return any(isinstance(part, ast.Call) for part in ast.walk(node))
+    return not isinstance(node, (ast.Import, ast.ImportFrom, ast.ClassDef))
 searched = sys.argv[1].split(os.pathsep) + sys.path[1:]  # without the current folder
 for folder in filter(os.path.isdir, reversed(searched)):  # the first folder has precedence
     found = [name[:-10].split("-") for name in os.listdir(folder) if name.endswith(".dist-info")]
@@ -26,12 +32,16 @@ for folder in filter(os.path.isdir, reversed(searched)):  # the first folder has
 for script in sys.argv[2:]:
     try:
         with open(script, "rb") as file:
-            compile(file.read(), script, "exec")
+            text = file.read()
+        compile(text, script, "exec")
+        body = ast.parse(text).body
+        if not any(map(runs, body)):
+            defined = [node.name for node in body if isinstance(node, ast.ClassDef)]
     except SyntaxError as found:
         error = "line {}: {}".format(found.lineno, found.msg)
     except (OSError, ValueError):  # the start reports it
         pass
-print(json.dumps([sys.version.split()[0], packages, error]))
+print(json.dumps([sys.version.split()[0], packages, error, defined]))
 """
 
 
@@ -90,7 +100,7 @@ def ask(
     not answer, nothing is known.
 
     Raises:
-        WrongUse: the Python cannot compile the file `script`.
+        WrongUse: the Python cannot compile the file `script`, or nothing in it would run.
     """
     folders = os.pathsep.join(str(Path(folder).absolute()) for folder in user_folders(env))
     scripts = [str(Path(script).absolute())] if script else []
@@ -105,11 +115,16 @@ def ask(
             check=True,
         )
         # A module that Python imports at its start may print as well.
-        version, packages, error = json.loads(answer.stdout.splitlines()[-1])
+        version, packages, error, defined = json.loads(answer.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None, {}
     if error is not None:
         raise WrongUse(f"{script}, {error} (Python {version}): correct it, or use another --python")
+    if defined:
+        raise WrongUse(
+            f"{script} only defines {defined[-1]}, so nothing would run: start a task with "
+            f"`trainbox train {script}:{defined[-1]}`, or call it at the end of the script"
+        )
     return version, dict(sorted(packages.items()))
 
 

@@ -157,16 +157,30 @@ def test_the_packages_are_those_that_python_finds(tmp_path: Path) -> None:
     [
         ("import os\n\nprint(\n", "line 3: '(' was never closed (Python "),
         ("x = 1\n  y = 2\n", "line 2: unexpected indent (Python "),
+        (
+            '"""A task."""\nimport os\nN: tuple = ("a", "b")\nclass Mine(int): ...\n',
+            "only defines Mine, so nothing would run: start a task with `trainbox train train.py:M",
+        ),
     ],
 )
-def test_a_script_that_python_cannot_compile_is_not_started(
+def test_a_script_that_would_not_run_is_not_started(
     forked: Trainbox, text: str, error: str
 ) -> None:
     (forked.folder / "train.py").write_text(text)
     ended = forked("run", "--processes", "2", "train.py")
     assert ended.code == 2
-    assert ended.err.startswith(f"trainbox: train.py, {error}")
+    assert error in ended.err and ended.err.startswith("trainbox: train.py")
     assert len(ended.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "last_line",
+    ["Mine()", "if True: Mine()", "mine = Mine()", "@Mine\ndef main(): ...", "raise SystemExit"],
+)
+def test_a_script_with_a_class_runs(forked: Trainbox, last_line: str) -> None:
+    begin = "class Mine:\n    def __init__(self, *_): print('ran')\n"
+    (forked.folder / "train.py").write_text(f"{begin}{last_line}\n")
+    assert forked("run", "train.py").code == 0
 
 
 def test_a_python_that_does_not_answer_starts_the_script(forked: Trainbox) -> None:
