@@ -109,7 +109,9 @@ def test_each_fault_is_found_on_its_device(trainbox: Trainbox) -> None:
     faults = {"compute_1": "bit", "compute_2": "matmul", "compute_3": "copy"}
     faults |= {"exchange_1": "sum", "exchange_2": "stop", "exchange_3": "fail"}
     environment = broken(trainbox.folder, **faults)
-    ended = trainbox(*_ON_CPUS, "--processes", "3", "--deadline-s", "45", "--json", env=environment)
+    ended = trainbox(
+        *_ON_CPUS, "--processes", "3", "--deadline-s", "120", "--json", env=environment
+    )
     assert ended.code == 1, ended.err
     assert marked(trainbox.folder) == []
     verdict, findings = deep_findings(ended.out)
@@ -133,7 +135,7 @@ def test_each_fault_is_found_on_its_device(trainbox: Trainbox) -> None:
             ),
             (
                 "deep-all-reduce",
-                r"CPU processes 0 and 2: not finished after 45 s: killed",
+                r"CPU processes 0 and 2: not finished after 120 s: killed",
                 "make_room",
             ),
             (
@@ -155,7 +157,7 @@ def test_each_fault_is_found_on_its_device(trainbox: Trainbox) -> None:
     ]
     assert good == ["CPU processes 0, 1 and 2"]
     assert (
-        "deep: all-reduce CPU processes 0 and 2: not finished after 45 s: killed"
+        "deep: all-reduce CPU processes 0 and 2: not finished after 120 s: killed"
         in ended.err.splitlines()
     )
 

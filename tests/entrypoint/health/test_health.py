@@ -319,7 +319,7 @@ def test_a_driver_that_hangs_is_given_up(
 def test_a_reading_that_hangs_is_left_out(forked: Trainbox, library: Path, tmp_path: Path) -> None:
     faults = {"gpu1.hang.temperature": 1, "gpu1.ecc.volatile.uncorrected": 1}
     config = put(tmp_path, "h100", faults, count=2)
-    ended = health(forked, library, config, "--gate", "--json", TRAINBOX_DRIVER_DEADLINE_S="3")
+    ended = health(forked, library, config, "--gate", "--json", TRAINBOX_DRIVER_DEADLINE_S="10")
     verdict = json.loads(ended.out)
     assert {check: result_of(verdict, check) for check in ("driver", "ecc-uncorrected")} == {
         "driver": PASS,
