@@ -31,7 +31,7 @@ def verify(**values: Any) -> None:
     """
     run, other = values["run"], values["other"]
     for folder in filter(None, (run, other)):
-        _refuse_script(folder)
+        _refuse_script("verify", folder)
     if other is not None:
         refuse_unused(f"verify {run} {other}", {"run", "other"})
         check_folder("verify", run)
@@ -55,7 +55,7 @@ def evaluate(**values: Any) -> None:
       trainbox evaluate runs/digits-7d2c1a90 --data test --out results
       trainbox evaluate runs/digits-7d2c1a90 --data-dir other-data --gpus 2
     """
-    _check("evaluate", values["run"])
+    check_run("evaluate", values["run"])
     supervised(prepare("evaluate", values), EVALUATION)
 
 
@@ -71,14 +71,9 @@ def predict(**values: Any) -> None:
       trainbox predict runs/images-7d2c1a90 new/ > predictions.csv
       trainbox predict runs/images-7d2c1a90 new/ --format jsonl --gpus 2
     """
-    _check("predict", values["run"])
+    check_run("predict", values["run"])
     check_files(values["files"])
     supervised(prepare("predict", values), PREDICTION)
-
-
-def _check(command: str, run: Path) -> None:
-    _refuse_script(run, command)
-    check_run(command, run)
 
 
 @verb("export", Verb)
@@ -149,7 +144,7 @@ def sweep_show(**values: Any) -> None:
     become_trainer("sweep show", values)
 
 
-def _refuse_script(run: Path, verb: str = "verify") -> None:
+def _refuse_script(verb: str, run: Path) -> None:
     """Refuse the folder `run` for the `verb` if it is a run of a script.
 
     Raises:
@@ -179,8 +174,9 @@ def check_folder(command: str, run: Path) -> None:
 
 
 def check_run(command: str, run: Path, *others: str) -> None:
-    """Raise WrongUse if `run` is not the folder of a run, or one of its files cannot be read."""
+    """Raise WrongUse if `run` is not the run of a task, or one of its files cannot be read."""
     check_folder(command, run)
+    _refuse_script(command, run)
     for name in ("config.json", "manifest.json", *others):
         try:
             open_regular(run / name).close()

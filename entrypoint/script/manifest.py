@@ -13,6 +13,7 @@ from trainbox.contract.energy import earlier_joules
 from trainbox.contract.secret_rule import arguments_without_secrets, shown_variable
 
 SCHEDULER = "SLURM_"  # the variables of the scheduler
+SOFTWARE = ("python", "packages", "build", "image_digest")  # the entries about it
 
 
 def describe(target: Target, env: Mapping[str, str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from entrypoint.launch.supervise import SCRIPT_RUN, Ending, supervise
 from entrypoint.script.board import Board
 from entrypoint.script.folder import ScriptFolder
 from entrypoint.script.hang import Hang
-from entrypoint.script.manifest import SCHEDULER, describe, describe_start, is_manifest
+from entrypoint.script.manifest import SCHEDULER, SOFTWARE, describe, describe_start, is_manifest
 from entrypoint.script.opened import PIPE
 from entrypoint.script.output import Log, Pipes, Shown, Stream
 from entrypoint.script.python import Python
@@ -80,7 +80,7 @@ def run(asked: ScriptRun) -> int:
     """
     folder, target, plan = asked.folder, asked.target, asked.plan
     begin_s = time.monotonic()
-    manifest = _manifest(asked)
+    manifest, differing = _manifest(asked)
     gpus = GpuRecord(folder, plan.gpus, manifest)
     python = target.python or Python()
     chosen = "" if python.is_ours else f"; {python.command[0]} ({python.origin})"
@@ -93,7 +93,8 @@ def run(asked: ScriptRun) -> int:
     while True:
         code = 0
         try:
-            ending, needs_reset = _run_once(asked, manifest, gpus, roots, received)
+            ending, needs_reset = _run_once(asked, manifest, differing, gpus, roots, received)
+            differing = []
             starts, code = starts + 1, ending.code
             folder.write_json(MANIFEST, manifest)
         except Failure as error:  # such as a GPU that is not fit for a restart
@@ -187,20 +188,21 @@ def script_environment(
     }
 
 
-def _manifest(asked: ScriptRun) -> dict[str, Any]:
-    """Return the manifest of the run, and write that of a new one."""
+def _manifest(asked: ScriptRun) -> tuple[dict[str, Any], list[str]]:
+    """Return the manifest of the run, and what of its software differs now. Write a new one."""
     folder, new = asked.folder, describe(asked.target, os.environ)
     if folder.writes and (folder.path / MANIFEST).exists():
         if is_manifest(known := folder.read_json(MANIFEST) or {}):
-            return known
+            return known, [name for name in SOFTWARE if known.get(name) != new[name]]
         message(f"{from_here(folder.path / MANIFEST)} was damaged: it begins again")
     folder.write_json(MANIFEST, new)
-    return new
+    return new, []
 
 
 def _run_once(
     asked: ScriptRun,
     manifest: dict[str, Any],
+    differing: Sequence[str],
     gpus: GpuRecord,
     roots: Sequence[Path],
     received: list[int],
@@ -212,7 +214,7 @@ def _run_once(
     folder, plan = asked.folder, asked.plan
     begin_s = time.monotonic()
     entry = describe_start(plan, asked.target, os.environ, time.time())
-    if found := changed(manifest["sources"], roots):
+    if found := [*differing, *changed(manifest["sources"], roots)]:
         entry["changed"] = found
         message(f"changed since the run's start: {', '.join(found)}")
     sources = Sources(folder, roots, manifest)

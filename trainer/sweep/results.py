@@ -6,9 +6,9 @@ Pure, except for `write_csv`.
 import csv
 import io
 import math
-import os
 import re
 import statistics
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -194,7 +194,7 @@ def as_csv(records: Sequence[Record]) -> str:
 
 def write_csv(folder: Path, records: Sequence[Record]) -> None:
     """Replace results.csv atomically. Several processes of a sweep may do so at once."""
-    part = folder / f".results-{os.getpid()}.part"
+    part = folder / f".results-{uuid.uuid4().hex}.part"
     part.write_text(as_csv(records), encoding="utf-8", errors="backslashreplace")
     part.replace(folder / "results.csv")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainbox.contract.errors import Failure, NetworkFailure, WrongUse
+from trainbox.contract.errors import Failure, NetworkFailure, Preempted, WrongUse
 from trainbox.contract.hints import tensorboard
 from trainbox.contract.internal import launch_facts
 from trainbox.contract.storage import writing
@@ -17,7 +17,7 @@ from trainer.sweep.grid import Sweep, trial_folder
 from trainer.sweep.runner import POLL_S, SweepRun, print_above_bar
 from trainer.sweep.script import Script
 from trainer.sweep.slots import Slot
-from trainer.sweep.storage import storage_failures
+from trainer.sweep.storage import open_storage, storage_failures
 from trainer.sweep.study import Study, open_study
 from trainer.sweep.work import Work, again, starts_of
 from trainer.system.signals import StopRequest
@@ -169,8 +169,12 @@ def _wait_for(storage: str | None, folder: Path, stop: StopRequest) -> None:
     """Wait until another machine has started the sweep.
 
     Raises:
+        WrongUse: the database at `storage` cannot be opened.
+        Preempted: a signal requests a stop.
         NetworkFailure: no machine has started the sweep in time.
     """
+    if storage is not None:
+        open_storage(storage, folder)
     deadline = time.monotonic() + _JOIN_S
     reported = False
     while True:
@@ -178,7 +182,9 @@ def _wait_for(storage: str | None, folder: Path, stop: StopRequest) -> None:
             with contextlib.suppress(WrongUse):
                 open_study(storage, folder, None)
                 return
-        if stop or time.monotonic() > deadline:
+        if stop:
+            raise Preempted(f"stopped by {stop.cause} before the sweep: repeat the command")
+        if time.monotonic() > deadline:
             raise NetworkFailure(
                 f"--worker: no machine started the sweep {folder} within {_JOIN_S:.0f} s: start "
                 "it without --worker on one machine"

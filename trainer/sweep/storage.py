@@ -150,10 +150,10 @@ def _failure(error: Exception, location: str | Path) -> StorageFailure:
         return damage(shown, str(reason))
     if isinstance(reason, OSError):
         return file_failure(Path(location), reason)
-    return StorageFailure(
-        f"{shown} cannot be written ({str(reason).splitlines()[0]}): free some space, or choose "
-        "another --runs-dir"
-    )
+    cure = "free some space, or choose another --runs-dir"
+    if isinstance(location, str):
+        cure = "check the database and the network, and repeat the command"
+    return StorageFailure(f"{shown} cannot be written ({str(reason).splitlines()[0]}): {cure}")
 
 
 def _reason(error: Exception) -> BaseException:

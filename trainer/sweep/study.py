@@ -100,13 +100,15 @@ class Study:
         trial = self._study.ask()
         (number,) = (number for number, t in self._numbered() if t.number == trial.number)
         if number >= self.total:
+            other = self.claim()  # Optuna would return a waiting trial first
             self._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
-            return None
-        # Choose the settings of a new trial. Optuna's GridSampler would draw from a grid at random,
-        # and give processes that ask at the same time the same combination.
-        point = dict(trial.params)
-        if not point:
-            space, frozen = distributions(self.sweep), self._storage.get_trial(trial._trial_id)
+            return other
+        # Choose the settings of a trial that does not have all of them yet. Optuna's GridSampler
+        # would draw from a grid at random, and give processes that ask at the same time the same
+        # combination.
+        point, space = dict(trial.params), distributions(self.sweep)
+        if point.keys() != space.keys():
+            frozen = self._storage.get_trial(trial._trial_id)
             is_grid = self.sweep.sampler == "grid"
             point = self.sweep.point(number) if is_grid else draw(self._study, frozen, space)
             for name, value in point.items():
@@ -163,7 +165,8 @@ class Study:
 
     def attempted(self, trial: Trial) -> Trial:
         """Count a failure of a trial that is then retried."""
-        self._storage.set_trial_user_attr(trial.id, "attempts", trial.attempts + 1)
+        if self._is_mine(trial.id):
+            self._storage.set_trial_user_attr(trial.id, "attempts", trial.attempts + 1)
         return Trial(trial.id, trial.number, trial.point, trial.seed, trial.attempts + 1)
 
     def give_back(self, trial: Trial) -> None:
@@ -172,7 +175,9 @@ class Study:
             self._back(trial.id)
 
     def should_prune(self, trial: Trial, step: int, metrics: Mapping[str, float]) -> bool:
-        """Return whether the trial is worse at `step` than earlier trials were."""
+        """Return whether the trial is worse at `step` than earlier trials were, or is lost."""
+        if not self._is_mine(trial.id):
+            return True
         self._storage.set_trial_intermediate_value(trial.id, step, self.value(metrics))
         frozen = self._storage.get_trial(trial.id)
         return bool(self._study.pruner.prune(self._study, frozen))  # from a NumPy bool

@@ -59,10 +59,10 @@ def damaged_pictures(folder: Path, pictures: Sequence[Picture]) -> set[Path]:
     """
     key = hashlib.sha256()
     for picture in pictures:
+        key.update(os.fsencode(picture.path.relative_to(folder)) + b"\0")
         with contextlib.suppress(OSError):  # a link to a missing file
             status = picture.path.stat()
-            name = os.fsencode(picture.path.relative_to(folder))
-            key.update(b"%s\0%d\0%d\0" % (name, status.st_size, status.st_mtime_ns))
+            key.update(b"%d\0%d\0" % (status.st_size, status.st_mtime_ns))
     cache = folder / ".cache" / f"damaged-{key.hexdigest()[:16]}.json"
     with contextlib.suppress(OSError, ValueError):
         return {folder / name for name in json.loads(cache.read_text(encoding="utf-8"))}

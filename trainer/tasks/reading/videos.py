@@ -54,7 +54,8 @@ def decoded(videos: Sequence[VideoFile], cache: Path, size: int) -> list[Path]:
 def _cached(path: Path, cache: Path, size: int) -> Path:
     """Return the path of the decoded frames of `path`.
 
-    It depends on the size and the time of the file, so a changed file is decoded again.
+    It depends on the path in the folder, the size and the time of the file, so a changed file is
+    decoded again.
 
     Raises:
         WrongUse: the file cannot be read.
@@ -66,7 +67,7 @@ def _cached(path: Path, cache: Path, size: int) -> Path:
             f"{path} cannot be read ({error.strerror}): restore the file, or remove it"
         ) from error
     key = hashlib.sha256(
-        f"{path.name} {status.st_size} {status.st_mtime_ns} {size}".encode()
+        f"{os.path.relpath(path, cache)} {status.st_size} {status.st_mtime_ns} {size}".encode()
     ).hexdigest()[:16]
     return cache / path.parent.name / f"{path.name}-{key}.npy"
 
