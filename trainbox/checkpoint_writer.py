@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -18,11 +18,6 @@ from trainbox.contract.sidecar import (
 from trainbox.nested import mapped, tensors_in
 from trainbox.pinned import pinned_like
 from trainbox.stored_checkpoints import StoredCheckpoints
-
-
-def kept(steps: Sequence[int], keep: int, best_step: int | None) -> set[int | None]:
-    """Return which of `steps`, oldest first, stay: the newest `keep` and `best_step`."""
-    return {*steps[-keep:], best_step}
 
 
 class CheckpointWriter:
@@ -138,10 +133,10 @@ class CheckpointWriter:
         self.complete()
 
     def _prune(self, steps: Collection[int], best_step: int | None) -> None:
-        """Remove old checkpoints of this run."""
+        """Remove old checkpoints of this run: all but the newest `keep` and the best one."""
         if len(steps) > self.keep:
             ours = [step for step in sorted(steps) if self._is_ours(step)]
-            for step in set(ours) - kept(ours, self.keep, best_step):
+            for step in {*ours} - {*ours[-self.keep :], best_step}:
                 remove_checkpoint(self.files.folder, step)
 
     def _is_ours(self, step: int) -> bool:

@@ -1,11 +1,13 @@
-"""Read the entries of a metrics.jsonl to which other processes append."""
+"""The values of a metrics.jsonl, and the entries of one to which other processes append."""
 
-import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import open_from
+from trainbox.contract.parsing import parse_object
 
 OWN_KINDS = ("health", "gpus")  # entries that `trainbox run` itself writes
 
@@ -52,7 +54,28 @@ def step_of(entry: Mapping[str, Any]) -> int | None:
 def parsed(line: bytes) -> dict[str, Any] | None:
     """Return the JSON object in `line`, or None."""
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
+        return parse_object(line)
+    except ValueError:
         return None
-    return entry if isinstance(entry, dict) else None
+
+
+def plain(value: Any, name: str = "the entry") -> Any:
+    """Return `value` as plain JSON, which has no infinity and no NaN: both become null.
+
+    Raises:
+        WrongUse: it cannot be written as JSON. `name` is what the message calls it.
+    """
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(part, name) for part in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain(part, name) for key, part in value.items()}
+    if hasattr(value, "tolist"):  # a tensor, an array or a number of NumPy
+        return plain(value.tolist(), name)
+    raise WrongUse(
+        f"{name} is a {type(value).__name__}, which JSON does not have: convert it to numbers, "
+        "strings or lists"
+    )

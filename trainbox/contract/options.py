@@ -81,14 +81,9 @@ class Option:
         return self.name or self.key.replace("-", "_")
 
     @property
-    def of_launcher(self) -> bool:
-        """Return whether the launcher uses the value, and not the trainer."""
-        return self.section in _LAUNCHER_SECTIONS
-
-    @property
     def of_trainer(self) -> bool:
         """Return whether the trainer gets the value. The file of --config is already read."""
-        return not self.of_launcher and self is not CONFIG
+        return self.section not in _LAUNCHER_SECTIONS and self is not CONFIG
 
     @property
     def help_with_default(self) -> str:
@@ -587,14 +582,11 @@ def arguments(command: str, values: Mapping[str, Any]) -> list[str]:
         if option.of_trainer and not (option.secret or is_default):
             named += option.arguments(value)
     given = [values.get(row.parameter) for row in COMMANDS[command] if isinstance(row, Argument)]
-    placed = [str(one) for value in given if value is not None for one in _each(value)]
+    values_of = [value if isinstance(value, tuple) else (value,) for value in given]
+    placed = [str(one) for each in values_of for one in each if one is not None]
     if any(text.startswith("-") for text in placed):
         return [command.replace(" ", "-"), *named, "--", *placed]
     return [command.replace(" ", "-"), *placed, *named]
-
-
-def _each(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, tuple) else (value,)
 
 
 def secrets(command: str, values: Mapping[str, Any]) -> dict[str, str]:

@@ -55,10 +55,10 @@ _SPARE_BYTES = 2**24  # with more free bytes than this, the space was not the ca
 
 def is_of_disk(error: BaseException, folder: Path) -> bool:
     """Return whether `error` was raised by the disk of `folder`, and not by another file."""
-    return isinstance(error, OSError) and (
-        str(error.filename or "").startswith(str(folder))
-        or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-    )
+    if not isinstance(error, OSError):
+        return False
+    inside = isinstance(error.filename, str) and Path(error.filename).is_relative_to(folder)
+    return inside or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 # The details and the remedies of all other errors.

@@ -93,13 +93,9 @@ def remove_abandoned() -> None:
                 if (
                     entry.name.startswith(_PREFIX)
                     and entry.is_dir(follow_symlinks=False)
-                    and _is_ours(entry)
+                    and entry.stat(follow_symlinks=False).st_uid == os.getuid()
                 ):
                     _remove_if_abandoned(Path(entry.path))
-
-
-def _is_ours(entry: "os.DirEntry[str]") -> bool:
-    return entry.stat(follow_symlinks=False).st_uid == os.getuid()
 
 
 def _remove_if_abandoned(folder: Path) -> None:

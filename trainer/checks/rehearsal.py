@@ -239,13 +239,11 @@ def _noted(job: Job, digests: dict[str, str]) -> Iterator[None]:
             job.digests({f"the gradient of {n}": p.grad for n, p in named if p.grad is not None})
         )
 
-    handles = [
+    with (
         job.loss_module.register_forward_hook(losses),
         job.state.optimizer.register_step_pre_hook(gradients),
-    ]
-    yield
-    for handle in handles:
-        handle.remove()
+    ):
+        yield
 
 
 def _first_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str | None:

@@ -45,7 +45,7 @@ def validate_sample(job: Job, is_first: bool = False) -> dict[str, str] | None:
     digests, problem = dict[str, str](), None
     with _together(job):
         try:
-            found = add_up(job, job.evaluation.sample(), alone, seed_parts, _never)
+            found = add_up(job, job.evaluation.sample(), alone, seed_parts, lambda: False)
             assert found is not None
             totals, first_batch, _ = found
             digests = {f"the statistic {name}": d for name, d in tensor_digests(totals).items()}
@@ -62,17 +62,12 @@ def validate_sample(job: Job, is_first: bool = False) -> dict[str, str] | None:
         return digests
     # On several processes, the body of `all_fit` must not exchange statistics.
     with all_fit(job.strategy) if job.world.world_size == 1 else contextlib.nullcontext():
-        result = evaluate(job, seed_parts, _never, shown=job.run.console.validation_bar)
+        result = evaluate(job, seed_parts, lambda: False, shown=job.run.console.validation_bar)
     assert result is not None
     with _together(job):
         _use(job, result, seed_parts)
     job.run.report(f"the rehearsal has validated the whole set: a sample is too small ({problem})")
     return None
-
-
-def _never() -> bool:
-    """Answer whether a validation is stopped."""
-    return False
 
 
 @contextlib.contextmanager

@@ -139,12 +139,7 @@ class EvaluationBatches:
         """Yield (number of examples, batch on the device) of each own batch."""
         counts = [stop - start for start, stop in map(self._bounds, self.own)]
         if isinstance(self.dataset, TensorDataset):
-            tensors = self.dataset.tensors
-            slices = (slice(*self._bounds(number)) for number in self.own)
-            batches = (
-                to_device(tuple(tensor[part] for tensor in tensors), self.device) for part in slices
-            )
-            yield from zip(counts, batches, strict=True)
+            yield from zip(counts, self._sliced(self.dataset, self.own), strict=True)
         else:
             assert self._loader is not None
             yield from zip(counts, _copied_ahead(self._loader, self.device), strict=True)
@@ -159,15 +154,16 @@ class EvaluationBatches:
     def read(self, numbers: Sequence[int]) -> list[Any]:
         """Return the batches `numbers` on the device, including those of other ranks."""
         if isinstance(self.dataset, TensorDataset):
-            slices = [slice(*self._bounds(number)) for number in numbers]
-            return [
-                to_device(tuple(tensor[part] for tensor in self.dataset.tensors), self.device)
-                for part in slices
-            ]
+            return list(self._sliced(self.dataset, numbers))
         return [to_device(batch, self.device) for batch in self._read(self._positions(numbers))]
 
+    def _sliced(self, dataset: TensorDataset, numbers: Sequence[int]) -> Iterator[Any]:
+        """Yield the batches `numbers` of a dataset in memory on the device."""
+        for part in (slice(*self._bounds(number)) for number in numbers):
+            yield to_device(tuple(tensor[part] for tensor in dataset.tensors), self.device)
+
     def _read(self, positions: list[list[tuple[int, int]]]) -> list[Any]:
-        return list(read_once(self.dataset, 0, positions, self._workers, self._collate))
+        return list(read_once(self.dataset, positions, self._workers, self._collate))
 
 
 def _some_of_each(bounds: Sequence[tuple[int, int]]) -> list[list[int]]:
@@ -221,13 +217,11 @@ def _empty_pinned(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 @functools.cache  # torch's allocator keeps the freed memory of each stream for that stream
-def _copy_stream(device: torch.device) -> "_CopyStream":
-    """Return the copy stream of `device`, the same one for all trainings and validations."""
-    return _CopyStream(device)
-
-
 class _CopyStream:
-    """A stream of a GPU that copies batches while the GPU computes."""
+    """A stream of a GPU that copies batches while the GPU computes.
+
+    All trainings and validations on a GPU have the same one.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)
@@ -250,7 +244,7 @@ class _CopyStream:
 def _copied_ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     """Yield the batches on `device`, and start each copy before the previous batch is used."""
     if device.type == "cuda":
-        copies = _copy_stream(device)
+        copies = _CopyStream(device)
         started = (copies.start(batch) for batch in batches)
         yield from (copies.finished(*copy) for copy in _one_ahead(started))
     else:

@@ -103,7 +103,6 @@ def _start_worker(_worker: int) -> None:
 
 def read_once(
     dataset: Dataset[Any],
-    seed: int,
     positions: Iterable[Any],
     workers: int,
     collate: Collate = default_collate,
@@ -114,21 +113,20 @@ def read_once(
     example is then not shared with workers that are forked later. Each batch is copied out of
     shared memory, which may be small.
     """
-    loader = example_loader(dataset, seed, positions, torch.device("cpu"), min(workers, 1), collate)
+    loader = example_loader(dataset, 0, positions, torch.device("cpu"), min(workers, 1), collate)
     for batch in loader:
         yield mapped(Tensor.clone, batch)
 
 
 def read_examples(
     dataset: Dataset[Any],
-    seed: int,
     indices: list[int],
     workers: int,
     collate: Collate = default_collate,
 ) -> tuple[list[Any], dict[str, str]]:
     """Return examples as batches of one, and the `loaded_sources` of the process that read them."""
     positions = [[(0, index)] for index in indices] + [[_SOURCES]]
-    *examples, sources = read_once(dataset, seed, positions, workers, collate)
+    *examples, sources = read_once(dataset, positions, workers, collate)
     return examples, sources
 
 

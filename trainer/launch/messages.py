@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from trainbox.contract.errors import ExitCode
+from trainbox.contract.parsing import parse_object
 
 # A machine that does not answer for this long is lost. A switch that restarts takes half of it.
 _SILENT_S = 60
@@ -150,13 +151,7 @@ class Connection:
         if not self._received_part.endswith(b"\n"):
             return None
         line, self._received_part = self._received_part, b""
-        try:
-            message = json.loads(line)
-        except RecursionError as error:
-            raise ValueError("not a message") from error
-        if not isinstance(message, dict):
-            raise ValueError("not a message")
-        return message
+        return parse_object(line)
 
     def send(self, message: Message) -> None:
         """Send `message`, or nothing if the other end has closed the connection."""

@@ -38,7 +38,7 @@ from trainbox.contract.errors import (
 )
 from trainbox.contract.internal import Internal
 from trainbox.contract.processes import children, forward_signal, ignore_stop_signals
-from trainbox.contract.streams import message_line, open_streams, outlive_readers
+from trainbox.contract.streams import message, open_streams, outlive_readers
 from trainbox.contract.temporary import temporary_folder
 from trainer.launch.early_exits import watch_exits
 from trainer.launch.meeting import Meeting
@@ -114,7 +114,7 @@ def main() -> int:
                 return _run_torchrun(arguments, messages, forwarded, [])
             return _run_on_nodes(arguments, messages, forwarded, others)
         except Failure as failure:
-            _log(str(failure))
+            message(str(failure))
             return failure.exit_code
         finally:
             ignore_stop_signals()  # a late signal must not interrupt the exit
@@ -161,18 +161,18 @@ def _run_on_nodes(
                 # A script does not have to end at the same time on all nodes. This thread returns
                 # at once, so that it notices the loss of another node.
                 text = f"{what}, and this node continues until its own ranks exit"
-                report = threading.Timer(_EXITED_S, _log, (text,))
+                report = threading.Timer(_EXITED_S, message, (text,))
                 report.daemon = True
                 report.start()
                 return
             if arguments.runs_program and code == ExitCode.PREEMPTED and not forwarded:
-                _log(f"{what.partition(' exited')[0]} stops, and so does this node")
+                message(f"{what.partition(' exited')[0]} stops, and so does this node")
                 os.kill(os.getpid(), signal.SIGTERM)  # `forward` runs on the main thread
             time.sleep(_EXITED_S)
             ends.append(end)
         _kill_ranks()
         time.sleep(_TORCHRUN_S)
-        _log(f"{what}; torchrun on this node did not exit, so it is killed")
+        message(f"{what}; torchrun on this node did not exit, so it is killed")
         os._exit(end.code)
 
     # Run torchrun, and report its exit code to the other nodes.
@@ -186,7 +186,7 @@ def _run_on_nodes(
         if arguments.runs_program and forwarded and code in (*ended, 128 + signal.SIGTERM):
             code = ExitCode.PREEMPTED  # `trainbox run` did not get the signal of another node
         elif arguments.runs_program and code == ExitCode.PREEMPTED and not forwarded:
-            _log(STOPPED_ITSELF)
+            message(STOPPED_ITSELF)
             code = ExitCode.UNEXPECTED
         elif code == 0 and store is not None and _use_our_store(arguments):
             _warn_if_separate(store, sum(meeting.processes))
@@ -225,7 +225,7 @@ def _run_torchrun(
 
     again = _again(arguments)
     if arguments.runs_program:
-        watch_exits(_log)
+        watch_exits(message)
     try:
         run(arguments)
     except ChildFailedError as error:
@@ -237,13 +237,13 @@ def _run_torchrun(
                 for rank, code in codes.items()
             }
             if _exit_code(set(codes.values()), bool(forwarded)) == end_code:
-                _log(f"{what}: {again.replace('command', 'command on all nodes', 1)}")
+                message(f"{what}: {again.replace('command', 'command on all nodes', 1)}")
         if forwarded and all(-code in STOP_SIGNALS for code in codes.values()):
-            _log(stopped_without_loss(forwarded[0]))
+            message(stopped_without_loss(forwarded[0]))
         files = {messages / str(rank): code for rank, code in codes.items()}
         return _report(files, bool(forwarded), again)
     except (DistError, ConnectionError) as error:
-        _log(f"lost contact with the other nodes ({ends[0].what if ends else error})")
+        message(f"lost contact with the other nodes ({ends[0].what if ends else error})")
         return ExitCode.NETWORK
     return ExitCode.SUCCESS
 
@@ -259,7 +259,7 @@ def _warn_if_separate(store: "TCPStore", count: int) -> None:
     `store` is that of all `count` ranks.
     """
     if count > 1 and not have_met(store.list_keys()):
-        _log(
+        message(
             f"the {count} processes did not call init_process_group, so each has trained alone: "
             "see docs/guides/own-script.md for Lightning and Accelerate, or use --no-torchrun"
         )
@@ -288,7 +288,7 @@ def _meet(arguments: argparse.Namespace) -> Meeting:
         int(settings["join_timeout"]),
         settings["await_name"] == "1",
     )
-    meeting = meet(node, _log)
+    meeting = meet(node, message)
     interface = meeting.interface
     if interface:
         # By default, gloo uses the interface of the host's name, and NCCL the first that is up.
@@ -296,7 +296,7 @@ def _meet(arguments: argparse.Namespace) -> Meeting:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     over = f" over {interface}" if interface else ""
     counts = " + ".join(map(str, meeting.processes))
-    _log(f"{arguments.nnodes} nodes met at {arguments.rdzv_endpoint}{over}: {counts} processes")
+    message(f"{arguments.nnodes} nodes met at {arguments.rdzv_endpoint}{over}: {counts} processes")
     return meeting
 
 
@@ -327,18 +327,18 @@ def _report(codes: Mapping[Path, int], stopped: bool, again: str) -> int:
     )
     hung = [file for file, code in codes.items() if timed_out and code == -signal.SIGKILL]
     for file in hung:
-        _log(f"rank {file.name} hung and was killed: {again}")
+        message(f"rank {file.name} hung and was killed: {again}")
     codes = {file: code for file, code in codes.items() if file not in hung}
     # By SIGTERM, torchrun ends the other ranks of a rank that failed.
     if not stopped and set(codes.values()) != {-signal.SIGTERM}:
         codes = {file: code for file, code in codes.items() if code != -signal.SIGTERM}
     for file, code in codes.items():
         if code < 0 and not (stopped and -code in STOP_SIGNALS):
-            _log(f"rank {file.name} was killed by {signal_name(-code)}: {again}")
+            message(f"rank {file.name} was killed by {signal_name(-code)}: {again}")
     # Print the messages of the ranks whose exit code is that of this process.
     exit_code = _exit_code(set(codes.values()), stopped)
     for text in dict.fromkeys(text for file, text in texts.items() if codes.get(file) == exit_code):
-        _log(text)
+        message(text)
     return exit_code
 
 
@@ -356,11 +356,6 @@ def _exit_code(codes: set[int], stopped: bool) -> int:
 def _kill_ranks() -> None:
     for rank in children(os.getpid()):
         forward_signal(rank, signal.SIGKILL)
-
-
-def _log(text: str) -> None:
-    """Print a line of this node to standard error."""
-    print(message_line(text), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -171,12 +171,8 @@ def _bad_example(job: Job) -> int | None:
                 if isinstance(job.train, TensorDataset)
                 else examples[(epoch, index)]
             )
-            if not all(map(_is_finite, tensors_in(example))):
+            if not all(bool(t.isfinite().all()) for t in tensors_in(example)):
                 return index
             if time.monotonic() > until_s:  # such as large pictures
                 return None
     return None
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor).all())

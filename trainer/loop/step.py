@@ -197,4 +197,6 @@ def _skip(job: Job, old_statistics: list[Tensor]) -> None:
 
 def _statistics(model: nn.Module) -> list[Tensor]:
     """Return the running statistics: the buffers that one bad batch can corrupt."""
-    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    return [
+        buffer for buffer in model.buffers() if buffer.is_floating_point() or buffer.is_complex()
+    ]

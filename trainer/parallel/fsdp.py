@@ -141,19 +141,13 @@ def lost_writes(module: nn.Module) -> Iterator[list[str]]:
             name for name, p in at_hand(part) if p in before and not torch.equal(before.pop(p), p)
         )
 
-    hooks = []
-    for part in module.modules():
-        # Run after FSDP's hook that gathers and before its hook that frees.
-        if isinstance(part, FSDPModule):
-            hooks += [
-                part.register_forward_pre_hook(keep),
-                part.register_forward_hook(compare, prepend=True),
-            ]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for part in module.modules():
+            # Run after FSDP's hook that gathers and before its hook that frees.
+            if isinstance(part, FSDPModule):
+                hooks.enter_context(part.register_forward_pre_hook(keep))
+                hooks.enter_context(part.register_forward_hook(compare, prepend=True))
         yield moved
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def whole(value: Any) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from trainbox.contract.errors import NetworkFailure, WrongUse
+from trainbox.contract.parsing import parse_json
 
 _LONGEST_VALUE = 2**24  # bytes of JSON: settings, metrics and short texts
 _SAME_VERSION = "start the same version of Trainbox on each machine"
@@ -34,8 +35,8 @@ def unpacked(packed_N: Tensor) -> Any:
         NetworkFailure: The bytes are not JSON.
     """
     try:
-        return json.loads(packed_N.numpy().tobytes())
-    except (ValueError, RecursionError) as error:
+        return parse_json(packed_N.numpy().tobytes())
+    except ValueError as error:
         raise NetworkFailure(
             f"another process sent bytes that are not JSON: {_SAME_VERSION}"
         ) from error

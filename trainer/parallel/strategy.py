@@ -9,22 +9,20 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import nn
 
 from trainbox.contract.internal import launch_facts
 from trainbox.contract.strategies import STRATEGY_RULES
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from trainer.parallel.world import World
+from trainer.parallel.world import World
 
 T = TypeVar("T")
 
 
 class Strategy:
-    """What depends on the strategy; by default each process has the whole model.
+    """What depends on the strategy; by default, each process has the whole model (single, ddp).
 
     Attributes:
         name: The strategy's name in the launch plan and in the manifest.
@@ -37,12 +35,12 @@ class Strategy:
     forward_is_collective: ClassVar[bool] = False
     gathers_states: ClassVar[bool] = False
 
-    def __init__(self, name: str, world: "World") -> None:
+    def __init__(self, name: str, world: World) -> None:
         self.name, self.world, self.rules = name, world, STRATEGY_RULES[name]
 
-    def wrap(self, module: "nn.Module", autocast_dtype: "torch.dtype | None") -> "nn.Module":
+    def wrap(self, module: nn.Module, autocast_dtype: torch.dtype | None) -> nn.Module:
         """Return `module` on this rank's device, so that one forward uses all GPUs of this rank."""
-        raise NotImplementedError
+        return module.to(self.world.device)
 
     def differing_weight(self, digests: Callable[[], Mapping[str, str]]) -> str | None:
         """Return the name of a weight that must be equal on all ranks before `wrap` and is not.
@@ -51,10 +49,10 @@ class Strategy:
         """
         return None
 
-    def check_optimizer(self, optimizer: "torch.optim.Optimizer") -> None:
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise WrongUse if a checkpoint could not restore the state of `optimizer`."""
 
-    def inside(self, module: "nn.Module", compute: Callable[[], T]) -> T:
+    def inside(self, module: nn.Module, compute: Callable[[], T]) -> T:
         """Return `compute()`, which uses the model of the wrapped `module` outside its forward.
 
         All ranks must call this if `forward_is_collective`.
@@ -72,11 +70,11 @@ class Strategy:
             else self.world.wait_for_all(what)
         )
 
-    def summed_parameters(self, module: "nn.Module") -> "list[nn.Parameter]":
+    def summed_parameters(self, module: nn.Module) -> list[nn.Parameter]:
         """Return the trained parameters whose gradients the tree of shards adds."""
         return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
-    def inference_dtype(self, autocast_dtype: "torch.dtype | None") -> "torch.dtype | None":
+    def inference_dtype(self, autocast_dtype: torch.dtype | None) -> torch.dtype | None:
         """Return the autocast type for code that expects weights in their own type, or None."""
         return None
 
@@ -96,7 +94,7 @@ class Strategy:
             f"{least} or {least + 1}" if rest else f"{least}",
         )
 
-    def header(self, module: "nn.Module") -> dict[str, str]:
+    def header(self, module: nn.Module) -> dict[str, str]:
         """Return the rows that the strategy adds to the header of a training."""
         return {}
 
@@ -115,7 +113,7 @@ class Strategy:
         """Return `state` with whole tensors on rank 0; all ranks must call this."""
         return state
 
-    def lost_writes(self, module: "nn.Module") -> contextlib.AbstractContextManager[list[str]]:
+    def lost_writes(self, module: nn.Module) -> contextlib.AbstractContextManager[list[str]]:
         """Collect the names of untrained parameters that a forward writes without effect."""
         return contextlib.nullcontext([])
 
@@ -124,8 +122,6 @@ class Strategy:
 
         Without a GPU, return the peak resident memory of each rank. All ranks must call this.
         """
-        import torch
-
         if self._on_gpu:
             own = [torch.cuda.max_memory_allocated(index) / 2**20 for index in self._gpus()]
         else:
@@ -137,8 +133,6 @@ class Strategy:
 
     def own_gpus(self) -> list[tuple[str, str]]:
         """Return the UUID and the name of each GPU that this rank computes on."""
-        import torch
-
         if not self._on_gpu:
             return []
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -159,19 +153,10 @@ class Strategy:
         return [self.world.device.index]
 
 
-class Replicated(Strategy):
-    """The whole model on each rank: one process, or the ranks of DDP."""
-
-    def wrap(self, module: "nn.Module", autocast_dtype: "torch.dtype | None") -> "nn.Module":
-        return module.to(self.world.device)
-
-
 class DataParallel(Strategy):
     """One process that splits each micro-batch over all visible GPUs."""
 
-    def wrap(self, module: "nn.Module", autocast_dtype: "torch.dtype | None") -> "nn.Module":
-        from torch import nn
-
+    def wrap(self, module: nn.Module, autocast_dtype: torch.dtype | None) -> nn.Module:
         return nn.DataParallel(module.to(self.world.device))
 
     def batch_parts(self, batch_size: int, shards: int, accumulation: int) -> tuple[int, str, str]:
@@ -181,8 +166,6 @@ class DataParallel(Strategy):
         return count, "GPUs" if count > 1 else "GPU", f"up to {most + 1}" if rest else f"{most}"
 
     def _gpus(self) -> Sequence[int]:
-        import torch
-
         return range(torch.cuda.device_count())
 
 
@@ -196,7 +179,7 @@ class Sharded(Strategy):
     forward_is_collective = True
     gathers_states = True
 
-    def wrap(self, module: "nn.Module", autocast_dtype: "torch.dtype | None") -> "nn.Module":
+    def wrap(self, module: nn.Module, autocast_dtype: torch.dtype | None) -> nn.Module:
         from trainer.parallel import fsdp
 
         fsdp.shard(module, self.world.device, self.world.world_size, autocast_dtype)
@@ -207,19 +190,19 @@ class Sharded(Strategy):
         index = self.world.first_difference([digest[:16] for digest in found.values()])
         return None if index is None else list(found)[index]
 
-    def check_optimizer(self, optimizer: "torch.optim.Optimizer") -> None:
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         from trainer.parallel import fsdp
 
         fsdp.check_optimizer(optimizer)
 
-    def inside(self, module: "nn.Module", compute: Callable[[], T]) -> T:
+    def inside(self, module: nn.Module, compute: Callable[[], T]) -> T:
         computed: T = module.inside(compute)  # type: ignore[operator]
         return computed
 
-    def summed_parameters(self, module: "nn.Module") -> "list[nn.Parameter]":
+    def summed_parameters(self, module: nn.Module) -> list[nn.Parameter]:
         return []  # torch adds the gradients during the backward
 
-    def inference_dtype(self, autocast_dtype: "torch.dtype | None") -> "torch.dtype | None":
+    def inference_dtype(self, autocast_dtype: torch.dtype | None) -> torch.dtype | None:
         return autocast_dtype  # gathered weights are of this type
 
     def validation_batches(self, batch_count: int) -> Sequence[int]:
@@ -229,7 +212,7 @@ class Sharded(Strategy):
         most = len(self.world.owned_by(0, batch_count))
         return [*own, *[batch_count - 1] * (most - len(own))]
 
-    def header(self, module: "nn.Module") -> dict[str, str]:
+    def header(self, module: nn.Module) -> dict[str, str]:
         from trainer.parallel import fsdp
 
         own = sum(map(fsdp.own_numel, module.parameters()))
@@ -251,15 +234,15 @@ class Sharded(Strategy):
         whole: dict[str, Any] = fsdp.gathered(state, self.world.is_first)
         return whole
 
-    def lost_writes(self, module: "nn.Module") -> contextlib.AbstractContextManager[list[str]]:
+    def lost_writes(self, module: nn.Module) -> contextlib.AbstractContextManager[list[str]]:
         from trainer.parallel import fsdp
 
         return fsdp.lost_writes(module)
 
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    "single": Replicated,
-    "ddp": Replicated,
+    "single": Strategy,
+    "ddp": Strategy,
     "dp": DataParallel,
     "fsdp": Sharded,
 }
@@ -282,7 +265,5 @@ def join(device_name: str) -> Strategy:
     Raises:
         DeviceMissing: `device_name` is not available; the CPU never replaces it.
     """
-    from trainer.parallel.world import World
-
     name, _ = launched_as()
     return STRATEGIES[name](name, World.start(device_name))

@@ -5,10 +5,9 @@
 
 import contextlib
 import os
-import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -19,11 +18,12 @@ from torch import Tensor
 
 from trainbox.batches import seed_cpu
 from trainbox.contract.internal import Internal
-from trainbox.contract.streams import message_line
+from trainbox.contract.streams import message
 from trainbox.order import derive_seed
 from trainer.parallel.device import choose_device
 from trainer.parallel.plain_values import checked_size, packed, refuse_foreign_objects, unpacked
 from trainer.parallel.stalled_gpu import watch_gpu
+from trainer.system.background import in_background
 
 Transfer = dist.Work  # an unfinished exchange; call its `wait`
 
@@ -33,21 +33,6 @@ _NCCL_TIMEOUT = 3 * TIMEOUT
 # `wait_for_all` exchanges at first after this time, and later 20 times in the time limit.
 _FIRST_TURN_S, _TURNS = 0.1, 20
 _BUSY, _FINISHED, _FAILED = range(3)  # states of the body of `wait_for_all`
-
-
-class _Body:
-    """The state of the body of `wait_for_all` on this rank."""
-
-    def __init__(self) -> None:
-        self._state, self._ended = _BUSY, threading.Event()
-
-    def end(self, state: int) -> None:
-        self._state = state
-        self._ended.set()
-
-    def state_after(self, seconds: float) -> int:
-        """Return the state when the body has ended, or after `seconds`."""
-        return self._state if self._ended.wait(seconds) else _BUSY
 
 
 @dataclass
@@ -127,18 +112,14 @@ class World:
         The parts are in the order of the ranks, and the counts are numbers of elements.
         """
         work = dist.all_to_all_single(
-            _bytes(received_N),
-            _bytes(sent_N),
-            [count * received_N.element_size() for count in received_counts],
-            [count * sent_N.element_size() for count in sent_counts],
-            async_op=True,
+            received_N, sent_N, received_counts, sent_counts, async_op=True
         )
         assert work is not None
         return work
 
     def all_gather(self, received_N: Tensor, sent_N: Tensor) -> Transfer:
         """Receive the `sent_N` of all ranks in `received_N`, in the order of the ranks."""
-        work = dist.all_gather_into_tensor(_bytes(received_N), _bytes(sent_N), async_op=True)
+        work = dist.all_gather_into_tensor(received_N, sent_N, async_op=True)
         assert work is not None
         return work
 
@@ -256,28 +237,18 @@ class World:
         if self.world_size == 1:
             yield
             return
-        body, errors = _Body(), list[Exception]()
-
-        def exchange() -> None:
-            try:
-                self._exchange_until_all(body, what)
-            except Exception as error:  # noqa: BLE001 - raised below
-                errors.append(error)
-
-        thread = threading.Thread(target=exchange, name="wait for all", daemon=True)
-        thread.start()
+        ended = Future[int]()
+        exchanged = in_background(lambda: self._exchange_until_all(ended, what), "wait for all")
         try:
             yield
         except BaseException:
-            body.end(_FAILED)
-            thread.join()
+            ended.set_result(_FAILED)
+            exchanged.exception()
             raise
-        body.end(_FINISHED)
-        thread.join()
-        if errors:
-            raise errors[0]
+        ended.set_result(_FINISHED)
+        exchanged.result()
 
-    def _exchange_until_all(self, body: "_Body", what: str) -> None:
+    def _exchange_until_all(self, ended: Future[int], what: str) -> None:
         """Exchange the states of the bodies, until all have finished or one has failed."""
         limit_s = TIMEOUT.total_seconds()
         begin_s = time.monotonic()
@@ -285,7 +256,8 @@ class World:
         longest_s = limit_s / _TURNS
         turn_s = min(_FIRST_TURN_S, longest_s)
         while True:
-            own = body.state_after(turn_s)
+            wait([ended], turn_s)
+            own = ended.result() if ended.done() else _BUSY
             turn_s = min(2 * turn_s, longest_s)
             states = self._states(own)
             busy = [str(rank) for rank, state in enumerate(states) if state == _BUSY]
@@ -297,7 +269,7 @@ class World:
                     f"{what}: waiting for rank{'s' if busy[1:] else ''} {', '.join(busy)} for "
                     f"{(time.monotonic() - begin_s) / 60:.0f} min"
                 )
-                print(message_line(line), file=sys.stderr, flush=True)
+                message(line)
 
     def _states(self, own: int) -> list[int]:
         """Return the state of the body on each rank; `own` is that of this rank."""
@@ -328,8 +300,3 @@ class World:
             self._pending_vote[0].wait()
             self._pending_vote = None
         self.barrier()
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """Return a view as bytes, which every backend can move."""
-    return tensor.view(torch.uint8)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from trainbox.checkpoint_writer import CheckpointWriter
+from trainbox.contract.entries import plain
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.storage import storage_failure
 from trainer.run.checkpoint_files import CheckpointFiles
@@ -38,6 +39,7 @@ class RunCheckpoints(CheckpointWriter):
         """Save in `folder`. `writes` is true only on the first rank."""
 
         def failure(error: BaseException, needed_bytes: int) -> BaseException:
+            self._recorded.set()
             if not isinstance(error, OSError):
                 return error
             return storage_failure(folder, error, needed_bytes)
@@ -84,30 +86,28 @@ class RunCheckpoints(CheckpointWriter):
         self._since_s = time.monotonic()
         if not self._writes:
             return
-        recorded = threading.Event()
+        self.wait()
+        self._recorded.clear()
 
         def check_and_record(copy: Mapping[str, Any]) -> None:
             tensors = {
                 name: value for name, value in copy["model"].items() if isinstance(value, Tensor)
             }
-            try:
-                _refuse_not_finite(step, tensors, copy.get("buffers", ()))
-                # Record the digests first, because a next entry waits for them.
-                if before is not None:
-                    before(copy)
-            finally:
-                recorded.set()
+            _refuse_not_finite(step, tensors, copy.get("buffers", ()))
+            # Record the digests first, because a next entry waits for them.
+            if before is not None:
+                before(copy)
+            self._recorded.set()
             if step == best_step:
                 self.files.write_best(step, tensors)
 
         super().save(
             step,
             {**state, "checkpoint": {"run_id": self.files.run_id, "step": step}},
-            {"metrics": dict(fields), "best_step": best_step},
+            {"metrics": plain(fields), "best_step": best_step},
             best_step,
             check_and_record,
         )
-        self._recorded = recorded
 
     def wait_until_recorded(self) -> None:
         """Wait until the current save has recorded its digests. It is not durable by then."""
@@ -122,10 +122,9 @@ class RunCheckpoints(CheckpointWriter):
 def _refuse_not_finite(step: int, tensors: Mapping[str, Tensor], buffers: Collection[str]) -> None:
     """Raise a Failure if a tensor is not finite. Buffers may contain infinities, as masks do."""
     for name, tensor in tensors.items():
-        if (
-            tensor.is_floating_point()
-            and not (~tensor.isnan() if name in buffers else tensor.isfinite()).all()
-        ):
+        if (tensor.is_floating_point() or tensor.is_complex()) and not (
+            ~tensor.isnan() if name in buffers else tensor.isfinite()
+        ).all():
             raise Failure(
                 f"the weights {name!r} are not finite at step {step}: lower --lr, or add "
                 "--warmup-epochs or --clip-norm; older checkpoints are valid",

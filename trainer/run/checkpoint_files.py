@@ -124,16 +124,16 @@ class CheckpointFiles(StoredCheckpoints):
             file.write(data)
 
     def restore_best(self, best_step: int) -> None:
-        """Write model.safetensors again if it is missing, damaged, edited or of an earlier step.
+        """Write model.safetensors again if it is missing, damaged, edited or of another step.
 
         The weights come from the checkpoint of `best_step`. A file of a later step was written
-        before its checkpoint was complete, and the run will write it again.
+        before its checkpoint was complete.
 
         Raises:
             StorageFailure: That checkpoint is missing or damaged too, so the best weights are lost.
         """
         with contextlib.suppress(ValueError):
-            if self.check_best() >= best_step:
+            if self.check_best() == best_step:
                 return
         problem = self.problem(best_step)
         if problem is not None:
@@ -147,7 +147,8 @@ class CheckpointFiles(StoredCheckpoints):
         with writing(self.best):
             self.write_best(best_step, tensors)
         self.report(
-            f"{self.best} was missing or damaged: rewritten from the checkpoint of step {best_step}"
+            f"{self.best} was missing, damaged or of another step: rewritten from the checkpoint "
+            f"of step {best_step}"
         )
 
     def check(self, step: int) -> None:

@@ -166,7 +166,7 @@ def sampled_examples(
     indices = (
         sorted({count * i // _SAMPLED_EXAMPLES for i in range(_SAMPLED_EXAMPLES)}) if count else []
     )
-    return read_examples(dataset, 0, indices, workers, collate)
+    return read_examples(dataset, indices, workers, collate)
 
 
 def dataset_digest(dataset: Dataset[Any], examples: list[Any]) -> str:

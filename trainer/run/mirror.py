@@ -12,7 +12,7 @@ from typing import Any
 from trainbox.contract.errors import Failure, Preempted, StorageFailure, WrongUse
 from trainbox.contract.files import read_object
 from trainbox.contract.mirror_url import OPTION
-from trainbox.contract.sidecar import checkpoint_path, steps_in
+from trainbox.contract.sidecar import checkpoint_path, damage, steps_in
 from trainbox.contract.storage import is_of_disk
 from trainer.parallel.world import World
 from trainer.run.checkpoint_files import CheckpointFiles
@@ -84,7 +84,7 @@ class Mirror:
         """
         with self._lock:
             self._wanted = not self._abandoned
-            if self._wanted and self._copies is None:
+            if self._wanted and (self._copies is None or self._copies.done()):
                 self._moved()
                 self._copies = in_background(self._work, "mirror")
 
@@ -107,7 +107,7 @@ class Mirror:
 
     def _wait(self) -> bool:
         """Wait for the thread, and return whether it has ended in time."""
-        while (copies := self._copies) is not None:
+        while (copies := self._copies) is not None and not copies.done():
             if self._end_s is None and self._stop:
                 self._end_s = time.monotonic() + STOP_S
             until_s = self._moved_at_s + _STALLED_S if self._end_s is None else self._end_s
@@ -200,7 +200,8 @@ class Mirror:
             OSError: The folder cannot be written.
             Preempted: A stop was requested.
         """
-        own = max(steps_in(self._checkpoints), default=-1)
+        steps = reversed(steps_in(self._checkpoints))
+        own = next((step for step in steps if self._is_intact(step)), -1)
         try:
             self._restore_after(own, may_restore)
         except Failure:
@@ -215,6 +216,13 @@ class Mirror:
                 f"the checkpoint of step {own} in the run's folder"
             )
 
+    def _is_intact(self, step: int) -> bool:
+        """Return whether the run's folder has the whole checkpoint of `step`."""
+        with contextlib.suppress(OSError, ValueError):
+            sidecar = read_object(checkpoint_path(self._checkpoints, step))
+            return damage(checkpoint_path(self._checkpoints, step, ".pt"), sidecar) is None
+        return False
+
     def _restore_after(self, own: int, may_restore: bool) -> None:
         """Restore the newest checkpoint after step `own`, or after -1. See `restore`."""
         place = self._storage.place
@@ -222,9 +230,8 @@ class Mirror:
         stored = in_background(self._storage.steps, "mirror").result(_ANSWER_S)
         complete = sorted((step for step, whole in stored.items() if whole), reverse=True)
         if own >= 0:
-            with contextlib.suppress(OSError, ValueError):  # a damaged sidecar is set aside later
-                sidecar = read_object(checkpoint_path(self._checkpoints, own))
-                self._storage.refuse_another_run(complete, sidecar.get("run_id"))
+            sidecar = read_object(checkpoint_path(self._checkpoints, own))
+            self._storage.refuse_another_run(complete, sidecar.get("run_id"))
         elif not stored:
             self._storage.refuse_unwritable()
         newer = [step for step in complete if step > own]

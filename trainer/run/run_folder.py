@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainbox.contract.entries import plain
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import read_object
 from trainbox.contract.record_folder import CONFIG, LOCK, LOGS, MANIFEST, METRICS, RecordFolder
@@ -13,14 +14,6 @@ from trainbox.contract.sidecar import FIRST_CHECKPOINT
 from trainer.run.jsonl import read_entries
 
 DIGESTS, WEIGHTS = "digests.jsonl", "model.safetensors"
-
-
-def finite_or_null(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `values` for JSON, which has no infinity and no NaN: both become null."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in values.items()
-    }
 
 
 class RunFolder(RecordFolder):
@@ -103,7 +96,7 @@ class RunFolder(RecordFolder):
         Raises:
             StorageFailure: The file cannot be written.
         """
-        super().append(name, finite_or_null(entry), durable)
+        super().append(name, plain(entry), durable)
 
 
 def _refuse_files_of_others(path: Path) -> None:

@@ -1,12 +1,11 @@
 """Report the failure with which this process exits."""
 
 import os
-import sys
 from pathlib import Path
 
 from trainbox.contract.errors import Failure
 from trainbox.contract.internal import Internal
-from trainbox.contract.streams import message_line
+from trainbox.contract.streams import message
 
 
 def report_failure(failure: Failure) -> None:
@@ -19,4 +18,4 @@ def report_failure(failure: Failure) -> None:
             str(failure), encoding="utf-8", errors="backslashreplace"
         )
     else:
-        print(message_line(str(failure)), file=sys.stderr, flush=True)
+        message(str(failure))

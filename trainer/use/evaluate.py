@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainbox.contract.entries import plain
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.files import replacing
 from trainbox.contract.storage import writing
@@ -20,7 +21,6 @@ from trainer.loop.evaluate import evaluate
 from trainer.loop.task_checks import check_defines
 from trainer.loop.validate import draw
 from trainer.run.compare import changes_bits, first_figure_difference, listed_changes
-from trainer.run.run_folder import finite_or_null
 from trainer.system.signals import StopRequest
 from trainer.use.per_example import (
     LEVEL,
@@ -110,7 +110,7 @@ def _evaluate(model: StoredModel, request: EvaluateRequest, out: Path, stop: Sto
     stopped = stopping(world, stop, "evaluation")
     result = evaluate(job, model.seed_parts, stopped, observers, model.run.bar)
     assert result is not None
-    figures = finite_or_null(result.figures)
+    figures = plain(result.figures)
     equal, comparison, reason = _comparison(model, figures, request.data)
     problem = comparison if equal is False and not reason else ""
 

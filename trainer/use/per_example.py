@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainbox.classification import Classification, counts_by_class
+from trainbox.contract.entries import plain
 from trainbox.contract.errors import WrongUse
 from trainbox.nested import take, tensors_in
 from trainbox.task import Task
@@ -21,7 +22,6 @@ from trainer.loop.task_checks import (
     checked_predictions,
     checked_statistics,
 )
-from trainer.run.run_folder import finite_or_null
 
 RESAMPLES, LEVEL = 1000, 0.95
 # The most numbers of all examples together, 2 GiB on rank 0.
@@ -161,7 +161,7 @@ def csv_rows(columns: Columns) -> str:
 def json_lines(columns: Columns) -> str:
     """Return a JSON object for each row of the columns. NaN and infinity become null."""
     return "".join(
-        json.dumps(finite_or_null(dict(zip(columns, row, strict=True)))) + "\n"
+        json.dumps(plain(dict(zip(columns, row, strict=True)))) + "\n"
         for row in zip(*columns.values(), strict=True)
     )
 

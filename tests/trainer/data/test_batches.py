@@ -166,7 +166,7 @@ class _Streams:
         self.log: list[str] = []
         self.created: list[torch.device] = []
         self._current = "computing"
-        batches._copy_stream.cache_clear()
+        batches._CopyStream.cache_clear()
         monkeypatch.setattr(torch.cuda, "Stream", self._create)
         monkeypatch.setattr(torch.cuda, "stream", self._entered)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: self)

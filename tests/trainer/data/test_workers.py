@@ -55,7 +55,7 @@ def test_a_worker_that_hangs_in_its_fork_is_started_again(monkeypatch: pytest.Mo
     monkeypatch.setattr(Connection, "poll", poll)
     monkeypatch.setattr(workers, "_START_S", 0.05)
     dataset = TensorDataset(torch.arange(3.0))
-    read, _ = read_examples(dataset, 0, [0, 2], 1)
+    read, _ = read_examples(dataset, [0, 2], 1)
     assert [batch[0].tolist() for batch in read] == [[0], [2]]
     assert len(pids) >= 3
     assert limits_s[:3] == [0.05, 0.1, 0.2]
@@ -134,7 +134,7 @@ def test_a_worker_that_never_runs_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     pids = _forks(monkeypatch, hanging=99)
     monkeypatch.setattr(workers, "_START_S", 0.01)
     with pytest.raises(Failure, match="a loader worker did not start .*, in 5 attempts: .*"):
-        read_examples(TensorDataset(torch.arange(3.0)), 0, [0], 1)
+        read_examples(TensorDataset(torch.arange(3.0)), [0], 1)
     assert len(pids) == 5
     _check_waited_for(pids)
 

@@ -15,7 +15,7 @@ from trainbox.contract.config import Config, check_strategy
 from trainbox.contract.errors import WrongUse
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.loop.memory_format import memory_format, put_channels_last
-from trainer.parallel.strategy import Replicated
+from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
 
 PICTURES = "tests.support.convolutions:Pictures"
@@ -75,7 +75,7 @@ def test_the_rule_of_each_device(device: str, precision: str, chosen: str, views
     job: Any = SimpleNamespace(
         task=task,
         config=Config(precision=precision),
-        strategy=Replicated("single", world),
+        strategy=Strategy("single", world),
         world=world,
         model=task.build_model(),
         workers=0,

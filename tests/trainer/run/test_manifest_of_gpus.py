@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainer.machine import torch_info
-from trainer.parallel.strategy import Replicated
+from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
 from trainer.run import manifest
 from trainer.run.compare import changes_bits, manifest_differences
@@ -30,7 +30,7 @@ def _described(monkeypatch: pytest.MonkeyPatch, multiprocessors: list[int]) -> d
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpus[index])
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
     world = World(0, 1, torch.device("cuda", 0))
-    return manifest.describe(Replicated("single", world), [], {}, {}, {})
+    return manifest.describe(Strategy("single", world), [], {}, {}, {})
 
 
 def test_another_number_of_multiprocessors_changes_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from trainbox.contract.internal import LaunchFacts
 from trainbox.contract.strategies import STRATEGY_RULES
 from trainer.loop.report import batch_equation
 from trainer.parallel.device import choose_device
-from trainer.parallel.strategy import STRATEGIES, Replicated
+from trainer.parallel.strategy import STRATEGIES, Strategy
 from trainer.parallel.world import World
 from trainer.run.compare import manifest_differences
 from trainer.run.run_log import RunLog
@@ -78,7 +78,7 @@ def test_threads_follow_rank_0_and_a_batch_size_per_gpu_is_multiplied(
     of_rank_0 = iter([None, 7])  # no stored settings, and the threads
     monkeypatch.setattr(World, "from_first", lambda *_: next(of_rank_0))
     process, run = World(1, 3, torch.device("cpu")), RunLog(tmp_path / "r", 1)
-    settled = settle(Config(batch_size_per_gpu=5), Tiny(), Replicated("ddp", process), run)
+    settled = settle(Config(batch_size_per_gpu=5), Tiny(), Strategy("ddp", process), run)
     run.close()
     assert (settled.threads, settled.precision) == (7, "fp32")
     assert (settled.batch_size, settled.batch_size_per_gpu) == (15, None)

@@ -149,8 +149,8 @@ def test_loader_workers_without_a_socket_are_refused(
     dataset = TensorDataset(torch.arange(3.0))
     with temporary.sockets_in_a_folder():
         with pytest.raises(StorageFailure) as refused:
-            read_examples(dataset, 0, [0, 2], 1)
-        read, _ = read_examples(dataset, 0, [0, 2], 0)
+            read_examples(dataset, [0, 2], 1)
+        read, _ = read_examples(dataset, [0, 2], 0)
     assert [batch[0].tolist() for batch in read] == [[0], [2]]
     assert re.fullmatch(
         r"the loader workers cannot make a socket in the folder for temporary files "
