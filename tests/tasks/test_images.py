@@ -571,7 +571,12 @@ def test_the_search_for_damage_is_kept_until_a_file_changes(shapes: Path) -> Non
     kept.write_text('["disc/0005.jpg"]')
     assert damaged_pictures(shapes, pictures) == {shapes / "disc/0005.jpg"}
     _cut_off(shapes / "disc/0002.jpg")
-    assert damaged_pictures(shapes, pictures) == found | {shapes / "disc/0002.jpg"}
+    found |= {shapes / "disc/0002.jpg"}
+    assert damaged_pictures(shapes, pictures) == found
+    (shapes / "disc/9.jpg").symlink_to("missing")
+    assert damaged_pictures(shapes, find_pictures(shapes, _CLASSES)) == found | {
+        shapes / "disc/9.jpg"
+    }
 
 
 def test_a_picture_that_cannot_be_read_is_not_skipped(tmp_path: Path) -> None:

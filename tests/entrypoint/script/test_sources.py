@@ -103,6 +103,11 @@ def test_a_file_that_was_changed_between_two_starts_is_named(project: Trainbox) 
     assert [start.get("changed") for start in manifest["starts"]] == [None, ["config/small.py"]]
     _, err = _run(project, "train.py", "config/small.py")
     assert "changed since" not in err
+    path = project.folder / "runs/r/manifest.json"
+    path.write_text(json.dumps(manifest | {"python": "3.8.0"}))
+    manifest, err = _run(project, "train.py", "config/small.py")
+    assert "changed since the run's start: python\n" in err
+    assert manifest["starts"][-1]["changed"] == ["python"]
 
 
 def test_what_a_child_process_opens_is_recorded(project: Trainbox) -> None:

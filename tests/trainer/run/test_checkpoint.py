@@ -375,17 +375,32 @@ def test_weights_that_are_not_finite_are_refused_and_nothing_is_written(
     saver.checkpoints.wait()  # raised only once
 
 
-def test_best_weights_of_a_later_step_stay(saver: Saver) -> None:
+def test_best_weights_of_a_later_step_are_replaced(saver: Saver) -> None:
     """A killed save has replaced them, but its checkpoint is not complete."""
+    saver.save(3, best=3)
     files = saver.checkpoints.files
-    files.write_best(5, {"weight": torch.ones(2)})
     before = files.best.read_bytes()
+    files.write_best(5, {"weight": torch.ones(2)})
     files.restore_best(3)
     assert files.best.read_bytes() == before
 
 
-@pytest.mark.parametrize(("value", "saved"), [(float("-inf"), True), (float("nan"), False)])
-def test_a_buffer_may_have_infinities_as_a_mask(saver: Saver, value: float, saved: bool) -> None:
+def test_a_save_that_fails_at_its_begin_lets_the_next_record_continue(saver: Saver) -> None:
+    saver.folder.write_text("in the way")
+    saver.checkpoints.save(1, {"model": {}}, {}, None)
+    saver.checkpoints.finish()
+    saver.checkpoints.wait_until_recorded()
+    with pytest.raises(StorageFailure):
+        saver.checkpoints.wait()
+
+
+_NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("value", "saved"), [(float("-inf"), True), (_NAN, False), (complex(_NAN, 0), False)]
+)
+def test_a_buffer_may_have_infinities_as_a_mask(saver: Saver, value: complex, saved: bool) -> None:
     state = {"model": {"mask": torch.tensor([0.0, value])}, "buffers": ["mask"]}
     saver.checkpoints.save(1, state, {}, None)
     with contextlib.nullcontext() if saved else pytest.raises(Failure, match="'mask'"):

@@ -260,6 +260,17 @@ def test_a_run_whose_copies_are_all_damaged_is_refused(tmp_path: Path) -> None:
     assert len(restored(tmp_path / "other")) == 1
 
 
+def test_damaged_checkpoints_of_the_run_are_replaced_by_their_copies(tmp_path: Path) -> None:
+    run = Copied(tmp_path)
+    run.save(1)
+    run.save(2)
+    for step in run.steps():
+        path = run.checkpoints.files.path(step, ".pt")
+        path.write_bytes(path.read_bytes()[:-1])
+    assert restored(tmp_path) == [f"restored the checkpoint of step 2 from {URL}/r"]
+    run.checkpoints.files.check(2)
+
+
 def test_a_newer_checkpoint_of_another_machine_is_restored(tmp_path: Path) -> None:
     for folder, step in (("one", 1), ("two", 2), ("one", 1)):
         run = Copied(tmp_path / folder)

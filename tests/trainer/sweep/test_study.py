@@ -73,6 +73,45 @@ def test_two_processes_that_share_a_study_claim_each_trial_once(opened: Open) ->
 
 
 @in_both
+def test_a_claim_that_was_cut_off_is_completed(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = opened(Sweep(Config(), {"width": [4, 8], "dropout": [0.1, 0.2]}))
+    stored, calls = view._storage.set_trial_param, list[object]()
+
+    def full_disk(*values: Any) -> None:
+        calls.append(values)
+        if len(calls) == 2:
+            raise OSError
+        stored(*values)
+
+    monkeypatch.setattr(view._storage, "set_trial_param", full_disk)
+    with pytest.raises(OSError):
+        view.claim()
+    other = opened(None, owner="other")
+    now = [0.0]
+    monkeypatch.setattr(owners.time, "monotonic", lambda: now[0])
+    assert other.give_back_of_the_lost() == 0
+    now[0] = 61
+    assert other.give_back_of_the_lost() == 1
+    assert claimed(other).point == {"width": 4, "dropout": 0.1}
+
+
+@in_both
+def test_a_trial_too_many_does_not_hide_one_that_is_trained_again(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = opened(Sweep(Config(), seeds=1))
+    now, before = one._numbered, [one._numbered()]
+    monkeypatch.setattr(one, "_numbered", lambda: before.pop() if before else now())
+    other = opened(None, owner="other")
+    other.failed(claimed(other), "it died")
+    assert one.claim() is None  # there is no second trial
+    other.retry_failed()
+    assert claimed(other).number == 0
+
+
+@in_both
 def test_an_ended_trial_is_recorded_with_its_metrics_or_message(opened: Open) -> None:
     view = opened()
     first, second, third = (view.claim() for _ in range(3))
