@@ -1,5 +1,6 @@
 """The video classifier on small films: motion, the split by recording, decoding and errors."""
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -353,3 +354,12 @@ def test_a_link_to_a_missing_video_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").symlink_to("gone.mp4")
     with pytest.raises(WrongUse, match=r"/a\.mp4 cannot be read \(No such file or directory\): "):
         Video(classes="rest/groom").prediction_dataset([tmp_path / "a.mp4"])
+
+
+def test_two_videos_with_equal_names_are_decoded_apart(tmp_path: Path) -> None:
+    names = [tmp_path / part / "day/clip.avi" for part in ("rest", "groom")]
+    for name in names:
+        name.parent.mkdir(parents=True)
+        name.write_bytes(b"same size")
+        os.utime(name, (1, 1))
+    assert len({videos._cached(name, tmp_path / ".cache", SIDE) for name in names}) == 2

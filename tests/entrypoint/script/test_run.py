@@ -595,12 +595,13 @@ def test_the_run_of_a_script_is_not_one_of_a_task(forked: Trainbox) -> None:
     )
     with pytest.raises(WrongUse, match="^runs/r is a run of a script, not of a task: use another"):
         config_in(json.loads(config), Path("runs/r/config.json"))
-    ended = forked("evaluate", "runs/r")
-    assert (ended.code, ended.err) == (
-        2,
-        "trainbox: evaluate runs/r: this is a run of a script, whose model only the script can "
-        "build: write the evaluation into the script, or train a task\n",
-    )
+    for verb in ("evaluate", "export"):
+        ended = forked(verb, "runs/r")
+        assert (ended.code, ended.err) == (
+            2,
+            f"trainbox: {verb} runs/r: this is a run of a script, whose model only the script can "
+            "build: write the evaluation into the script, or train a task\n",
+        )
 
 
 def test_two_runs_in_one_folder_are_refused(trainbox: Trainbox) -> None:

@@ -77,6 +77,19 @@ def test_each_cause_has_its_own_remedy(tmp_path: Path, number: int, expected: st
     assert "free some space" not in text
 
 
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(errno.ENOENT, "", "runs/r/metrics.jsonl"), True),
+        (OSError(errno.ENOENT, "", "runs_old/data.csv"), False),
+        (OSError(errno.ENOSPC, ""), True),
+        (ValueError("runs"), False),
+    ],
+)
+def test_an_error_of_the_disk_is_known_by_its_folder(error: Exception, expected: bool) -> None:
+    assert storage.is_of_disk(error, Path("runs")) == expected
+
+
 def test_a_full_disk_is_reported_with_the_needed_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

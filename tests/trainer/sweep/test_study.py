@@ -17,12 +17,14 @@ from optuna.samplers import TPESampler
 from tests.support.here import Here
 from tests.trainer.sweep.conftest import claimed
 from trainbox.contract.config import Config
-from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.contract.errors import Preempted, StorageFailure, WrongUse
 from trainer.sweep import owners, samplers
 from trainer.sweep.grid import Range, Record, Sweep
 from trainer.sweep.script import Script
+from trainer.sweep.session import _wait_for
 from trainer.sweep.storage import open_storage, storage_failures
 from trainer.sweep.study import Study, open_study
+from trainer.system.signals import StopRequest
 
 _SWEEP = Sweep(Config(), {"width": [4, 8, 16]}, seeds=4)
 Open = Callable[..., Study]
@@ -487,3 +489,14 @@ def test_a_study_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "study.journal")
     with pytest.raises(StorageFailure, match=r"study\.journal is not a file: remove it"):
         open_study(None, tmp_path, _SWEEP)
+
+
+def test_a_machine_that_waits_for_a_sweep_heeds_signals_and_a_wrong_database(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(WrongUse, match="--storage nonsense cannot be opened"):
+        _wait_for("nonsense", tmp_path, StopRequest())
+    stop = StopRequest()
+    stop.signal_name = "SIGTERM"
+    with pytest.raises(Preempted, match="^stopped by SIGTERM before the sweep: "):
+        _wait_for(None, tmp_path, stop)
