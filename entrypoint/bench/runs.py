@@ -28,7 +28,7 @@ ANOTHER_FOLDER = "give another folder to --out"
 _POLL_S = 0.1
 _END_S = 10.0  # the wait for a stopped training, whose checkpoint is not needed
 # Settings that the bench chooses for its trainings.
-_OWN_NAMES = {"STRATEGY", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
+_OWN_NAMES = {"STRATEGY", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME", "TRAINBOX_BATCH_SIZE_PER_GPU"}
 
 Arguments = Callable[[BenchCase, str], list[str]]
 

@@ -204,7 +204,7 @@ def test_an_endpoint_of_all_interfaces_is_refused_under_any_name(
 def test_a_message_of_a_peer_is_printed_without_control_characters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    torchrun._log("node 1 (\x1b[2J\x07evil\r\n\u202ehost, 10.0.0.7) is lost")
+    torchrun.message("node 1 (\x1b[2J\x07evil\r\n\u202ehost, 10.0.0.7) is lost")
     assert (
         capsys.readouterr().err
         == r"trainbox: node 1 (\x1b[2J\x07evil \u202ehost, 10.0.0.7) is lost" + "\n"

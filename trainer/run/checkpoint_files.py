@@ -127,15 +127,19 @@ class CheckpointFiles(StoredCheckpoints):
         """Write model.safetensors again if it is missing, damaged, edited or of another step.
 
         The weights come from the checkpoint of `best_step`. A file of a later step was written
-        before its checkpoint was complete.
+        before its checkpoint was complete. It stays if that checkpoint is missing or damaged, as
+        the run will write it again.
 
         Raises:
             StorageFailure: That checkpoint is missing or damaged too, so the best weights are lost.
         """
+        found = None
         with contextlib.suppress(ValueError):
-            if self.check_best() == best_step:
+            if (found := self.check_best()) == best_step:
                 return
         problem = self.problem(best_step)
+        if problem is not None and found is not None and found > best_step:
+            return
         if problem is not None:
             raise StorageFailure(
                 f"{self.best} is missing or damaged, and so is the checkpoint of the best step "

@@ -52,7 +52,14 @@ def test_two_processes_against_one(trainbox: Trainbox, ranks: Ranks, hungry: str
     arguments = ["--processes", "1,2", "--device", "cpu", "--batch-size", "32", "--rounds", "1"]
     arguments += ["--seconds", "0.3", "--out", "tables", "--lr", "0.002"]
     # A training of one process must not inherit the strategy.
-    ended = bench(ranks, hungry, *arguments, TRAINBOX_EPOCHS="3", STRATEGY="ddp")
+    ended = bench(
+        ranks,
+        hungry,
+        *arguments,
+        TRAINBOX_EPOCHS="3",
+        STRATEGY="ddp",
+        TRAINBOX_BATCH_SIZE_PER_GPU="1",
+    )
     assert ended.code == 0, ended.errs
     tables = trainbox.folder / "tables"
     assert sorted(path.name for path in tables.iterdir()) == ["bench.json", "bench.md", "bench.svg"]
