@@ -100,7 +100,7 @@ def test_a_claim_that_was_cut_off_is_completed(
 
 
 @in_both
-def test_a_trial_too_many_does_not_hide_one_that_is_trained_again(
+def test_a_trial_too_many_does_not_hide_a_trial_that_trains_again(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = opened(Sweep(Config(), seeds=1))
@@ -108,7 +108,7 @@ def test_a_trial_too_many_does_not_hide_one_that_is_trained_again(
     monkeypatch.setattr(one, "_numbered", lambda: before.pop() if before else now())
     other = opened(None, owner="other")
     other.failed(claimed(other), "it died")
-    assert one.claim() is None  # there is no second trial
+    assert one.claim() is None  # a sweep of a single trial
     other.retry_failed()
     assert claimed(other).number == 0
 
