@@ -118,7 +118,7 @@ class CheckpointWriter:
                 f"{folder} was removed with all its checkpoints: created again for the "
                 f"checkpoint of step {step}"
             )
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=not self._folder_seen, exist_ok=True)
         self._folder_seen = True
         if before is not None:
             before(state)

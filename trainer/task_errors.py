@@ -245,8 +245,8 @@ def _part_of_a_task(frame: _Frame) -> str | None:
 
 def _in_one_line(error: Exception) -> str:
     """Return the error in one line, such as `ValueError: bad value`."""
-    _, original, inner = str(error).partition("Original Traceback")
-    if original:
+    caught, _, inner = str(error).partition("\nOriginal ")
+    if inner and caught.startswith("Caught "):
         lines = [line for line in inner.splitlines()[1:] if line and not line.startswith(" ")]
         line = lines[-1] if lines else type(error).__name__
     else:

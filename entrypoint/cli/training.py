@@ -159,7 +159,7 @@ def sweep_run(**values: Any) -> None:
       trainbox sweep run train.py --seeds 20 --metric max:accuracy -- --seed {seed}
       trainbox sweep run train.py --grid lr=1e-3,3e-3 --metric min:val/loss -- --lr {lr}
       trainbox sweep run train.py --sampler tpe --trials 50 --range lr=1e-4:1e-1:log \\
-        --metric max:acc --metric-regex 'acc: ([0-9.]+)' -- --lr {lr} --out {run}
+        --metric max:acc --metric-regex 'acc: ([-+.\\w]+)' -- --lr {lr} --out {run}
       trainbox sweep run render.py --metric none --grid angle=0,90 -- {angle} --out {run}
     """
     from entrypoint.cli.launching import supervised

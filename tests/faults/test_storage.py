@@ -218,6 +218,20 @@ def test_row_17_the_checkpoints_deleted_under_a_training(ranks: Ranks, clean: st
     assert again.digest == clean
 
 
+def test_the_folder_of_a_run_moved_under_a_training(ranks: Ranks) -> None:
+    gate = Gate(ranks.folder, 150)
+    training = ranks.start(1, "train", *GATED, "--checkpoint-steps", "60")
+    gate.wait_for(training)
+    (ranks.folder / "runs/r").rename(ranks.folder / "runs/moved")
+    gate.release()
+    ended = training.wait()
+    assert ended.codes == [4], ended
+    assert "cannot write runs/r/" in ended.errs[0] and "its folder is missing" in ended.errs[0]
+    assert not (ranks.folder / "runs/r").exists()
+    (ranks.folder / "runs/moved").rename(ranks.folder / "runs/r")
+    ranks.train(1, *GATED, "--checkpoint-steps", "60")
+
+
 def _as_user(folder: Path, uid: int, *words: str) -> Ended:
     """Train as a user without a name, a home or rights.
 

@@ -39,6 +39,11 @@ def storage_failure(
     )
 
 
+def output_failure(error: OSError) -> StorageFailure:
+    """Return the failure for `error`, which was raised while writing to standard output."""
+    return storage_failure(Path("/dev/stdout"), error, instead="write it to another disk")
+
+
 @contextlib.contextmanager
 def writing(path: Path, instead: str | None = None) -> Iterator[None]:
     """Raise an error of the system in the body as `storage_failure` for `path`."""

@@ -1,6 +1,7 @@
 """The commands of `python -m trainer`, whose options the launcher has parsed and checked."""
 
 import dataclasses
+import errno
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import click
 from trainbox.contract.errors import ExitCode, Failure, WrongUse, called_exit
 from trainbox.contract.internal import launch_facts
 from trainbox.contract.options import COMMANDS, DEVICE, Argument, Option, config_of, swept_names
+from trainbox.contract.storage import output_failure
 from trainbox.contract.task_fields import fields_of
 from trainbox.contract.usage import PAGE, TEMPLATE, Templated, failure_of
 from trainer.system.report import report_failure
@@ -266,7 +268,10 @@ def _run(on_long: Callable[[], None]) -> int:
 
             traceback.print_exception(abort.__cause__)
         return 128 + signal.SIGINT if is_ctrl_c else ExitCode.UNEXPECTED
-    except Exception:  # noqa: BLE001 - printed to the rank's own log as well
+    except Exception as error:  # noqa: BLE001 - printed to the rank's own log as well
+        if isinstance(error, OSError) and error.filename is None and error.errno == errno.ENOSPC:
+            report_failure(failure := output_failure(error))
+            return failure.exit_code
         import traceback
 
         traceback.print_exc()

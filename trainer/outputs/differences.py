@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.outputs.entries import Entry, Key
+from trainer.outputs.entries import Entry, Key, entry_of_array
 
 _FLOATS = "fc"  # NumPy's kinds of floating-point numbers
 # NumPy warns of differences of infinities and NaN.
@@ -61,6 +61,8 @@ def _difference(one: Entry | None, other: Entry | None, tolerance: float) -> str
     """Describe how two entries differ, or return None."""
     if one is None or other is None:
         return f"it is only in the {'second' if one is None else 'first'} file"
+    if tolerance and {one.kind, other.kind} == {"int64", "float64"}:  # text such as 1 and 0.9999
+        one, other = (entry_of_array(_double(entry.values)) for entry in (one, other))
     if one.kind != other.kind:
         return f"type {one.kind} and {other.kind}"
     if one.bits.shape != other.bits.shape:

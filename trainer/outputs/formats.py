@@ -126,16 +126,9 @@ def _of_csv(path: Path) -> dict[Key, Entry]:
 
 
 def _of_column(cells: list[str]) -> Entry:
-    """Return the entry of a column, in double precision. An empty cell among numbers is NaN.
-
-    A column with other text, or with integers that double precision does not have, is text.
-    """
+    """Return the entry of a column, as that of a list in JSON. An empty cell is NaN."""
     numbers = [_number(cell) if cell.strip() else float("nan") for cell in cells]
-    if None in numbers or any(
-        isinstance(number, int) and abs(number) > 2**53 for number in numbers
-    ):
-        return entry_of_value(cells)
-    return entry_of_array(np.array(numbers, np.float64))
+    return entry_of_value(cells if None in numbers else numbers)
 
 
 def _number(cell: str) -> int | float | None:

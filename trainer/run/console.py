@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from trainbox.contract.files import append_regular
-from trainbox.contract.storage import writing
 from trainbox.contract.streams import printable
 from trainer.data.schedule import Schedule
 
@@ -33,7 +32,7 @@ class Console:
         """Open `log`, which also receives this process's warnings and tracebacks.
 
         Raises:
-            StorageFailure: The log cannot be written.
+            OSError: The log cannot be written.
         """
         self._prints, self._unwritten = prints, ""
         # A bar is shown only on a terminal. Without one, all calls of a bar do nothing.
@@ -45,8 +44,8 @@ class Console:
         self._batch_size, self._last_line_at = 0, 0.0
         heartbeat = os.environ.get("TRAINBOX_HEARTBEAT")
         self._heartbeat = Path(heartbeat) if heartbeat and prints else None
-        with writing(log):
-            self._log = append_regular(log)
+        self._log = append_regular(log)
+        logging.raiseExceptions = False  # a full disk is reported once, and not for each record
         self._handler = logging.StreamHandler(self._log)
         self._handler.setFormatter(
             logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -105,6 +105,8 @@ def _refuse_files_of_others(path: Path) -> None:
     Each run has a lock. If a copy of a run lacks its lock, the settings or the manifest show that
     it is a run.
     """
+    if (path / "study.journal").exists():
+        raise WrongUse(f"{path} is a sweep: choose another --run name")
     of_a_run = (LOCK, CONFIG, MANIFEST, FIRST_CHECKPOINT)
     if any((path / name).exists() for name in of_a_run):
         return

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainbox.contract.errors import StorageFailure
 from trainbox.contract.record_folder import LOGS, METRICS
+from trainbox.contract.storage import writing
 from trainer.data.schedule import Schedule
 from trainer.run.console import Console
 from trainer.run.gpu_events import new_events, note_run, show_events
@@ -30,8 +31,10 @@ class RunLog:
         """
         self.path, self.writes = path, rank == 0
         self.folder = RunFolder(path, self.writes)
+        log = path / LOGS / f"rank-{rank}.log"
         try:
-            self.console = Console(path / LOGS / f"rank-{rank}.log", self.writes)
+            with writing(log):
+                self.console = Console(log, self.writes)
         except StorageFailure:
             self.folder.close()
             raise

@@ -30,9 +30,7 @@ _LOADER_SHARED_MEMORY = re.compile(
 
 # torch's message for a Failure of a loader worker or a replica: a traceback, and the Failure's own
 # message in its last line.
-_RAISED_ELSEWHERE = re.compile(
-    r"(?s)Caught \w+ in [^\n]+\nOriginal Traceback .*\n[\w.]+: ([^\n]+)\s*$"
-)
+_RAISED_ELSEWHERE = re.compile(r"(?s)Caught \w+ in [^\n]+\nOriginal .*\n[\w.]+: ([^\n]+)\s*$")
 
 # Part of torch's message, and the message for the user.
 _WRONG_USES = {
@@ -56,11 +54,13 @@ _WRONG_USES = {
 
 
 @contextlib.contextmanager
-def errors_as_failures(runs_dir: Path, task: str = "", log: Path | None = None) -> Iterator[None]:
+def errors_as_failures(
+    runs_dir: Path, task: str = "", log: Path | None = None, instead: str | None = None
+) -> Iterator[None]:
     """Raise known errors of the body as Failures. Unknown errors are raised unchanged.
 
     The traceback goes to the log of this rank, whose path is `log`, if there is one. Without
-    `task`, no error is attributed to the task.
+    `task`, no error is attributed to the task. `instead` is that of `storage_failure`.
     """
     try:
         yield
@@ -78,7 +78,7 @@ def errors_as_failures(runs_dir: Path, task: str = "", log: Path | None = None) 
             logging.getLogger(__name__).exception("stopped by an error")
         failure = _torch_failure(error) if isinstance(error, MemoryError | RuntimeError) else None
         if isinstance(error, OSError):
-            failure = _system_failure(error, runs_dir)
+            failure = _system_failure(error, runs_dir, instead)
         if failure is None and task:
             failure = mistake_of(error, task, log)
         # A task may connect to a server. Other connections are those of Trainbox's processes.
@@ -89,14 +89,14 @@ def errors_as_failures(runs_dir: Path, task: str = "", log: Path | None = None) 
         raise failure from error
 
 
-def _system_failure(error: OSError, runs_dir: Path) -> Failure | None:
+def _system_failure(error: OSError, folder: Path, instead: str | None) -> Failure | None:
     """Return the failure for the run's storage or the host's memory, and None otherwise.
 
     An example of None is an error of the user's own file.
     """
     if found := memory_used_up(error):
         return _out_of_memory(found)
-    return storage_failure(runs_dir, error) if is_of_disk(error, runs_dir) else None
+    return storage_failure(folder, error, instead=instead) if is_of_disk(error, folder) else None
 
 
 def _torch_failure(error: MemoryError | RuntimeError) -> Failure | None:

@@ -7,8 +7,10 @@ from typing import Any
 
 from trainbox.classification import Classification
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.files import object_if_valid
 from trainbox.contract.hints import near_runs, such_as
 from trainbox.contract.record_folder import CONFIG
+from trainbox.contract.sidecar import damage
 from trainbox.initial_weights import (
     last_layer,
     load,
@@ -78,12 +80,15 @@ def _weights_file(init: str, source: str) -> Path:
     """Return the file of `init`: of a run, its best weights. `source` starts messages.
 
     Raises:
-        WrongUse: It does not exist.
+        WrongUse: It does not exist, or is a checkpoint whose sidecar has another SHA-256.
     """
     path = Path(init)
     if not path.exists():
         raise WrongUse(f"{source} does not exist: {near_runs(path, 'check the path')}")
     if path.is_file():
+        sidecar = object_if_valid(path.with_suffix(".json")) if path.suffix == ".pt" else None
+        if sidecar and "sha256" in sidecar and (problem := damage(path, sidecar)):
+            raise WrongUse(f"{source} is damaged ({problem}): restore it, or give another file")
         return path
     if not (path / CONFIG).is_file():
         raise WrongUse(

@@ -164,12 +164,18 @@ def event_files(folder: Path) -> Iterator[Path]:
 
 
 def parse(entry: Mapping[str, Any]) -> Report | None:
-    """Return the step and the numbers of an entry if it is a report of the script."""
+    """Return the step and the numbers of an entry if it is a report of the script.
+
+    `trainbox.metrics` writes NaN and infinities as null, which is read as NaN.
+    """
     if not is_of_script(entry) or (step := step_of(entry)) is None:
         return None
     return step, {
-        name: value
+        name: math.nan if value is None else value
         for name, value in entry.items()
-        if name not in _NOT_METRICS
-        and (type(value) is float or (type(value) is int and abs(value) < _LARGEST))
+        if name not in _NOT_METRICS and (value is None or type(value) is float or _is_whole(value))
     }
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and abs(value) < _LARGEST

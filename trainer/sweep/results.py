@@ -85,7 +85,8 @@ def _row(point: dict[str, Value], group: Sequence[Record], metric: str | None) -
         half = float(stdtrit(len(values) - 1, 0.975)) * deviation / math.sqrt(len(values))
     low, high = _range(metric or "", values)
     interval = max(low, mean - half), min(high, mean + half)
-    numbers = tuple(record.number for record in done)
+    of_mean = [r for r in done if math.isfinite(r.metrics.get(metric or "", math.nan))] or done
+    numbers = tuple(record.number for record in of_mean)
     return CombinationRow(point, counts, mean, deviation, interval, numbers)
 
 

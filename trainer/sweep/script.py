@@ -10,7 +10,7 @@ from trainbox.contract.run_name import script_label
 
 # A name in braces is a placeholder. In double braces, it stands for itself.
 _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")
-_AS_IN = r"write it as in 'accuracy: ([0-9.]+)', or 'step (?P<step>\d+): loss ([0-9.]+)'"
+_AS_IN = r"write it as in 'accuracy: ([-+.\w]+)', or 'step (?P<step>\d+): loss ([-+.\w]+)'"
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def not_reported(script: Script, goal: tuple[str, str] | None, metrics: Collecti
             f"drop it and {report}"
         )
     others = f" (but {', '.join(sorted(metrics))})" if metrics else ""
-    match = f"{'' if goal else f'--metric {name} '}--metric-regex '{name}: ([0-9.]+)'"
+    match = rf"{'' if goal else f'--metric {name} '}--metric-regex '{name}: ([-+.\w]+)'"
     none = "" if goal else "; if the trials have no metric, add --metric none"
     return (
         f"the script has reported no {name if goal else 'number'}{others}: {report}, or read it "

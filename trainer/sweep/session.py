@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainbox.contract.errors import Failure, NetworkFailure, Preempted, WrongUse
 from trainbox.contract.hints import tensorboard
 from trainbox.contract.internal import launch_facts
+from trainbox.contract.record_folder import CONFIG
 from trainbox.contract.storage import writing
 from trainer.sweep import page, results
 from trainer.sweep.grid import Sweep, trial_folder
@@ -42,6 +43,8 @@ def run_sweep(sweep: Sweep, work: Work, values: Mapping[str, Any], stop: StopReq
     storage, joins = values["storage"], values["worker"]
     with storage_failures(storage, folder):
         # Open the study.
+        if (folder / CONFIG).exists():
+            raise WrongUse(f"{folder} is a run: choose another --name")
         folder.mkdir(parents=True, exist_ok=True)
         if joins:
             _wait_for(storage, folder, stop)

@@ -69,11 +69,10 @@ class PerExample:
         counts = world.from_each(sum(len(next(iter(values.values()))) for values in own))
         found = {}
         for name, shape, is_float in columns:
-            none = torch.zeros(0, *shape, dtype=torch.float64)
-            values = torch.cat([none, *(each[name].double() for each in own)])
+            none = torch.zeros(0, *shape, dtype=torch.float64 if is_float else torch.int64)
+            values = torch.cat([none, *(each[name].to(none.dtype) for each in own)])
             rows_NK = values.reshape(len(values), torch.Size(shape).numel())
-            all_N = world.gather_rows(rows_NK, counts).reshape(-1, *shape)
-            found[name] = all_N if is_float else all_N.long()
+            found[name] = world.gather_rows(rows_NK, counts).reshape(-1, *shape)
         return found
 
 

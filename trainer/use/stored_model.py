@@ -133,7 +133,8 @@ def opened(
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(sockets_in_a_folder())
-        stack.enter_context(errors_as_failures(out or request.run))
+        instead = ANOTHER_FOLDER if out else None
+        stack.enter_context(errors_as_failures(out or request.run, instead=instead))
         # Read the run. The size of a validation batch depends on the number of shards. A run that
         # does not keep this number has one shard for each process of its newest start.
         record = RunRecord.open(request.run)
@@ -156,9 +157,11 @@ def opened(
         if out is not None:
             with writing(out, ANOTHER_FOLDER):
                 out.mkdir(parents=True, exist_ok=True)
-            path = out / log.format(rank=world.rank)
-            console = stack.enter_context(contextlib.closing(Console(path, world.is_first)))
-        stack.enter_context(errors_as_failures(out or request.run, type(task).__name__, path))
+                path = out / log.format(rank=world.rank)
+                console = stack.enter_context(contextlib.closing(Console(path, world.is_first)))
+        stack.enter_context(
+            errors_as_failures(out or request.run, type(task).__name__, path, instead)
+        )
         yield StoredRun(request, record, chosen, strategy, task, console)
         world.leave()
 

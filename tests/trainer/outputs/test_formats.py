@@ -56,7 +56,7 @@ _FORMATS = {
     "f.npz": {"w": ("float64", (1,)), "step": ("int64", ())},
     "f.npy": {"array": ("float16", (1, 1))},
     "f.json": {"loss": ("float64", (2,)), "name": ("text", ()), "last.step": ("int64", ())},
-    "f.csv": {"epoch": ("float64", (2,)), "loss": ("float64", (2,)), "note": ("text", (2,))},
+    "f.csv": {"epoch": ("int64", (2,)), "loss": ("float64", (2,)), "note": ("text", (2,))},
 }
 
 
@@ -154,9 +154,9 @@ def test_objects_are_refused_and_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("1,2\n3,4\n", {"1": ("float64", (2,)), "2": ("float64", (2,))}),
-        ("a,a\n3,4\n", {"a.0": ("float64", (1,)), "a.1": ("float64", (1,))}),
-        ("id,v\n9007199254740993,1\n", {"id": ("text", (1,)), "v": ("float64", (1,))}),
+        ("1,2\n3,4\n", {"1": ("int64", (2,)), "2": ("int64", (2,))}),
+        ("a,a\n3,4.5\n", {"a.0": ("int64", (1,)), "a.1": ("float64", (1,))}),
+        ("id,v\n9007199254740993,1e2\n", {"id": ("int64", (1,)), "v": ("float64", (1,))}),
         ("v,t\n1,\n\n-inf,x\n", {"v": ("float64", (2,)), "t": ("text", (2,))}),
     ],
 )
@@ -165,6 +165,15 @@ def test_the_columns_of_a_table(
 ) -> None:
     (tmp_path / "f.csv").write_text(text)
     assert _kinds(tmp_path / "f.csv") == expected
+
+
+def test_whole_numbers_of_a_table_must_be_equal(tmp_path: Path) -> None:
+    for name, text in (("a", "n,v\n100,1\n"), ("b", "n,v\n101,0.999\n"), ("c", "n,v\n100,1\n")):
+        (tmp_path / f"{name}.csv").write_text(text)
+    a, b, c = (read_entries(tmp_path / f"{name}.csv") for name in "abc")
+    assert str(first_difference(a, b, 0.1)).startswith("tensor n: ")
+    assert first_difference({("v",): a["v",]}, {("v",): b["v",]}, 0.1) is None
+    assert first_difference(a, c, 0.1) is None
 
 
 def test_a_table_whose_rows_differ_in_length(tmp_path: Path) -> None:

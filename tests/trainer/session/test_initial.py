@@ -66,6 +66,16 @@ def test_a_file_gives_the_same_bits_as_its_run(
     assert here.digest("d") != here.digest("c")
 
 
+@pytest.mark.usefixtures("trained")
+def test_a_damaged_checkpoint_of_a_run_is_refused(here: Here) -> None:
+    file = Path("runs/a/checkpoints/step-00000003.pt")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    err = here.refused("train", TRANSFER, "--device", "cpu", "--init", str(file))
+    assert err.startswith(f"trainbox: --init {file} is damaged (sha256 ")
+
+
 def test_the_names_of_a_wrapped_model_are_matched(here: Here, trained: dict[str, Tensor]) -> None:
     start = "module._orig_mod."
     torch.save({"state_dict": {start + name: value for name, value in trained.items()}}, "w.pt")

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,11 @@ def test_the_best_combination_is_shown_with_the_command_that_repeats_it(
         "best:      width=4, highest loss 2 (mean of 3)\n"
     )
     assert best_line(rows(_RECORDS[5:], "loss"), ("min", "loss"), again) == ""
+    diverged = [Record(0, "done", {}, 0, {"loss": math.nan}), *_RECORDS[2:3], *_RECORDS[4:5]]
+    diverged = [replace(record, point={"width": 4}) for record in diverged]
+    assert best_line(rows(diverged, "loss"), ("min", "loss"), str) == (
+        "best:      width=4, lowest loss 2.5 (mean of 2)\nagain:     2"
+    )
     monkeypatch.setenv("TRAINBOX_COMMAND", "make")
     assert best_line(rows(_RECORDS, "loss"), ("min", "loss"), again).endswith(
         'again:     make train ARGS="--config runs/s/trial-00001/config.json --run s-best"'

@@ -84,6 +84,7 @@ def test_a_stored_sweep_of_a_script_is_read_again() -> None:
     ("entry", "report"),
     [
         ({"step": 3, "loss": 0.5, "n": 2}, (3, {"loss": 0.5, "n": 2})),
+        ({"step": 3, "loss": None}, (3, {"loss": pytest.approx(math.nan, nan_ok=True)})),
         ({"kind": "train", "step": 0, "time_unix_s": 1.5}, (0, {})),
         ({"step": 1, "ok": True, "name": "a", "each": [1], "huge": 10**400}, (1, {})),
         ({"kind": "health", "step": 3, "loss": 0.5}, None),
