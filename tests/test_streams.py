@@ -1,6 +1,7 @@
 """Standard streams that are closed or full, or that nobody reads, do not stop a training."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,21 @@ def test_a_full_disk_or_a_reader_that_left_only_loses_the_output(
         env = clean_environment(PYTHONPATH=str(ROOT), PYTHONUNBUFFERED=unbuffered)
         assert subprocess.run(words, cwd=folder, env=env).returncode == 0
         assert (folder / "end").exists()
+
+
+@pytest.mark.parametrize("command", ["entrypoint plan digits", "trainer tasks"])
+def test_a_command_whose_output_meets_a_full_disk_exits_with_code_4(
+    tmp_path: Path, command: str
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("/dev/full does not exist")
+    words = [sys.executable, "-P", "-m", *command.split()]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            words, cwd=tmp_path, env=clean_environment(), stdout=full, stderr=subprocess.PIPE
+        )
+    assert ended.returncode == 4
+    assert re.fullmatch(rb"trainbox: cannot write /dev/stdout: No space left .*\n", ended.stderr)
 
 
 def test_a_reader_that_pauses_loses_only_what_it_does_not_read(

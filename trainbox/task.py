@@ -178,9 +178,9 @@ class Task:
         """Return values of each example, `{name: tensor (B,) or (B, K)}`.
 
         This method is optional. `trainbox evaluate --predictions` and `trainbox predict` write the
-        values as columns. `predict` leaves out the name `truth`. Gradients are off. If the dataset
-        has an attribute `ids`, a sequence with the name of each example, it is the first column,
-        else the indices of the examples are.
+        values as columns, floats with 9 digits. `predict` leaves out the name `truth`. Gradients
+        are off. If the dataset has an attribute `ids`, a sequence with the name of each example, it
+        is the first column, else the indices of the examples are.
         """
         raise NotImplementedError
 

@@ -122,8 +122,8 @@ def ask(
         raise WrongUse(f"{script}, {error} (Python {version}): correct it, or use another --python")
     if defined:
         raise WrongUse(
-            f"{script} only defines {defined[-1]}, so nothing would run: start a task with "
-            f"`trainbox train {script}:{defined[-1]}`, or call it at the end of the script"
+            f"{script} only defines classes, such as {defined[-1]}, so nothing would run: start a "
+            f"task with `trainbox train {script}:{defined[-1]}`, or call it at the script's end"
         )
     return version, dict(sorted(packages.items()))
 

@@ -159,7 +159,7 @@ def test_the_packages_are_those_that_python_finds(tmp_path: Path) -> None:
         ("x = 1\n  y = 2\n", "line 2: unexpected indent (Python "),
         (
             '"""A task."""\nimport os\nN: tuple = ("a", "b")\nclass Mine(int): ...\n',
-            "only defines Mine, so nothing would run: start a task with `trainbox train train.py:M",
+            "only defines classes, such as Mine, so nothing would run: start a task with `train",
         ),
     ],
 )

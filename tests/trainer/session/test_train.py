@@ -574,6 +574,15 @@ def test_a_task_that_calls_sys_exit_at_import_is_reported(
     assert "the task called sys.exit() in <module> (" in err
 
 
+def test_a_run_and_a_sweep_do_not_share_a_folder(here: Here) -> None:
+    here.train("a", max_steps=1)
+    sweep = ("sweep", TINY, "--device", "cpu", "--seeds", "1", "--name", "a")
+    assert here.refused(*sweep) == "trainbox: runs/a is a run: choose another --name\n"
+    Path("runs/a/config.json").rename("runs/a/study.journal")
+    err = here.refused("train", TINY, "--device", "cpu", "--run", "a", "--max-steps", "1")
+    assert err == "trainbox: runs/a is a sweep: choose another --run name\n"
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "digests.jsonl", "model.safetensors"])
 def test_a_folder_that_is_not_a_run_keeps_its_files(here: Here, name: str) -> None:
     folder = here.folder / "runs/r"

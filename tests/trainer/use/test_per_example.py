@@ -1,14 +1,16 @@
 """The columns of predictions: none is lost, and no number is called another class."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 from trainbox.contract.errors import WrongUse
+from trainer.parallel.world import World
 from trainer.tasks.digits import Digits
-from trainer.use.per_example import csv_rows, json_lines, prediction_columns
+from trainer.use.per_example import PerExample, csv_rows, json_lines, prediction_columns
 
 A, B = Digits().class_names[:2]
 WIDE = torch.zeros(2, 2)
@@ -46,3 +48,13 @@ def test_numbers_have_the_digits_of_a_float32() -> None:
 def test_two_columns_of_one_name_are_refused(values: dict[str, Tensor], name: str) -> None:
     with pytest.raises(WrongUse, match=f" gives two columns the name '{name}': rename"):
         prediction_columns(Digits(), "id", ["x", "y"], values)
+
+
+def test_whole_numbers_keep_all_their_digits() -> None:
+    batches = SimpleNamespace(size=2, batch_size=2)
+    job = SimpleNamespace(world=World(0, 1, torch.device("cpu")), evaluation=batches)
+    large_B = torch.tensor([2**62 + 1, -(2**53) - 1])
+    observer = PerExample(job, lambda batch: {"n": batch, "x": batch / 3})  # type: ignore[arg-type]
+    observer(large_B)
+    found = observer.gathered()
+    assert torch.equal(found["n"], large_B) and found["x"].dtype == torch.float64
