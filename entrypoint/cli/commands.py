@@ -144,7 +144,7 @@ def main() -> NoReturn:
     except click.Abort:
         sys.exit(128 + signal.SIGINT)
     except OSError as error:
-        if error.filename is not None:
+        if (full := output_failure(error)) is None:
             raise
-        message(str(failure := output_failure(error)))
-        sys.exit(failure.exit_code)
+        message(str(full))
+        sys.exit(full.exit_code)

@@ -39,8 +39,10 @@ def storage_failure(
     )
 
 
-def output_failure(error: OSError) -> StorageFailure:
-    """Return the failure for `error`, which was raised while writing to standard output."""
+def output_failure(error: BaseException) -> StorageFailure | None:
+    """Return the failure for the full disk of standard output, or None for another error."""
+    if not isinstance(error, OSError) or error.filename or error.errno != errno.ENOSPC:
+        return None
     return storage_failure(Path("/dev/stdout"), error, instead="write it to another disk")
 
 

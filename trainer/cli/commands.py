@@ -1,7 +1,6 @@
 """The commands of `python -m trainer`, whose options the launcher has parsed and checked."""
 
 import dataclasses
-import errno
 import os
 import signal
 import sys
@@ -269,9 +268,9 @@ def _run(on_long: Callable[[], None]) -> int:
             traceback.print_exception(abort.__cause__)
         return 128 + signal.SIGINT if is_ctrl_c else ExitCode.UNEXPECTED
     except Exception as error:  # noqa: BLE001 - printed to the rank's own log as well
-        if isinstance(error, OSError) and error.filename is None and error.errno == errno.ENOSPC:
-            report_failure(failure := output_failure(error))
-            return failure.exit_code
+        if (full := output_failure(error)) is not None:
+            report_failure(full)
+            return full.exit_code
         import traceback
 
         traceback.print_exc()
