@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.hints import command
 from trainbox.contract.internal import user_environment, user_folders
 
 _ASK_S = 30.0
@@ -121,9 +122,10 @@ def ask(
     if error is not None:
         raise WrongUse(f"{script}, {error} (Python {version}): correct it, or use another --python")
     if defined:
+        train = command("train", f"{script}:{defined[-1]}")
         raise WrongUse(
             f"{script} only defines classes, such as {defined[-1]}, so nothing would run: start a "
-            f"task with `trainbox train {script}:{defined[-1]}`, or call it at the script's end"
+            f"task with `{train}`, or call it at the end of the script"
         )
     return version, dict(sorted(packages.items()))
 
