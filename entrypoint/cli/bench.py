@@ -5,8 +5,6 @@ import shlex
 import sys
 from pathlib import Path
 
-import click
-
 from entrypoint.bench import report, tables
 from entrypoint.bench.runs import ANOTHER_FOLDER, Bench, write_files
 from entrypoint.cli.training import settled, train
@@ -15,7 +13,7 @@ from entrypoint.driver.process import count_visible
 from entrypoint.system.cgroup import usable_cpus
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.secret_rule import shown_variable
-from trainbox.contract.storage import writing
+from trainbox.contract.storage import show, writing
 from trainbox.contract.streams import message
 
 
@@ -78,7 +76,7 @@ def bench(
         **runs.facts,
     }
     text = report.markdown(found, facts)
-    click.echo(text)
+    show(text)
     if out is not None:
         write_files(out, text, report.as_json(found, runs.outcomes, facts))
     if runs.stopped_by:

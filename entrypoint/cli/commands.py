@@ -16,7 +16,6 @@ from entrypoint.system.commands import is_folder_of_script, without_ranks
 from trainbox.contract import hints
 from trainbox.contract.errors import Failure, WrongUse
 from trainbox.contract.internal import user_environment
-from trainbox.contract.storage import output_failure
 from trainbox.contract.streams import message, open_streams
 from trainbox.contract.usage import PAGE, failure_of
 
@@ -143,8 +142,3 @@ def main() -> NoReturn:
         sys.exit(failure.exit_code)
     except click.Abort:
         sys.exit(128 + signal.SIGINT)
-    except OSError as error:
-        if (full := output_failure(error)) is None:
-            raise
-        message(str(full))
-        sys.exit(full.exit_code)

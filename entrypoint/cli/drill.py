@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
-
 from entrypoint.cli.run import find_target
 from entrypoint.cli.verb import ScriptCommand, verb
 from entrypoint.driver.process import count_visible
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import from_here
+from trainbox.contract.storage import show
 from trainbox.contract.task_spec import locate
 
 
@@ -38,14 +37,12 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
     seed = _drawn(seed)
     gpus = 0 if cpu else count_visible()
     largest = min(shards, gpus or 4)
-    click.echo(
-        f"drill on up to {largest} {_unit(gpus)}, {steps} steps of {shards} shards, --seed {seed}"
-    )
+    show(f"drill on up to {largest} {_unit(gpus)}, {steps} steps of {shards} shards, --seed {seed}")
     for task in tasks or ("digits", "digits_augmented"):
         # The random numbers select the steps of the kills. They are not secrets.
         draw = random.Random(seed)  # noqa: S311
         for line in drill_task(task, shards, steps, _device(gpus), largest, draw):
-            click.echo(line)
+            show(line)
 
 
 @verb(
@@ -115,11 +112,11 @@ def drill_run(
         counts, where = (1,), "one CPU process"
         device += ["--device", "cpu"]
     seed = _drawn(seed)
-    click.echo(f"drill of {module or arguments[0]} on {where}, --kills {kills} --seed {seed}")
+    show(f"drill of {module or arguments[0]} on {where}, --kills {kills} --seed {seed}")
     request = DrillRequest(script, tuple(device), file, counts, kills, tolerance, ignored)
     # The random numbers select the moments of the kills. They are not secrets.
     for line in drill_script(request, random.Random(seed)):  # noqa: S311
-        click.echo(line)
+        show(line)
 
 
 def _drawn(seed: int | None) -> int:

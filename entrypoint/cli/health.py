@@ -6,15 +6,14 @@ import json
 import sys
 from pathlib import Path
 
-import click
-
 from entrypoint.cli.verb import refuse_unused, verb
 from entrypoint.driver.process import Driver, detect, lock_of_probes, visible_to_cuda
 from entrypoint.health.check import Question, ask, broken_driver, examine, required_checks
 from entrypoint.health.limits import read_limits
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict, screen
 from trainbox.contract.errors import DeviceMissing, WrongUse
-from trainbox.contract.streams import show_progress
+from trainbox.contract.storage import show
+from trainbox.contract.streams import say, show_progress
 
 _CPU_PROCESSES = 2  # for --deep without a GPU: the fewest that can communicate
 # The parameters that each mode uses. The others are refused on the command line.
@@ -108,7 +107,7 @@ def health(
             limits,
             processes or _CPU_PROCESSES,
             deadline_s,
-            lambda line: click.echo(line, err=True),
+            say,
             examined,
         )
     _show(verdict, as_json)
@@ -124,16 +123,16 @@ def _list_gpus(as_json: bool) -> None:
     found = detect(Driver())
     visible = visible_to_cuda(found)
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(gpu) for gpu in visible], indent=2))
+        show(json.dumps([dataclasses.asdict(gpu) for gpu in visible], indent=2))
         return
     if found.driver_version:
-        click.echo(f"NVIDIA driver {found.driver_version}")
+        show(f"NVIDIA driver {found.driver_version}")
     for gpu in visible:
         fault = f"  {gpu.fault}" if gpu.fault else ""
-        click.echo(f"GPU {gpu.label}  {gpu.name}  {gpu.memory_mib} MiB  {gpu.uuid}{fault}")
+        show(f"GPU {gpu.label}  {gpu.name}  {gpu.memory_mib} MiB  {gpu.uuid}{fault}")
     if not visible:
         reason = found.absent or "the driver lists none, or CUDA_VISIBLE_DEVICES hides them"
-        click.echo(f"no GPU visible: {reason}")
+        show(f"no GPU visible: {reason}")
 
 
 @verb("doctor")
@@ -152,11 +151,11 @@ def doctor(
 
     limits = read_limits(health_limits)
     question = Question(Mode.GATE, gpus, gpu_ids, limits=limits, runs_dir=runs_dir)
-    click.echo(examination_report(question))
+    show(examination_report(question))
 
 
 def _show(verdict: "Verdict", as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(verdict.to_json(), indent=2, ensure_ascii=False))
+        show(json.dumps(verdict.to_json(), indent=2, ensure_ascii=False))
         return
-    click.echo(screen(verdict))
+    show(screen(verdict))

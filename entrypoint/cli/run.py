@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
-
 from entrypoint.cli.planning import Launch, make_launch
 from entrypoint.cli.verb import ScriptCommand, verb
 from entrypoint.driver.gpus import Gpu
@@ -21,6 +19,7 @@ from entrypoint.system.commands import command_of
 from trainbox.contract import hints
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.run_name import check_run_name
+from trainbox.contract.storage import show
 
 _SCRIPT_LAST = {"allow_interspersed_args": False}
 _EXAMPLE = "train.py -- --epochs 3"
@@ -68,7 +67,7 @@ def plan_run(**options: Any) -> None:
       trainbox plan run --gpus 3 train.py -- --epochs 3
     """
     launch, _, _ = _planned(options)
-    click.echo(json.dumps(dataclasses.asdict(launch.plan), indent=2))
+    show(json.dumps(dataclasses.asdict(launch.plan), indent=2))
 
 
 def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:

@@ -30,9 +30,9 @@ def verify(**values: Any) -> None:
       trainbox verify runs/digits-7d2c1a90 runs/other
     """
     run, other = values["run"], values["other"]
-    for folder in filter(None, (run, other)):
-        _refuse_script("verify", folder)
     if other is not None:
+        for folder in (run, other):
+            _refuse_script("verify", folder)
         refuse_unused(f"verify {run} {other}", {"run", "other"})
         check_folder("verify", run)
         check_folder("verify", other)

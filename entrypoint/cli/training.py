@@ -27,6 +27,7 @@ from trainbox.contract.errors import WrongUse
 from trainbox.contract.experiment import FileSettings
 from trainbox.contract.options import config_of, swept_names
 from trainbox.contract.run_name import check_run_name
+from trainbox.contract.storage import show
 from trainbox.contract.task_fields import fields_of, pairs_of
 from trainbox.contract.task_spec import warn_of_overruled_imports
 from trainbox.contract.usage import TEMPLATE, Templated
@@ -61,7 +62,7 @@ def plan(**values: Any) -> None:
       trainbox plan mnist --gpus 3
       GPU_IDS=0,2 trainbox plan
     """
-    click.echo(json.dumps(dataclasses.asdict(_training("plan", values).plan), indent=2))
+    show(json.dumps(dataclasses.asdict(_training("plan", values).plan), indent=2))
 
 
 def _training(command: str, values: dict[str, Any]) -> Launch:

@@ -33,11 +33,10 @@ for folder in filter(os.path.isdir, reversed(searched)):  # the first folder has
 for script in sys.argv[2:]:
     try:
         with open(script, "rb") as file:
-            text = file.read()
-        compile(text, script, "exec")
-        body = ast.parse(text).body
-        if not any(map(runs, body)):
-            defined = [node.name for node in body if isinstance(node, ast.ClassDef)]
+            tree = ast.parse(file.read())
+        compile(tree, script, "exec")
+        if not any(map(runs, tree.body)):
+            defined = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
     except SyntaxError as found:
         error = "line {}: {}".format(found.lineno, found.msg)
     except (OSError, ValueError):  # the start reports it

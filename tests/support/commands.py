@@ -146,7 +146,7 @@ def finish(process: subprocess.Popen[str]) -> Ended:
 
 
 def wait_until(condition: Callable[[], bool], process: Running) -> None:
-    """Poll until `condition` is true; fail if the command ends first or the time is up."""
+    """Poll until `condition` is true; fail if the command ends first."""
     while not condition():
         if process.poll() is not None and not condition():
             ended = finish(process) if isinstance(process, subprocess.Popen) else process.wait()

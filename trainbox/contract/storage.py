@@ -5,8 +5,10 @@ import errno
 import os
 import pwd
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from trainbox.contract.errors import StorageFailure
 from trainbox.contract.hints import runs_dir
@@ -39,13 +41,6 @@ def storage_failure(
     )
 
 
-def output_failure(error: BaseException) -> StorageFailure | None:
-    """Return the failure for the full disk of standard output, or None for another error."""
-    if not isinstance(error, OSError) or error.filename or error.errno != errno.ENOSPC:
-        return None
-    return storage_failure(Path("/dev/stdout"), error, instead="write it to another disk")
-
-
 @contextlib.contextmanager
 def writing(path: Path, instead: str | None = None) -> Iterator[None]:
     """Raise an error of the system in the body as `storage_failure` for `path`."""
@@ -55,6 +50,19 @@ def writing(path: Path, instead: str | None = None) -> Iterator[None]:
         raise  # the reader needs no more rows
     except OSError as error:
         raise storage_failure(path, error, instead=instead) from error
+
+
+def show(text: str, end: str = "\n", output: TextIO | None = None) -> None:
+    """Print a result on standard output, or on `output`, which was standard output before.
+
+    Raises:
+        StorageFailure: it is a file on a full disk.
+        BrokenPipeError: its reader needs no more rows.
+    """
+    output = output or sys.stdout
+    with writing(Path("/dev/stdout"), "write it to another disk"):
+        output.write(f"{text}{end}")
+        output.flush()
 
 
 _SPARE_BYTES = 2**24  # with more free bytes than this, the space was not the cause

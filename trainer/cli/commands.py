@@ -13,7 +13,7 @@ import click
 from trainbox.contract.errors import ExitCode, Failure, WrongUse, called_exit
 from trainbox.contract.internal import launch_facts
 from trainbox.contract.options import COMMANDS, DEVICE, Argument, Option, config_of, swept_names
-from trainbox.contract.storage import output_failure
+from trainbox.contract.storage import show as show_text
 from trainbox.contract.task_fields import fields_of
 from trainbox.contract.usage import PAGE, TEMPLATE, Templated, failure_of
 from trainer.system.report import report_failure
@@ -99,7 +99,7 @@ def verify(run: Path, other: Path | None, steps: int | None, data_dir: Path, dev
     if other is not None:
         from trainer.run.evidence import compare_runs
 
-        click.echo(compare_runs(run, other))
+        show_text(compare_runs(run, other))
         return
     stop = StopRequest.install()
     from trainer.session.verify import verify_run
@@ -141,7 +141,7 @@ def config(run: Path, as_toml: bool) -> None:
     """Print the settings of a run as JSON, or as a file for --config."""
     from trainer.sweep.experiment_file import settings_text
 
-    click.echo(settings_text(run, as_toml), nl=False)
+    show_text(settings_text(run, as_toml), "")
 
 
 @_command("tasks")
@@ -149,7 +149,7 @@ def tasks(name: str | None, as_json: bool) -> None:
     """List the built-in tasks, or the fields of the task NAME."""
     from trainer.load_task import listing
 
-    click.echo(listing(name, as_json))
+    show_text(listing(name, as_json))
 
 
 @_command("track")
@@ -157,7 +157,7 @@ def track(folders: tuple[Path, ...], to: str, project: str | None, follow: bool)
     """Send the metrics, settings and digests of runs to MLflow or Weights & Biases."""
     from trainer.track.send import send
 
-    send(folders, to, project, follow, click.echo)
+    send(folders, to, project, follow, show_text)
 
 
 @_command("bench-figure")
@@ -234,7 +234,7 @@ def sweep_show(
     with storage_failures(storage, folder):
         study = open_study(storage, folder, None)
         text = show(study, folder, metric, as_csv, figure, html)
-    click.echo(text, nl=not as_csv)
+    show_text(text, "" if as_csv else "\n")
 
 
 def main(on_long: Callable[[], None] = lambda: None) -> NoReturn:
@@ -267,10 +267,7 @@ def _run(on_long: Callable[[], None]) -> int:
 
             traceback.print_exception(abort.__cause__)
         return 128 + signal.SIGINT if is_ctrl_c else ExitCode.UNEXPECTED
-    except Exception as error:  # noqa: BLE001 - printed to the rank's own log as well
-        if (full := output_failure(error)) is not None:
-            report_failure(full)
-            return full.exit_code
+    except Exception:  # noqa: BLE001 - printed to the rank's own log as well
         import traceback
 
         traceback.print_exc()

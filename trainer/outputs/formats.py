@@ -3,6 +3,7 @@
 import csv
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +127,13 @@ def _of_csv(path: Path) -> dict[Key, Entry]:
 
 
 def _of_column(cells: list[str]) -> Entry:
-    """Return the entry of a column, as that of a list in JSON. An empty cell is NaN."""
+    """Return the entry of a column, as that of a list in JSON. An empty cell is NaN.
+
+    In text, 1 may be a whole number or a rounded 0.9999, so all numbers are of one kind.
+    """
     numbers = [_number(cell) if cell.strip() else float("nan") for cell in cells]
-    return entry_of_value(cells if None in numbers else numbers)
+    entry = entry_of_value(cells if None in numbers else numbers)
+    return replace(entry, kind="number") if entry.is_numeric else entry
 
 
 def _number(cell: str) -> int | float | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import Failure, Preempted, StorageFailure, WrongUse
-from trainbox.contract.files import read_object
+from trainbox.contract.files import object_if_valid, read_object
 from trainbox.contract.mirror_url import OPTION
 from trainbox.contract.sidecar import checkpoint_path, damage, steps_in
 from trainbox.contract.storage import is_of_disk
@@ -200,10 +200,16 @@ class Mirror:
             OSError: The folder cannot be written.
             Preempted: A stop was requested.
         """
-        steps = reversed(steps_in(self._checkpoints))
-        own = next((step for step in steps if self._is_intact(step)), -1)
+        local = {
+            step: sidecar
+            for step in reversed(steps_in(self._checkpoints))
+            if (sidecar := object_if_valid(checkpoint_path(self._checkpoints, step)))
+        }
+        files = {step: checkpoint_path(self._checkpoints, step, ".pt") for step in local}
+        own = next((step for step in local if damage(files[step], local[step]) is None), -1)
+        run_ids = [sidecar.get("run_id") for sidecar in local.values()]
         try:
-            self._restore_after(own, may_restore)
+            self._restore_after(own, run_ids[:1], may_restore)
         except Failure:
             raise
         except Exception as error:
@@ -216,22 +222,17 @@ class Mirror:
                 f"the checkpoint of step {own} in the run's folder"
             )
 
-    def _is_intact(self, step: int) -> bool:
-        """Return whether the run's folder has the whole checkpoint of `step`."""
-        with contextlib.suppress(OSError, ValueError):
-            sidecar = read_object(checkpoint_path(self._checkpoints, step))
-            return damage(checkpoint_path(self._checkpoints, step, ".pt"), sidecar) is None
-        return False
+    def _restore_after(self, own: int, run_ids: Sequence[Any], may_restore: bool) -> None:
+        """Restore the newest checkpoint after step `own`, or after -1. See `restore`.
 
-    def _restore_after(self, own: int, may_restore: bool) -> None:
-        """Restore the newest checkpoint after step `own`, or after -1. See `restore`."""
+        `run_ids` has that of the newest sidecar in the run's folder, if there is one.
+        """
         place = self._storage.place
         # A server that accepts connections and does not answer would delay the start for minutes.
         stored = in_background(self._storage.steps, "mirror").result(_ANSWER_S)
         complete = sorted((step for step, whole in stored.items() if whole), reverse=True)
-        if own >= 0:
-            sidecar = read_object(checkpoint_path(self._checkpoints, own))
-            self._storage.refuse_another_run(complete, sidecar.get("run_id"))
+        if run_ids:
+            self._storage.refuse_another_run(complete, run_ids[0])
         elif not stored:
             self._storage.refuse_unwritable()
         newer = [step for step in complete if step > own]

@@ -34,7 +34,7 @@ class CombinationRow:
     mean: float
     deviation: float
     interval: tuple[float, float]  # 95 % confidence interval of the mean (Student's t)
-    trials: tuple[int, ...] = ()  # the numbers of the trials that are done
+    trials: tuple[int, ...] = ()  # the numbers of the trials of the mean, else of those done
 
 
 def goal_of(records: Sequence[Record], requested: str | None) -> tuple[str, str] | None:
@@ -73,9 +73,10 @@ def rows(records: Sequence[Record], metric: str | None) -> list[CombinationRow]:
 def _row(point: dict[str, Value], group: Sequence[Record], metric: str | None) -> CombinationRow:
     counts = Counter(record.state for record in group)
     done = [record for record in group if record.state == "done"]
-    found = [record.metrics[metric] for record in done if metric in record.metrics]
-    values = [value for value in found if math.isfinite(value)]
-    counts["not finite"] = len(found) - len(values)
+    found = [record for record in done if metric in record.metrics]
+    finite = [record for record in found if math.isfinite(record.metrics[metric or ""])]
+    values = [record.metrics[metric or ""] for record in finite]
+    counts["not finite"] = len(found) - len(finite)
     mean = statistics.fmean(values) if values else math.nan
     deviation = statistics.stdev(values) if len(values) > 1 else math.nan
     half = math.nan
@@ -85,8 +86,7 @@ def _row(point: dict[str, Value], group: Sequence[Record], metric: str | None) -
         half = float(stdtrit(len(values) - 1, 0.975)) * deviation / math.sqrt(len(values))
     low, high = _range(metric or "", values)
     interval = max(low, mean - half), min(high, mean + half)
-    of_mean = [r for r in done if math.isfinite(r.metrics.get(metric or "", math.nan))] or done
-    numbers = tuple(record.number for record in of_mean)
+    numbers = tuple(record.number for record in finite or done)
     return CombinationRow(point, counts, mean, deviation, interval, numbers)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.storage import writing
+from trainbox.contract.storage import show
 from trainbox.found_files import files_in
 from trainbox.task import Task
 from trainer.loop.build import build_prediction
@@ -84,9 +84,7 @@ def predict_run(request: PredictRequest, stop: StopRequest) -> None:
             if world.is_first:
                 columns = prediction_columns(job.task, "file", predictions.ids, values)
                 rows = _FORMS[request.form](columns)
-                with writing(Path("/dev/stdout"), "write it to another disk"):
-                    output.write(rows)
-                    output.flush()
+                show(rows, "", output)
 
 
 def given_files(given: Sequence[Path], endings: tuple[str, ...]) -> list[Path]:

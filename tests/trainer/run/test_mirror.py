@@ -269,6 +269,13 @@ def test_damaged_checkpoints_of_the_run_are_replaced_by_their_copies(tmp_path: P
         path.write_bytes(path.read_bytes()[:-1])
     assert restored(tmp_path) == [f"restored the checkpoint of step 2 from {URL}/r"]
     run.checkpoints.files.check(2)
+    # Not by those of another run.
+    other = Copied(tmp_path / "other", run_id="4567")
+    other.checkpoints.mirror = None
+    other.start_to_save(1)
+    other.checkpoints.files.path(1, ".pt").write_bytes(b"")
+    with pytest.raises(WrongUse, match="another run"):
+        restored(tmp_path / "other")
 
 
 def test_a_newer_checkpoint_of_another_machine_is_restored(tmp_path: Path) -> None:
