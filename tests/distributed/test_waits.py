@@ -57,7 +57,7 @@ class Watched(Tiny):
         return super().validation_dataset(data_dir)
 
     def build_model(self) -> Any:
-        predict.writing = _noted(predict.writing)
+        predict.show = _noted(predict.show)
         _note("build_model")
         return super().build_model()
 
@@ -127,7 +127,7 @@ def test_long_work_of_one_rank_is_not_limited(ranks: Ranks) -> None:
     assert _waits(ranks) == of_start | {"problem", "load", "metrics", "figures", "write_results"}
     ended = ranks(2, "predict", "runs/r", "runs/r/config.json", "--device", "cpu")
     assert ended.codes == [0, 0], ended
-    assert _waits(ranks) == {"build_model", "problem", "load", "writing"}
+    assert _waits(ranks) == {"build_model", "problem", "load", "show"}
 
 
 def test_the_waits_for_unread_streams_are_shorter_than_an_exchange() -> None:
