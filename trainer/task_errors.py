@@ -243,15 +243,21 @@ def _part_of_a_task(frame: _Frame) -> str | None:
     )
 
 
+def original_line(error: Exception) -> str:
+    """Return the last line of the traceback in an error, such as `ValueError: bad value`.
+
+    torch raises an error of a loader worker or a replica with such a traceback. It is empty for all
+    other errors.
+    """
+    caught, _, traceback = str(error).partition("\nOriginal ")
+    lines = [line for line in traceback.splitlines()[1:] if line and not line.startswith(" ")]
+    return lines[-1] if lines and caught.startswith("Caught ") else ""
+
+
 def _in_one_line(error: Exception) -> str:
     """Return the error in one line, such as `ValueError: bad value`."""
-    caught, _, inner = str(error).partition("\nOriginal ")
-    if inner and caught.startswith("Caught "):
-        lines = [line for line in inner.splitlines()[1:] if line and not line.startswith(" ")]
-        line = lines[-1] if lines else type(error).__name__
-    else:
-        first = next(iter(str(error).splitlines()), "").rstrip(". ")
-        line = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    first = next(iter(str(error).splitlines()), "").rstrip(". ")
+    line = original_line(error) or f"{type(error).__name__}: {first}".removesuffix(": ")
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 

@@ -23,12 +23,12 @@ from trainbox.contract.processes import heeded_stop_signals, kill_tree, start_ch
 from trainbox.contract.storage import writing
 from trainbox.contract.streams import last_message, say
 from trainbox.contract.temporary import temporary_folder
+from trainbox.contract.variables import REPLACED
 
 ANOTHER_FOLDER = "give another folder to --out"
 _POLL_S = 0.1
 _END_S = 10.0  # the wait for a stopped training, whose checkpoint is not needed
-# Settings that the bench chooses for its trainings.
-_OWN_NAMES = {"STRATEGY", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME", "TRAINBOX_BATCH_SIZE_PER_GPU"}
+_REPLACED = REPLACED | {"STRATEGY"}  # which --strategies reads
 
 Arguments = Callable[[BenchCase, str], list[str]]
 
@@ -90,7 +90,7 @@ class Bench:
         with log.open("w", encoding="utf-8") as output:
             training = start_child(
                 command_of("entrypoint", "train", *self._arguments(case, str(folder))),
-                env={n: value for n, value in os.environ.items() if n not in _OWN_NAMES},
+                env={n: value for n, value in os.environ.items() if n not in _REPLACED},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

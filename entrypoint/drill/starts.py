@@ -13,7 +13,7 @@ from entrypoint.system.commands import command_of
 from trainbox.contract.errors import ExitCode, Failure, shell_code
 from trainbox.contract.processes import kill_tree, start_child
 from trainbox.contract.streams import show_progress
-from trainbox.contract.variables import HEALTH_NAMES, without_launch
+from trainbox.contract.variables import HEALTH_NAMES, REPLACED, without_launch
 
 Process = subprocess.Popen[bytes]
 
@@ -23,8 +23,6 @@ _SLACK_S = 30.0  # for the records of a start whose script was killed after the 
 # Exit codes of a start that got SIGTERM: the script has saved, or has no handler.
 STOPPED = (ExitCode.PREEMPTED, 128 + signal.SIGTERM, -signal.SIGTERM)
 _CLOSING_TABLE = f"{'run':<10} "  # the begin of that table
-# Settings of a training that the drill's own arguments replace.
-_REPLACED = {"TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
 
 
 def start(arguments: Sequence[str], log: Path, work: Path) -> Process:
@@ -53,7 +51,7 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
     """
     health = {name: env[name] for name in HEALTH_NAMES if name in env}
     kept = without_launch(env) | health
-    return {name: value for name, value in kept.items() if name not in _REPLACED}
+    return {name: value for name, value in kept.items() if name not in REPLACED}
 
 
 def wait(condition: Callable[[], bool], process: Process, progress: Callable[[], str]) -> None:

@@ -18,6 +18,12 @@ from trainbox.contract.storage import writing
 
 CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
 LOCK = "lock"
+STUDY = "study.journal"  # in the folder of a sweep
+
+
+def is_sweep(folder: Path) -> bool:
+    """Return whether a sweep has its trials in the folder. One with --storage has no file there."""
+    return (folder / STUDY).is_file()
 
 
 class RecordFolder:

@@ -10,6 +10,8 @@ HEALTH_NAMES = options.variables(options.HEALTH)
 # The launcher's settings, most of which have no prefix.
 LAUNCH_NAMES = options.variables(options.LAUNCH) | {"TASK"}
 _OF_SCHEDULER = "SLURM_"
+# The settings that contradict the arguments of a training of a bench or a drill.
+REPLACED = frozenset(f"TRAINBOX_{name}" for name in ("BATCH_SIZE_PER_GPU", "EPOCHS", "RESUME"))
 
 
 def without_launch(env: Mapping[str, str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ import click
 from trainbox.contract.errors import ExitCode, Failure, WrongUse, called_exit
 from trainbox.contract.internal import launch_facts
 from trainbox.contract.options import COMMANDS, DEVICE, Argument, Option, config_of, swept_names
+from trainbox.contract.record_folder import is_sweep
 from trainbox.contract.storage import show as show_text
 from trainbox.contract.task_fields import fields_of
 from trainbox.contract.usage import PAGE, TEMPLATE, Templated, failure_of
@@ -219,14 +220,14 @@ def sweep_show(
     html: Path | None,
 ) -> None:
     """Print the results so far of the sweep NAME (its folder, or its name in --runs-dir)."""
-    folder = Path(name) if (Path(name) / "study.journal").is_file() else runs_dir / name
+    folder = Path(name) if is_sweep(Path(name)) else runs_dir / name
     from trainer.sweep.session import show
     from trainer.sweep.storage import storage_failures
     from trainer.sweep.study import open_study
 
     if sum([as_csv, figure is not None, html is not None]) > 1:
         raise WrongUse("--csv, --figure and --html exclude each other: give one of them")
-    if storage is None and not (folder / "study.journal").is_file():
+    if storage is None and not is_sweep(folder):
         raise WrongUse(
             f"{folder} contains no sweep: give the name of a folder in --runs-dir, or the "
             "sweep's --storage"

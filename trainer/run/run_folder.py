@@ -9,7 +9,15 @@ from typing import Any
 from trainbox.contract.entries import plain
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import read_object
-from trainbox.contract.record_folder import CONFIG, LOCK, LOGS, MANIFEST, METRICS, RecordFolder
+from trainbox.contract.record_folder import (
+    CONFIG,
+    LOCK,
+    LOGS,
+    MANIFEST,
+    METRICS,
+    RecordFolder,
+    is_sweep,
+)
 from trainbox.contract.sidecar import FIRST_CHECKPOINT
 from trainer.run.jsonl import read_entries
 
@@ -105,7 +113,7 @@ def _refuse_files_of_others(path: Path) -> None:
     Each run has a lock. If a copy of a run lacks its lock, the settings or the manifest show that
     it is a run.
     """
-    if (path / "study.journal").exists():
+    if is_sweep(path):
         raise WrongUse(f"{path} is a sweep: choose another --run name")
     of_a_run = (LOCK, CONFIG, MANIFEST, FIRST_CHECKPOINT)
     if any((path / name).exists() for name in of_a_run):

@@ -20,17 +20,13 @@ from trainbox.contract.storage import is_of_disk, storage_failure
 from trainer.loop.out_of_memory import NO_ENGINE, memory_used_up
 from trainer.parallel.exchange_failures import exchange_failure
 from trainer.parallel.gpu_failures import gpu_failure
-from trainer.task_errors import mistake_of, raised_by_task
+from trainer.task_errors import mistake_of, original_line, raised_by_task
 
 _SHM = "/dev/shm"  # noqa: S108 - the system's name of it
 # A loader worker could not allocate shared memory, or had a bus error.
 _LOADER_SHARED_MEMORY = re.compile(
     r"shared memory ?\(shm\)[^\n]*No space left|workers are out of shared memory"
 )
-
-# torch's message for a Failure of a loader worker or a replica: a traceback, and the Failure's own
-# message in its last line.
-_RAISED_ELSEWHERE = re.compile(r"(?s)Caught \w+ in [^\n]+\nOriginal .*\n[\w.]+: ([^\n]+)\s*$")
 
 # Part of torch's message, and the message for the user.
 _WRONG_USES = {
@@ -65,8 +61,8 @@ def errors_as_failures(
     try:
         yield
     except Failure as known:
-        if raised := _RAISED_ELSEWHERE.match(str(known)):
-            raise type(known)(raised[1]) from known
+        if line := original_line(known):
+            raise type(known)(line.partition(": ")[2]) from known
         raise
     except SystemExit as end:
         raise called_exit(end) from end

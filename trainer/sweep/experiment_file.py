@@ -11,7 +11,7 @@ from typing import Any
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.options import KEYS_OF_TRAIN
-from trainbox.contract.record_folder import CONFIG
+from trainbox.contract.record_folder import CONFIG, is_sweep
 from trainbox.contract.strategies import STRATEGY_RULES
 from trainer.run.run_record import RunRecord, object_in
 from trainer.sweep.grid import Sweep
@@ -32,7 +32,7 @@ def settings_text(run: Path, as_toml: bool) -> str:
         WrongUse: the folder is not one of a run of a task, a file is missing, damaged or edited,
             or a value cannot be in the file.
     """
-    if (run / "study.journal").is_file():
+    if is_sweep(run):
         if not as_toml:
             raise WrongUse(
                 f"config {run}: this is a sweep: add --toml, or name one of its trials, such as "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainbox.contract.errors import Failure, NetworkFailure, Preempted, WrongUse
 from trainbox.contract.hints import tensorboard
 from trainbox.contract.internal import launch_facts
-from trainbox.contract.record_folder import CONFIG
+from trainbox.contract.record_folder import CONFIG, is_sweep
 from trainbox.contract.storage import writing
 from trainer.sweep import page, results
 from trainer.sweep.grid import Sweep, trial_folder
@@ -181,7 +181,7 @@ def _wait_for(storage: str | None, folder: Path, stop: StopRequest) -> None:
     deadline = time.monotonic() + _JOIN_S
     reported = False
     while True:
-        if storage is not None or (folder / "study.journal").is_file():
+        if storage is not None or is_sweep(folder):
             with contextlib.suppress(WrongUse):
                 open_study(storage, folder, None)
                 return

@@ -14,6 +14,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.contract.parsing import parse_json
+from trainbox.contract.record_folder import STUDY
 from trainbox.contract.secret_rule import without_secrets
 from trainbox.contract.storage import storage_failure as file_failure
 
@@ -35,7 +36,7 @@ def open_storage(url: str | None, folder: Path, read_only: bool = False) -> Base
     """
     if url is not None:
         return _open_database(url)
-    return _open_journal(folder.absolute() / "study.journal", read_only)
+    return _open_journal(folder.absolute() / STUDY, read_only)
 
 
 def _open_journal(path: Path, read_only: bool) -> BaseStorage:

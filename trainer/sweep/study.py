@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import command
+from trainbox.contract.record_folder import STUDY
 from trainbox.contract.secret_rule import arguments_without_secrets
 from trainer.sweep.grid import NO_METRIC, Record, Sweep, Trial, from_identity
 from trainer.sweep.owners import Heartbeats, has_ended, own_name
@@ -296,7 +297,7 @@ def open_study(url: str | None, folder: Path, sweep: Sweep | None) -> Study:
         study = Study(storage, folder.absolute().name, sweep)
         study.records()
     except DAMAGE as error:
-        found_in = without_password(url) if url else folder / "study.journal"
+        found_in = without_password(url) if url else folder / STUDY
         raise damage(found_in, repr(error)) from error
     return study
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainbox.contract.entries import step_of
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.record_folder import CONFIG, MANIFEST
+from trainbox.contract.record_folder import CONFIG, MANIFEST, is_sweep
 from trainbox.contract.secret_rule import arguments_without_secrets, without_secrets
 from trainer.run.compare import flat, shown_value
 from trainer.run.jsonl import numbers
@@ -56,7 +56,7 @@ def runs_in(folder: Path) -> list[Path] | None:
     if (folder / MANIFEST).is_file():
         return [folder]
     trials = sorted(path for path in folder.glob("trial-*") if _TRIAL.fullmatch(path.name))
-    if not trials and not (folder / "study.journal").is_file():
+    if not trials and not is_sweep(folder):
         return None
     return [path for path in trials if (path / MANIFEST).is_file()]
 
