@@ -12,7 +12,7 @@ from trainbox.contract.hints import command
 # Options that the bench sets itself.
 _OWN_OPTION = re.compile(
     "--(?:run|runs-dir|mirror|resume|max-steps|epochs|eval-every|checkpoint-minutes|measure-seconds"
-    "|strategy|gpu-ids|nnodes|node-rank|rdzv-endpoint|rdzv-id|batch-size-per-gpu)"
+    "|strategy|gpu-ids|nnodes|node-rank|rdzv-endpoint|rdzv-id)"
 )
 _FOREVER = "1000000000"
 

@@ -11,7 +11,7 @@ from entrypoint.cli.training import settled, train
 from entrypoint.cli.verb import verb
 from entrypoint.driver.process import count_visible
 from entrypoint.system.cgroup import usable_cpus
-from trainbox.contract.errors import ExitCode, Failure
+from trainbox.contract.errors import ExitCode, Failure, WrongUse
 from trainbox.contract.secret_rule import shown_variable
 from trainbox.contract.storage import show, writing
 from trainbox.contract.streams import message
@@ -48,6 +48,11 @@ def bench(
     tables.check_arguments(arguments)
     with train.make_context("train", list(arguments)) as parsed:
         settled(parsed.params)  # a mistake in them needs no training
+        if (per_gpu := parsed.params["batch_size_per_gpu"]) is not None:
+            raise WrongUse(
+                f"batch-size-per-gpu {per_gpu} contradicts the bench, which sets the batches of "
+                "its trainings: drop it, and give --batch-size to the bench"
+            )
     cpus = usable_cpus()
     gpus = 0 if counts or processes or device == "cpu" else count_visible()
     cpu, numbers = tables.choose_counts(counts, processes, device, gpus, cpus)

@@ -52,14 +52,7 @@ def test_two_processes_against_one(trainbox: Trainbox, ranks: Ranks, hungry: str
     arguments = ["--processes", "1,2", "--device", "cpu", "--batch-size", "32", "--rounds", "1"]
     arguments += ["--seconds", "0.3", "--out", "tables", "--lr", "0.002"]
     # A training of one process must not inherit the strategy.
-    ended = bench(
-        ranks,
-        hungry,
-        *arguments,
-        TRAINBOX_EPOCHS="3",
-        STRATEGY="ddp",
-        TRAINBOX_BATCH_SIZE_PER_GPU="1",
-    )
+    ended = bench(ranks, hungry, *arguments, TRAINBOX_EPOCHS="3", STRATEGY="ddp")
     assert ended.code == 0, ended.errs
     tables = trainbox.folder / "tables"
     assert sorted(path.name for path in tables.iterdir()) == ["bench.json", "bench.md", "bench.svg"]
@@ -152,6 +145,7 @@ _REFUSED = [
     (["--processes", "1,two"], 2, "'1,two' is not a list of whole numbers from 1, such as 1,4"),
     (["--workers", "4,4"], 2, "'4,4' repeats a number: give each number once"),
     (["--processes", "1", "--run", "mine"], 2, "bench sets --run itself"),
+    (["--batch-size-per-gpu", "8"], 2, "batch-size-per-gpu 8 contradicts the bench, which sets"),
     (["--processes", "1", "--strategies", "dp"], 2, "--strategies dp: dp splits batches over GPUs"),
     (["--processes", "1", "--out", "/proc/none"], 4, "cannot write /proc/none: "),
 ]
