@@ -16,7 +16,7 @@ from trainbox.contract import options
 from trainbox.contract.config import load_config_file
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import read_text
-from trainbox.contract.hints import nearest
+from trainbox.contract.hints import command, nearest
 from trainbox.contract.options import Option
 from trainbox.contract.parsing import parse_toml
 
@@ -88,8 +88,8 @@ def _read_experiment(path: Path) -> tuple[dict[str, dict[str, Any]], str]:
     A table that the file lacks is empty. The keys of options have `-` for `_`.
 
     Raises:
-        ValueError: the file cannot be read, is not TOML, or has an unknown table. The message has
-            one line.
+        ValueError: the file cannot be read, is not TOML, or has an unknown table or none. The
+            message has one line.
     """
     import hashlib
 
@@ -105,6 +105,11 @@ def _read_experiment(path: Path) -> tuple[dict[str, dict[str, Any]], str]:
         raise ValueError(
             f"--config {path} is not TOML: {error}{_line(text, str(error))}"
         ) from error
+    if not tables:  # such as the output of a command that failed
+        raise ValueError(
+            f"--config {path} has no settings: write them below [task] and [train], as "
+            f"`{command('config', 'RUN --toml')}` prints them"
+        )
     for name, values in tables.items():
         if not isinstance(values, dict):
             raise ValueError(

@@ -202,12 +202,13 @@ _DATAS = [
      "is not TOML: Invalid value (at line 2, column 11): write the text of storage in"),
     (b"a = " + b"1" * 5000, "is not TOML: a whole number has too many digits\n"),
     (b"\xff", "is not TOML: 'utf-8' codec can't decode byte 0xff in position 0"),
+    (b"# lr = 1\n", "has no settings: write them below [task] and [train], as `"),
 ]
 # fmt: on
 
 
 @pytest.mark.parametrize(("data", "message"), _DATAS)
-def test_a_file_that_is_not_toml_is_refused(here: Here, data: bytes, message: str) -> None:
+def test_a_file_without_settings_is_refused(here: Here, data: bytes, message: str) -> None:
     Path("exp.toml").write_bytes(data)
     err = here.refused("train", "--config", "exp.toml", silent=True)
     assert err.startswith(f"trainbox: --config exp.toml {message}")
