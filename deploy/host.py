@@ -381,6 +381,8 @@ def make(env: Mapping[str, str], target: str) -> None:
     elif (code := _built(argv)) == 0:
         report(f"the image {env.get('IMAGE') or 'trainbox'} is ready")
     if code:
+        if target == "build":
+            report("the image was not built: correct the error above, or do without: RUN_IN=venv")
         sys.exit(code)
 
 

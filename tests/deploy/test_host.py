@@ -283,6 +283,8 @@ def test_the_log_of_a_build_is_shown_if_it_takes_time_or_fails(
         with pytest.raises(SystemExit) as ended:
             host.make({"MAKE": str(make)}, "build")
         assert ended.value.code == code
+        shown += "trainbox: the image was not built: correct the error above, or do without: "
+        shown += "RUN_IN=venv\n"
     else:
         host.make({"MAKE": str(make)}, "build")
         shown += "trainbox: the image trainbox is ready\n"
