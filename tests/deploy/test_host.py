@@ -17,14 +17,9 @@ _GPU_WITHOUT_RUNTIME = Machine(compose="compose", gpu="/dev/x")
 
 # fmt: off
 _PLACES = [
-    ({}, Machine(), "venv"),
     ({}, Machine(gpu="/dev/x"), "venv"),
-    ({}, _CPU, "docker-cpu"),
-    ({}, _NVIDIA, "docker-gpu"),
-    ({"GPUS": "0"}, _NVIDIA, "docker-cpu"),
     ({"GPUS": "0"}, _GPU_WITHOUT_RUNTIME, "docker-cpu"),
     ({"RUN_IN": "docker-cpu"}, _GPU_WITHOUT_RUNTIME, "docker-cpu"),
-    ({"RUN_IN": "docker-gpu"}, Machine(), "docker-gpu"),
     ({"RUN_IN": "docker-gpu", "GPUS": "0"}, Machine(), "docker-cpu"),
 ]
 # fmt: on
