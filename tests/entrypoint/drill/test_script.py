@@ -147,19 +147,6 @@ def _kept(error: BaseException) -> Path:
     return Path(found[1])
 
 
-def test_an_honest_script_passes(runs: _Runs, tmp_path: Path) -> None:
-    heading, columns, first, second, resumed, last = _drill(runs)
-    assert (heading, columns.split()) == ("result.json", ["processes", "digest"])
-    assert re.fullmatch(r"  1  +undisturbed  +[0-9a-f]{16}  same", first)
-    killed = re.fullmatch(
-        r"  1 -> 1 -> 1  +SIGKILL at step (\d+), SIGTERM at (\d+)  +(\w{16})  same", second
-    )
-    assert killed and 1 <= int(killed[1]) < int(killed[2]) < 20
-    assert resumed == "  resumed, 1 -> 1 -> 1: the reported steps continued after a kill"
-    assert re.fullmatch(rf"  the same bits in all 2 trainings: {killed[3]}[0-9a-f]{{48}}", last)
-    assert list((tmp_path / "tmp").iterdir()) == []
-
-
 def test_a_script_that_forgets_its_sampler_is_named(runs: _Runs) -> None:
     runs.replace("    order.setstate", "    0 and order.setstate")
     with pytest.raises(Failure) as caught:
@@ -229,17 +216,13 @@ def test_a_script_that_ignores_sigterm_is_reported(
     assert last.startswith("  the same bits in all 2 trainings:")
 
 
-def _finishes_at_sigterm(runs: _Runs) -> None:
+def test_a_script_that_finishes_at_sigterm_trains_again_if_no_resume_is_shown(runs: _Runs) -> None:
+    """The first kill is early, so the start after it repeats nearly the whole training."""
+    _of_replacements(runs, *_NO_STEPS)
     finishes = "import signal\nstopped = []\nsignal.signal(15, lambda *_: stopped.append(75))\n"
     runs.replace("while step", f"{finishes}while step")
     runs.replace('while "WAIT" in os.environ:', 'while "WAIT" in os.environ and not stopped:')
     runs.script.write_text(f"{runs.script.read_text()}sys.exit(*stopped)\n")
-
-
-def test_a_script_that_finishes_at_sigterm_trains_again_if_no_resume_is_shown(runs: _Runs) -> None:
-    """The first kill is early, so the start after it repeats nearly the whole training."""
-    _of_replacements(runs, *_NO_STEPS)
-    _finishes_at_sigterm(runs)
     *_, first, note, again, resumed, last = _drill(runs)
     assert re.match(r"  1 -> 1 -> 1  +SIGKILL at .* s, SIGTERM at .* s \(finished\)", first)
     assert note.endswith("did not stop at SIGTERM; so it trains again, with SIGKILL alone")
@@ -262,6 +245,7 @@ def test_other_numbers_of_processes(runs: _Runs) -> None:
     lines = _drill(runs, counts=(1, 2), kills=1)
     assert [line.split("  ")[1] for line in lines[2:7]] == ["1", "2", "1 -> 1", "1 -> 2", "2 -> 1"]
     assert runs.started == ["1", "2", "1", "1", "1", "2", "2", "1"]
+    assert [line.split()[3] for line in lines[4:7]] == ["SIGKILL", "SIGTERM", "SIGKILL"]
     assert [line[:10] for line in lines[7:10]] == ["  resumed,"] * 3
     assert lines[10].startswith("  the same bits in all 5 trainings")
 
