@@ -623,44 +623,25 @@ def test_the_service_gives_the_pods_their_dns_names() -> None:
 # Sweeps.
 
 
-@pytest.fixture
-def arguments_of(tmp_path: Path) -> Callable[..., list[list[str]]]:
-    """Run the command of each pod of the sweep with stand-ins for tini and trainbox.
-
-    Return the arguments of trainbox in each pod.
-    """
+def test_pod_0_starts_the_sweep_and_the_others_join(tmp_path: Path) -> None:
+    """Stand-ins for tini and trainbox print the arguments of each pod."""
     for name, text in {"tini": 'shift; exec "$@"', "trainbox": 'printf "%s\\n" "$@"'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-
-    def call(words: str) -> list[list[str]]:
-        found = []
-        for pod in pods(DEPLOY / "sweep"):
+    (tmp_path / "name=wide").touch()  # ARGS must not be expanded to file names
+    own = pods(DEPLOY / "sweep")[0].env["train"]
+    arguments, script = f"{own['ARGS']} --set name=w*", "my_tasks/a.py --seeds 2 -- --seed {seed}"
+    for given, first, second in (
+        (arguments, f"sweep {arguments}", f"sweep {arguments} --worker"),
+        (f"run {script}", f"sweep run {script}", f"sweep run --worker {script}"),
+    ):
+        for pod, expected in zip(pods(DEPLOY / "sweep"), (first, second), strict=True):
             env = clean_environment(**pod.env["train"])
             command = pod.train["command"] + pod.train["args"]
-            variables = env | {"PATH": f"{tmp_path}:{env['PATH']}", "ARGS": words}
+            variables = env | {"PATH": f"{tmp_path}:{env['PATH']}", "ARGS": given}
             out = subprocess.check_output(command, env=variables, cwd=tmp_path, text=True)
-            found.append(out.splitlines())
-        return found
-
-    return call
-
-
-def test_pod_0_starts_the_sweep_and_the_others_join(
-    arguments_of: Callable[..., list[list[str]]], tmp_path: Path
-) -> None:
-    (tmp_path / "name=wide").touch()  # ARGS must not be expanded to file names
-    env = pods(DEPLOY / "sweep")[0].env["train"]
-    words = ["sweep", "--seeds", "20", "--grid", "width=8,16,32", "--set", "name=w*"]
-    assert arguments_of(f"{env['ARGS']} --set name=w*") == [words, [*words, "--worker"]]
-    assert requested_sweep([*env["ARGS"].split(), "--worker"], env).total > 0
-
-
-def test_the_pods_of_a_sweep_of_a_script(arguments_of: Callable[..., list[list[str]]]) -> None:
-    rest = "my_tasks/a.py --seeds 2 -- --seed {seed}"
-    first, second = arguments_of(f"run {rest}")
-    assert first == ["sweep", "run", *rest.split()]
-    assert second == ["sweep", "run", "--worker", *rest.split()]
+            assert out.splitlines() == expected.split()
+    assert requested_sweep([*own["ARGS"].split(), "--worker"], own).total > 0
 
 
 # The guide.

@@ -489,7 +489,6 @@ REFUSALS = [
     (("run", "--gpu", "2", "train.py"), "no such option --gpu (did you mean --gpus or "),
     # The hidden option --trial is not proposed.
     (("run", "--tria", "train.py"), "no such option --tria: the arguments of the script follow --"),
-    (("plan", "run", "--tria", "train.py"), "no such option --tria: the arguments of the script"),
     (
         ("run", "--epochs", "3", "train.py"),
         "(did you mean --processes?): the arguments of the script follow --, as in",
