@@ -10,17 +10,14 @@ from pathlib import Path
 
 import pytest
 
-import entrypoint.drill.script
 import entrypoint.drill.starts
 import entrypoint.drill.training
-from entrypoint.drill.compare import FileComparison, check_file
+from entrypoint.drill.compare import check_file
 from entrypoint.drill.script import DrillRequest, drill_script
 from entrypoint.drill.starts import Process
 from tests.support.processes import Processes
 from trainbox.contract.errors import Failure, WrongUse
-from trainer.outputs.differences import first_difference, largest_difference
-from trainer.outputs.entries import digest, without, without_folders
-from trainer.outputs.formats import noun, read_entries
+from trainer.outputs.__main__ import main
 
 # A training of 20 steps. `total` is its weight, and `order` the state of its sampler. A start that
 # is to be killed waits for it, and leaves steps for the start after it. A file that appears in the
@@ -93,25 +90,15 @@ class _Runs:
         self.script.write_text(text.replace(old, new))
 
 
-def _compare(
-    reference: tuple[Path, Path], other: tuple[Path, Path], tolerance: float, ignored: Sequence[str]
-) -> FileComparison:
-    """Compare in this process, without the start of another one."""
-    try:
-        one, two = (
-            without_folders(
-                without(read_entries(file), ignored), [str(folder / "run"), str(folder / "work")]
-            )
-            for file, folder in (reference, other)
-        )
-    except Failure as failure:
-        return FileComparison("-" * 16, str(failure))
-    difference = first_difference(one, two, tolerance, noun(reference[0]))
-    return FileComparison(digest(two), difference, largest_difference(one, two))
-
-
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Runs:
+def runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> _Runs:
+    def compare(command: Sequence[str], **_: object) -> "subprocess.CompletedProcess[str]":
+        """Compare in this process, without the start of another one."""
+        code = main(list(command[-1:]))
+        return subprocess.CompletedProcess(command, code, *capsys.readouterr())
+
     (tmp_path / "tmp").mkdir()
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
@@ -119,7 +106,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Runs:
     found = _Runs(tmp_path)
     monkeypatch.setattr(entrypoint.drill.training, "start", found.start)
     monkeypatch.setattr(entrypoint.drill.starts, "_POLL_S", 0.002)
-    monkeypatch.setattr(entrypoint.drill.script, "compare", _compare)
+    monkeypatch.setattr(subprocess, "run", compare)
     return found
 
 
