@@ -13,18 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def has_compose() -> bool:
-    if not shutil.which("docker"):
-        return False
-    return (
-        subprocess.run(
-            ["docker", "compose", "version"], capture_output=True, check=False
-        ).returncode
-        == 0
-    )
-
-
-pytestmark = pytest.mark.skipif(not has_compose(), reason="no `docker compose` on PATH")
+pytestmark = pytest.mark.skipif(
+    not shutil.which("docker")
+    or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode != 0,
+    reason="no `docker compose` on PATH",
+)
 
 
 def services(*files: str, **settings: str) -> dict[str, Any]:

@@ -132,18 +132,6 @@ def test_a_file_is_not_written_from_its_beginning_again(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
 
 
-def _unread(program: str, folder: Path) -> tuple[int, bytes]:
-    """Run `program`, whose output nobody reads; return the exit code and standard error."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    try:
-        words, env = [sys.executable, "-c", program], clean_environment(PYTHONPATH=str(ROOT))
-        ended = subprocess.run(words, cwd=folder, env=env, stdout=writing, stderr=subprocess.PIPE)
-    finally:
-        os.close(writing)
-    return ended.returncode, ended.stderr
-
-
 @pytest.mark.parametrize("verb", ["train", "sweep-run"])
 def test_what_takes_long_outlives_its_reader(tmp_path: Path, verb: str) -> None:
     """If the reader has ended, the command continues and exits with its own code."""
@@ -154,7 +142,12 @@ def test_what_takes_long_outlives_its_reader(tmp_path: Path, verb: str) -> None:
         f"sys.argv = ['trainer', '{verb}']\n"
         "runpy.run_module('trainer', run_name='__main__', alter_sys=False)"
     )
-    assert _unread(program, tmp_path) == (8, b"")
+    reading, writing = os.pipe()
+    os.close(reading)
+    words, env = [sys.executable, "-c", program], clean_environment(PYTHONPATH=str(ROOT))
+    ended = subprocess.run(words, cwd=tmp_path, env=env, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (8, b"")
     assert (tmp_path / "end").exists()
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.suite import Part, exit_code, parts, run
+from tests.support.suite import commands, exit_code
 
 
 def test_lint_is_run_by_make() -> None:
-    tests, lint = parts(["--lint", "tests/faults"])
-    assert lint == Part("lint", ("make", "--no-print-directory", "lint"))
-    assert tests.live and tests.command[-1] == "tests/faults" and "--lint" not in tests.command
+    tests, lint = commands(["--lint", "tests/faults"])
+    assert lint == ["make", "--no-print-directory", "lint"]
+    assert tests[-1] == "tests/faults" and "--lint" not in tests
+    assert commands(["tests/faults"]) == (tests, [])
 
 
 @pytest.mark.parametrize(
@@ -30,33 +31,30 @@ def test_a_failure_of_any_part_fails_the_whole(codes: list[int], expected: int) 
     assert exit_code(codes) == expected
 
 
-def _part(name: str, program: str, live: bool = False) -> Part:
-    return Part(name, (sys.executable, "-c", program), live)
+def _run(tests: str, lint: str) -> "subprocess.Popen[str]":
+    """Run these Python programs instead of the tests and lint."""
+    words = [[sys.executable, "-c", program] for program in (tests, lint)]
+    program = f"import sys\nfrom tests.support.suite import run\nsys.exit(run(*{words!r}))"
+    command = [sys.executable, "-P", "-c", program]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_the_output_of_a_part_is_printed_whole_at_its_end(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    lint = _part("lint", "import sys; print('first'); sys.exit('a mistake')")
-    assert run([_part("tests", "print('live')", live=True), lint]) == 1
-    out = capfd.readouterr().out
+def test_the_output_of_lint_is_printed_whole_at_its_end() -> None:
+    process = _run("print('live')", "import sys; print('first'); sys.exit('a mistake')")
+    out, _ = process.communicate()
+    assert process.returncode == 1
     assert "live\n" in out
     whole = out[out.index("===== lint: ") :]
     assert whole.splitlines()[1:3] in (["first", "a mistake"], ["a mistake", "first"])
     assert "===== lint: exit code 1\n" in whole
 
 
-def test_a_sigterm_ends_all_parts(tmp_path: Path) -> None:
-    program = (
-        "from tests.support.suite import Part, run\nimport sys\n"
-        "import os\nwaits = 'import os, signal; os.write(1, bytes([49, 10])); signal.pause()'\n"
-        "sys.exit(run([Part(name, (sys.executable, '-c', waits), True) for name in 'ab']))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True
-    )
+def test_a_sigterm_ends_both(tmp_path: Path) -> None:
+    begin = f"import pathlib, signal\nready = pathlib.Path({str(tmp_path / 'ready')!r})\n"
+    tests = f"{begin}while not ready.exists(): pass\nprint(1, flush=True); signal.pause()"
+    process = _run(tests, f"{begin}ready.touch(); signal.pause()")
     assert process.stdout is not None
-    assert [process.stdout.readline() for _ in range(2)] == ["1\n", "1\n"]
+    assert process.stdout.readline() == "1\n"
     process.terminate()
     assert process.wait() == 128 + signal.SIGTERM
     process.stdout.close()

@@ -13,26 +13,7 @@ from tests.support.paths import ROOT
 
 _CPU = Machine(folder="/here", compose="compose", uid=7, gid=8)
 _NVIDIA = Machine(folder="/here", compose="compose", uid=7, gid=8, has_nvidia=True, gpus=2)
-_GPU_WITHOUT_RUNTIME = Machine(compose="compose", gpu="/dev/x")
-
-# fmt: off
-_PLACES = [
-    ({}, Machine(), "venv"),
-    ({}, Machine(gpu="/dev/x"), "venv"),
-    ({}, _CPU, "docker-cpu"),
-    ({}, _NVIDIA, "docker-gpu"),
-    ({"GPUS": "0"}, _NVIDIA, "docker-cpu"),
-    ({"GPUS": "0"}, _GPU_WITHOUT_RUNTIME, "docker-cpu"),
-    ({"RUN_IN": "docker-cpu"}, _GPU_WITHOUT_RUNTIME, "docker-cpu"),
-    ({"RUN_IN": "docker-gpu"}, Machine(), "docker-gpu"),
-    ({"RUN_IN": "docker-gpu", "GPUS": "0"}, Machine(), "docker-cpu"),
-]
-# fmt: on
-
-
-@pytest.mark.parametrize(("env", "machine", "expected"), _PLACES)
-def test_where_a_verb_runs(env: dict[str, str], machine: Machine, expected: str) -> None:
-    assert host.place(env, machine) == expected
+_GPU_WITHOUT_RUNTIME = Machine(folder="/here", compose="compose", uid=7, gid=8, gpu="/dev/x")
 
 
 def command(verb: str, env: dict[str, str], machine: Machine) -> host.Command:
@@ -61,6 +42,7 @@ _COMMANDS = [
     ("tensorboard", {"TENSORBOARD_PORT": "7007", "RUNS_DIR": "/r", "VENV": "v"}, Machine(),
      "v/bin/tensorboard --logdir /r --host 127.0.0.1 --port 7007"),
     ("shell", {"PATH": "/bin"}, Machine(), f"env PATH={_ROOT}/.venv/bin:/bin sh"),
+    ("plan", {}, Machine(gpu="/dev/x"), f"{_HERE} plan"),
     ("train", {"RUNS_DIR": "/r", "TRAINBOX_DATA_DIR": "/d"}, Machine(),
      "env TRAINBOX_COMMAND=make TRAINBOX_RUNS_DIR=/r TRAINBOX_DATA_DIR=/d "
      ".venv/bin/trainbox train"),
@@ -90,6 +72,12 @@ _COMMANDS = [
     ("drill", {"ARGS": "--steps 200"}, _NVIDIA, f"{_IN} compose {_RUN} train drill --steps 200"),
     ("plan", {"RUN_IN": "docker-gpu"}, Machine("/here", uid=7, gid=8),
      f"{_IN} docker compose {_RUN} train plan"),
+    ("plan", {"RUN_IN": "docker-cpu"}, _GPU_WITHOUT_RUNTIME,
+     f"{_IN} compose {_CPU_FILES} {_RUN} train plan"),
+    ("plan", {"GPUS": "0"}, _GPU_WITHOUT_RUNTIME,
+     f"{_IN} GPU_COUNT=all GPUS=0 compose {_CPU_FILES} {_RUN} train plan"),
+    ("plan", {"RUN_IN": "docker-gpu", "GPUS": "0"}, Machine("/here", uid=7, gid=8),
+     f"{_IN} GPU_COUNT=all GPUS=0 docker compose {_CPU_FILES} {_RUN} train plan"),
     ("health", {"HEALTH": "0"}, _NVIDIA, f"{_IN} HEALTH=0 compose {_RUN} gpu-health health"),
     ("shell", {}, _CPU, f"{_IN} compose {_CPU_FILES} {_RUN} train bash"),
     ("tensorboard", {"TENSORBOARD_PORT": "7007"}, _NVIDIA,

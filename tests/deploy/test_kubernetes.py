@@ -24,11 +24,9 @@ DEPLOY = ROOT / "deploy/kubernetes"
 PAGE = ROOT / "docs/guides/kubernetes.md"
 KUSTOMIZE = next(
     (tool for tool in (["kubectl", "kustomize"], ["kustomize", "build"]) if shutil.which(tool[0])),
-    None,
+    [],
 )
-needs_kustomize = pytest.mark.skipif(
-    KUSTOMIZE is None, reason="no kubectl and no kustomize on PATH"
-)
+pytestmark = pytest.mark.skipif(not KUSTOMIZE, reason="no kubectl and no kustomize on PATH")
 
 JOBS = ("base", "one-node", "several-nodes", "sweep")
 TRAININGS = (*JOBS, "jobset", "trainjob-runtime")
@@ -43,21 +41,10 @@ Object = dict[str, Any]
 
 @cache
 def objects(folder: Path) -> list[Object]:
-    """Return the objects that `kubectl apply -k` would send.
-
-    Without kustomize, return the resources of the files without patches.
-    """
-    if KUSTOMIZE:
-        done = subprocess.run(
-            [*KUSTOMIZE, str(folder)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return list(yaml.safe_load_all(done.stdout))
-    found: list[Object] = []
-    for resource in yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]:
-        path = folder / resource
-        found += objects(path.resolve()) if path.is_dir() else yaml.safe_load_all(path.read_text())
-    return found
+    """Return the objects that `kubectl apply -k` would send."""
+    done = subprocess.run([*KUSTOMIZE, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
 
 
 def one(folder: Path, kind: str) -> Object:
@@ -201,11 +188,10 @@ def test_the_volumes_are_apart_from_the_jobs_and_any_node_can_mount_them() -> No
         for claim in objects(DEPLOY / "storage")
     }
     assert claims == {"runs": ["ReadWriteMany"], "data": ["ReadWriteMany"]}
-    if KUSTOMIZE:
-        storage, one_node = (objects(DEPLOY / name) for name in ("storage", "storage-one-node"))
-        for claim in (copied := json.loads(json.dumps(storage))):
-            claim["spec"]["accessModes"] = ["ReadWriteOnce"]
-        assert one_node == copied
+    storage, one_node = (objects(DEPLOY / name) for name in ("storage", "storage-one-node"))
+    for claim in (copied := json.loads(json.dumps(storage))):
+        claim["spec"]["accessModes"] = ["ReadWriteOnce"]
+    assert one_node == copied
     for name in (*OVERLAYS, "tensorboard"):
         assert "PersistentVolumeClaim" not in {thing["kind"] for thing in objects(DEPLOY / name)}
 
@@ -311,7 +297,6 @@ def test_retries_follow_the_page_of_exit_codes(name: str) -> None:
         assert values == sorted(set(values)), "the API requires sorted values"
 
 
-@needs_kustomize
 def test_the_number_of_retries() -> None:
     limits = {
         name: {k: v for k, v in job_of(DEPLOY / name)["spec"].items() if k.startswith("backoff")}
@@ -510,22 +495,12 @@ def changed(folder: Path, name: str, *changes: tuple[str, str]) -> Path:
     return copy
 
 
-@needs_kustomize
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("one-node", ("GPUS=1", "GPUS=4")),
-        ("several-nodes", ("GPUS=1", "GPUS=4")),
-        ("jobset", ("GPUS=1", "GPUS=4")),
-        ("trainjob", ("nvidia.com/gpu: 1", "nvidia.com/gpu: 4")),
-    ],
-)
-def test_a_changed_line_changes_all_that_depends_on_it(
-    name: str, change: tuple[str, str], run: Run, tmp_path: Path
-) -> None:
-    nodes = [("NNODES=2", "NNODES=3"), ("numNodes: 2", "numNodes: 3")][name == "trainjob"]
-    renamed = ("namePrefix: digits-", "namePrefix: my-")
-    folder = changed(tmp_path, name, change, renamed, *[nodes] * (name in MULTI_NODE))
+@pytest.mark.parametrize("name", ["one-node", *MULTI_NODE])
+def test_a_changed_line_changes_all_that_depends_on_it(name: str, run: Run, tmp_path: Path) -> None:
+    gpus, nodes = ("GPUS=", "NNODES=") if name != "trainjob" else ("com/gpu: ", "numNodes: ")
+    changes = [("namePrefix: digits-", "namePrefix: my-"), (f"{gpus}1", f"{gpus}4")]
+    changes += [(f"{nodes}2", f"{nodes}3")] * (name in MULTI_NODE)
+    folder = changed(tmp_path, name, *changes)
     made = pods(folder)
     assert len(made) == (3 if name in MULTI_NODE else 1)
     for rank, pod in enumerate(made):
@@ -544,7 +519,6 @@ def test_a_changed_line_changes_all_that_depends_on_it(
     assert_closed(folder, made)
 
 
-@needs_kustomize
 def test_a_training_without_gpus(run: Run, tmp_path: Path) -> None:
     (pod,) = pods(changed(tmp_path, "one-node", ("- GPUS=1", "- GPUS=0\n      - PROCESSES=2")))
     assert pod.gpus == 0
@@ -558,7 +532,6 @@ def test_a_training_without_gpus(run: Run, tmp_path: Path) -> None:
 SCRIPT = ["run", "my_tasks/train.py", "--", "--epochs", "3"]
 
 
-@needs_kustomize
 @pytest.mark.parametrize("name", ["several-nodes", "jobset", "trainjob"])
 def test_a_script_on_several_nodes(
     name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -593,7 +566,6 @@ def test_a_script_on_several_nodes(
         assert rdzv_of(plan) == {"nnodes": "2", "node-rank": str(rank)} | meeting
 
 
-@needs_kustomize
 @pytest.mark.parametrize("name", ["one-node", "jobset"])
 def test_health_0_opens_the_gate_and_the_liveness_probe(
     name: str, run: Run, tmp_path: Path
@@ -610,7 +582,6 @@ def test_health_0_opens_the_gate_and_the_liveness_probe(
         assert run(pod, container, words, **{"gpu0.ret": 15}).code == 1
 
 
-@needs_kustomize
 def test_the_settings_of_a_run_are_immutable() -> None:
     for name in ("base", "one-node", "several-nodes", "sweep", "jobset"):
         assert one(DEPLOY / name, "ConfigMap")["immutable"] is True
@@ -633,13 +604,11 @@ def assert_closed(folder: Path, made: list[Pod]) -> None:
         assert labels.keys() & {JOB_NAME, JOBSET_NAME}, "pods of other jobs have the others as well"
 
 
-@needs_kustomize
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_only_the_jobs_own_pods_reach_its_rendezvous(name: str) -> None:
     assert_closed(DEPLOY / name, pods(DEPLOY / name))
 
 
-@needs_kustomize
 def test_the_service_gives_the_pods_their_dns_names() -> None:
     service = one(DEPLOY / "several-nodes", "Service")
     for pod in pods(DEPLOY / "several-nodes"):
@@ -654,46 +623,25 @@ def test_the_service_gives_the_pods_their_dns_names() -> None:
 # Sweeps.
 
 
-@pytest.fixture
-def arguments_of(tmp_path: Path) -> Callable[..., list[list[str]]]:
-    """Run the command of each pod of the sweep with stand-ins for tini and trainbox.
-
-    Return the arguments of trainbox in each pod.
-    """
+def test_pod_0_starts_the_sweep_and_the_others_join(tmp_path: Path) -> None:
+    """Stand-ins for tini and trainbox print the arguments of each pod."""
     for name, text in {"tini": 'shift; exec "$@"', "trainbox": 'printf "%s\\n" "$@"'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-
-    def call(words: str) -> list[list[str]]:
-        found = []
-        for pod in pods(DEPLOY / "sweep"):
+    (tmp_path / "name=wide").touch()  # ARGS must not be expanded to file names
+    own = pods(DEPLOY / "sweep")[0].env["train"]
+    arguments, script = f"{own['ARGS']} --set name=w*", "my_tasks/a.py --seeds 2 -- --seed {seed}"
+    for given, first, second in (
+        (arguments, f"sweep {arguments}", f"sweep {arguments} --worker"),
+        (f"run {script}", f"sweep run {script}", f"sweep run --worker {script}"),
+    ):
+        for pod, expected in zip(pods(DEPLOY / "sweep"), (first, second), strict=True):
             env = clean_environment(**pod.env["train"])
             command = pod.train["command"] + pod.train["args"]
-            variables = env | {"PATH": f"{tmp_path}:{env['PATH']}", "ARGS": words}
+            variables = env | {"PATH": f"{tmp_path}:{env['PATH']}", "ARGS": given}
             out = subprocess.check_output(command, env=variables, cwd=tmp_path, text=True)
-            found.append(out.splitlines())
-        return found
-
-    return call
-
-
-@needs_kustomize
-def test_pod_0_starts_the_sweep_and_the_others_join(
-    arguments_of: Callable[..., list[list[str]]], tmp_path: Path
-) -> None:
-    (tmp_path / "name=wide").touch()  # ARGS must not be expanded to file names
-    env = pods(DEPLOY / "sweep")[0].env["train"]
-    words = ["sweep", "--seeds", "20", "--grid", "width=8,16,32", "--set", "name=w*"]
-    assert arguments_of(f"{env['ARGS']} --set name=w*") == [words, [*words, "--worker"]]
-    assert requested_sweep([*env["ARGS"].split(), "--worker"], env).total > 0
-
-
-@needs_kustomize
-def test_the_pods_of_a_sweep_of_a_script(arguments_of: Callable[..., list[list[str]]]) -> None:
-    rest = "my_tasks/a.py --seeds 2 -- --seed {seed}"
-    first, second = arguments_of(f"run {rest}")
-    assert first == ["sweep", "run", *rest.split()]
-    assert second == ["sweep", "run", "--worker", *rest.split()]
+            assert out.splitlines() == expected.split()
+    assert requested_sweep([*own["ARGS"].split(), "--worker"], own).total > 0
 
 
 # The guide.
@@ -709,7 +657,6 @@ def blocks() -> list[tuple[str, Object]]:
     return [(name, yaml.safe_load(text)) for name, text in found]
 
 
-@needs_kustomize
 def test_the_changes_that_the_page_shows_have_their_effect(run: Run, tmp_path: Path) -> None:
     folders = []
     mnist, own, script, special, sweeping = blocks()

@@ -218,40 +218,27 @@ def test_a_script_requests_all_that_a_requeue_needs(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "started"),
+    ("script", "task", "words", "started"),
     [
-        ((), "train"),
-        (("mnist", "--run", "run"), "train mnist --run run"),
-        (("run", "train.py", "--", "--epochs", "2"), "run train.py -- --epochs 2"),
+        ("one-node", "", "", "train"),
+        ("one-node", "", "run train.py -- --epochs 2", "run train.py -- --epochs 2"),
+        ("several-nodes", "", "mnist --run run", "train mnist --run run"),
+        ("several-nodes", "", "run train.py", "run train.py"),
+        # The other tasks of an array join the sweep.
+        ("sweep", "0", "mnist --seeds 2", "sweep mnist --seeds 2"),
+        ("sweep", "1", "mnist --seeds 2", "sweep mnist --seeds 2 --worker"),
+        ("sweep", "0", "run a.py -- --lr {lr}", "sweep run a.py -- --lr {lr}"),
+        ("sweep", "1", "run a.py -- --lr {lr}", "sweep run --worker a.py -- --lr {lr}"),
     ],
 )
-@pytest.mark.parametrize("script", ["one-node", "several-nodes"])
-def test_run_as_the_first_word_selects_the_verb(
-    tmp_path: Path, script: str, words: tuple[str, ...], started: str
-) -> None:
-    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
-    batch = ROOT / f"deploy/slurm/{script}.sbatch"
-    code, calls, _ = run_in_a_job(tmp_path, *words, program=batch)
-    assert (code, len(calls)) == (0, 1)
-    assert calls[0][calls[0].index(".venv/bin/trainbox") + 1 :] == started.split()
-
-
-@pytest.mark.parametrize(
-    ("words", "task", "started"),
-    [
-        (("mnist", "--seeds", "2"), "0", "sweep mnist --seeds 2"),
-        (("mnist", "--seeds", "2"), "1", "sweep mnist --seeds 2 --worker"),
-        (("run", "a.py", "--", "--lr", "{lr}"), "0", "sweep run a.py -- --lr {lr}"),
-        (("run", "a.py", "--", "--lr", "{lr}"), "1", "sweep run --worker a.py -- --lr {lr}"),
-    ],
-)
-def test_the_other_tasks_of_an_array_join_the_sweep(
-    tmp_path: Path, words: tuple[str, ...], task: str, started: str
+def test_the_first_word_and_the_task_of_an_array_select_the_command(
+    tmp_path: Path, script: str, task: str, words: str, started: str
 ) -> None:
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": task, "SLURM_ARRAY_TASK_MIN": "0"}
-    batch = ROOT / "deploy/slurm/sweep.sbatch"
-    code, calls, _ = run_in_a_job(tmp_path, *words, program=batch, **array)
+    batch = ROOT / f"deploy/slurm/{script}.sbatch"
+    env = array if task else {}
+    code, calls, _ = run_in_a_job(tmp_path, *words.split(), program=batch, **env)
     assert (code, len(calls)) == (0, 1)
     assert calls[0][calls[0].index(".venv/bin/trainbox") + 1 :] == started.split()
 

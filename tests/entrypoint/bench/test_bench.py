@@ -60,36 +60,26 @@ def test_default_counts(most: int, counts: tuple[int, ...]) -> None:
 
 def test_strong_scaling_keeps_the_batch_and_weak_scaling_its_share() -> None:
     table = [
-        (line.scaling, line.case, line.base)
-        for line in lines((1, 2, 4), ("dp", "ddp"), (64,), (0,))
+        (line.scaling, line.case, line.base) for line in lines((1, 2), ("dp", "ddp"), (64,), (0,))
     ]
     one = BenchCase(1, "single", 64, 0)
     assert table == [
         ("strong", one, one),
         ("strong", BenchCase(2, "dp", 64, 0), one),
         ("strong", BenchCase(2, "ddp", 64, 0), one),
-        ("strong", BenchCase(4, "dp", 64, 0), one),
-        ("strong", BenchCase(4, "ddp", 64, 0), one),
         ("weak", one, one),
         ("weak", BenchCase(2, "dp", 128, 0), one),
         ("weak", BenchCase(2, "ddp", 128, 0), one),
-        ("weak", BenchCase(4, "dp", 256, 0), one),
-        ("weak", BenchCase(4, "ddp", 256, 0), one),
     ]
 
 
 def test_without_a_count_of_one_the_smallest_count_is_the_base() -> None:
-    found = {
-        line.case: line.base
-        for line in lines((2, 4), ("dp", "ddp"), (64,), (None,))
-        if line.scaling == "weak"
-    }
-    assert found == {
-        BenchCase(2, "dp", 128, None): BenchCase(2, "dp", 128, None),
-        BenchCase(2, "ddp", 128, None): BenchCase(2, "ddp", 128, None),
-        BenchCase(4, "dp", 256, None): BenchCase(2, "dp", 128, None),
-        BenchCase(4, "ddp", 256, None): BenchCase(2, "ddp", 128, None),
-    }
+    _, strong, _, weak = lines((2, 4), ("ddp",), (64,), (None,))
+    assert strong.base == BenchCase(2, "ddp", 64, None)
+    assert (weak.case, weak.base) == (
+        BenchCase(4, "ddp", 256, None),
+        BenchCase(2, "ddp", 128, None),
+    )
 
 
 def test_one_count_gives_one_table_without_scaling() -> None:
@@ -177,34 +167,6 @@ def test_strategies(text: str, cpu: bool, answer: tuple[str, ...] | str) -> None
         check_strategies(text, cpu)
 
 
-def test_a_row_has_medians_and_ratios_within_rounds() -> None:
-    outcomes = {
-        ONE: outcome(
-            100.0, 200.0, 300.0
-        ),  # The machine becomes faster during the bench, which does not change the ratios.
-        TWO: outcome(
-            190.0,
-            360.0,
-            600.0,
-            data_seconds=[0.2, 0.4],
-            exchange_seconds=[0.5, 0.1],
-            memory_mib=[90.0, 80.0],
-        ),
-    }
-    one, two = rows([Line("strong", ONE, ONE), Line("strong", TWO, ONE)], outcomes)
-    assert (one.samples_per_second, one.epoch_s) == (Spread(200, 100, 300), 5.0)
-    assert (one.speed_up, one.efficiency, one.exchange_share, one.data_share) == (
-        Spread(1, 1, 1),
-        1.0,
-        None,
-        0.1,
-    )
-    assert (two.samples_per_second, two.speed_up) == (Spread(360, 190, 600), Spread(1.9, 1.8, 2.0))
-    assert two.efficiency == 0.95
-    assert (two.data_share, two.exchange_share) == (pytest.approx(0.15), pytest.approx(0.15))
-    assert two.memory_mib == (90.0, 80.0)
-
-
 def test_samples_per_joule_need_the_energy_of_each_round() -> None:
     both = BenchResult(
         {0: measured(10.0, energy_joules=5.0), 1: measured(30.0, energy_joules=10.0)}
@@ -250,8 +212,8 @@ TABLE = """\
 
 | GPUs | strategy | batch | a GPU | workers | samples/s | least to most | an epoch, s | waits for data | exchange | memory of each, MiB | speed-up | efficiency |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
-| 1 | single | 64 | 64 | 4 | 1,100 | 1,000 to 1,200 | 0.909 | 10.0% | - | 100 | 1.00 | 100% |
-| 2 | ddp | 64 | 32 | 4 | 2,057 | 1,870 to 2,244 | 0.486 | 10.0% | 5.0% | 90 80 | 1.87 | 94% |
+| 1 | single | 64 | 64 | 4 | 2,000 | 1,000 to 3,000 | 0.5 | 10.0% | - | 100 | 1.00 | 100% |
+| 2 | ddp | 64 | 32 | 4 | 3,600 | 1,900 to 6,000 | 0.278 | 15.0% | 15.0% | 90 80 | 1.90 | 95% |
 | 3 | ddp | 64 | 21 or 22 | 4 | no result | - | - | - | - | - | - | - |
 
 No result:
@@ -260,14 +222,14 @@ No result:
 
 
 def test_markdown() -> None:
+    """The machine becomes faster during the bench, which does not change the ratios."""
     three = BenchCase(3, "ddp", 64, 4)
     outcomes = {
-        ONE: outcome(1000.0, 1200.0),
+        ONE: outcome(1000.0, 2000.0, 3000.0),
         TWO: outcome(
-            1870.0,
-            2244.0,
-            data_seconds=[0.2, 0.2],
-            exchange_seconds=[0.1, 0.1],
+            *(1900.0, 3600.0, 6000.0),
+            data_seconds=[0.2, 0.4],
+            exchange_seconds=[0.5, 0.1],
             memory_mib=[90.0, 80.0],
         ),
         three: BenchResult(failure="3 GPUs requested, found 2", exit_code=3),

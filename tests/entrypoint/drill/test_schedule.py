@@ -2,11 +2,10 @@
 
 import itertools
 import random
-from signal import SIGKILL, SIGTERM
 
 import pytest
 
-from entrypoint.drill.schedule import kill_shares, kill_signals, script_schedules, task_schedules
+from entrypoint.drill.schedule import kill_shares, script_schedules, task_schedules
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 8])
@@ -36,11 +35,6 @@ def test_the_schedules_of_a_script(
     counts: tuple[int, ...], kills: int, expected: list[str]
 ) -> None:
     assert [str(case) for case in script_schedules(counts, kills)] == expected
-
-
-def test_the_signals_of_kills_alternate() -> None:
-    assert kill_signals(3, 0) == [SIGKILL, SIGTERM, SIGKILL]
-    assert kill_signals(1, 1) == [SIGTERM]
 
 
 @pytest.mark.parametrize("kills", [1, 2, 5])

@@ -108,6 +108,7 @@ def test_the_energy_of_restarts_is_summed_up_to_the_end_of_each(
         library,
         1,
         f"""
+print(os.environ["CUDA_VISIBLE_DEVICES"])
 starts = run / "starts"
 starts.write_text((starts.read_text() if starts.exists() else "") + "x")
 count = len(starts.read_text())
@@ -116,9 +117,11 @@ sys.exit(75 if count == 1 else 0)
 """,
     )
     assert ended.code == 0, ended.err
-    run = forked.folder / "runs/r"
-    manifest = json.loads((run / "manifest.json").read_text())
+    assert ended.out.count("GPU-") == 4  # two at each start
+    assert "health     " in ended.err and "health     " not in ended.out
+    manifest = json.loads((forked.folder / "runs/r/manifest.json").read_text())
     assert [start["exit_code"] for start in manifest["starts"]] == [75, 0]
+    assert [gpu["index"] for gpu in manifest["starts"][0]["gpus"]] == ["0", "1"]
     assert manifest["energy"]["kwh"] == pytest.approx(0.004)
     assert "energy     0.004 kWh\n" in ended.err
 
