@@ -109,7 +109,6 @@ def test_a_slow_client_is_disconnected_at_its_deadline(
 @pytest.mark.parametrize(
     ("method", "path", "status", "text"),
     [
-        ("GET", "/healthz", 200, HEALTHZ),
         ("GET", "/healthz?verbose=1", 200, HEALTHZ),
         ("HEAD", "/healthz", 200, ""),
         ("GET", "/", 404, "/healthz or /metrics\n"),

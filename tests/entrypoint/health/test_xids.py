@@ -17,19 +17,19 @@ GROUPS = (xids.RESET, xids.REBOOT, xids.LINK, xids.PROGRAM, xids.INSPECT, xids.N
 
 
 @pytest.mark.parametrize(
-    ("numbers", "result", "action"),
+    ("xid", "result", "action"),
     [
-        ((46, 48, 74, 95, 109, 110, 119, 136, 143, 155, 156, 158), "CRITICAL", "reset_gpu"),
-        ((79, 151), "CRITICAL", "reboot"),
-        ((13, 31, 68, 94, 104, 126, 135), "WARN", "restart_app"),
-        ((54, 142, 157), "WARN", "inspect"),
-        ((43, 45, 63, 154), "INFO", ""),
-        ((7777, 0, 167, 200), "WARN", "inspect"),
+        (48, "CRITICAL", "reset_gpu"),
+        (79, "CRITICAL", "reboot"),
+        (31, "WARN", "restart_app"),
+        (54, "WARN", "inspect"),
+        (43, "INFO", ""),
+        (7777, "WARN", "inspect"),
     ],
 )
-def test_the_result_of_an_xid(numbers: tuple[int, ...], result: str, action: str) -> None:
-    found = {(str(each[0]), each[2]) for each in map(xid_result, numbers)}
-    assert found == {(result, action)}
+def test_the_result_of_an_xid(xid: int, result: str, action: str) -> None:
+    found, _, advised = xid_result(xid)
+    assert (found, advised) == (result, action)
 
 
 def test_an_xid_is_in_one_group() -> None:
@@ -37,7 +37,6 @@ def test_an_xid_is_in_one_group() -> None:
     assert len(numbers) == len(set(numbers))
 
 
-@pytest.mark.parametrize("xid", range(144, 151))
 @pytest.mark.parametrize(
     ("links", "result", "action"),
     [
@@ -48,10 +47,10 @@ def test_an_xid_is_in_one_group() -> None:
     ],
 )
 def test_an_error_of_nvlink_5_is_judged_with_the_links(
-    xid: int, links: tuple[int, ...] | Unread, result: Result, action: str
+    links: tuple[int, ...] | Unread, result: Result, action: str
 ) -> None:
     readings = {"handle": 0, "events": 0, "nvlink_active": links}
-    sample = Sample(0.0, {"GPU-0": readings}, xids=(("GPU-0", xid),))
+    sample = Sample(0.0, {"GPU-0": readings}, xids=(("GPU-0", 149),))
     gpu = Gpu(0, "GPU-0", "B200", 183359)
     _, finding = judge_gpus([sample], Selection((gpu,)), (), Limits())
     assert (finding.check, finding.result, finding.action) == ("xid", result, action)
