@@ -155,8 +155,6 @@ def test_a_torch_that_hangs_is_killed_at_the_deadline(tmp_path: Path) -> None:
 
 # fmt: off
 _BROKEN_TORCHES = [
-    ("raise OSError('libcudart.so.13: cannot open')",
-     "torch cannot be used: OSError: libcudart.so.13: cannot open"),
     ("x = 1",
      "torch cannot be used: AttributeError: module 'torch' has no attribute '__version__'"),
     ("import os, signal; os.kill(os.getpid(), signal.SIGILL)",
@@ -179,7 +177,6 @@ _BROKEN_MACHINES = [
      "- node: driver CRITICAL: the NVIDIA driver does not answer (NVML 999: Unknown Error)"),
     ({}, {"CUDA_VISIBLE_DEVICES": "0,0"},
      "- node: count CRITICAL: CUDA_VISIBLE_DEVICES=0,0 names GPU 0 twice: name each GPU once"),
-    ({}, {"GPUS": "3"}, "- node: count CRITICAL: 2 of 3 GPUs requested"),
 ]
 # fmt: on
 
@@ -323,7 +320,6 @@ WITHOUT = replace(torch(count=0), driver=Detection(absent="no NVIDIA driver here
 
 # fmt: off
 _PROBLEMS = [
-    (torch(count=2), []),
     (torch(count=2, warnings=["too old"]), ["too old"]),
     (replace(WITHOUT, around=replace(AROUND, kernel_module="", pci_gpus=0)), []),
     (
@@ -438,7 +434,6 @@ broken
     ("path", "kind"),
     [
         ("/home/x", "overlay"),
-        ("/dev/shm", "tmpfs"),
         ("/mnt/my data/set", "nfs4"),
         ("/mnt/my data/runs/r", "xfs"),
         ("/tmp", "tmpfs"),
