@@ -38,13 +38,11 @@ def test_of_other_variables_only_the_name_is_shown() -> None:
 _SHOWN = [
     ("CUDA_VISIBLE_DEVICES", f"{GPU},{GPU},MIG-{GPU}"),
     ("TRAINBOX_IMAGE_DIGEST", DIGEST),
-    ("TRAINBOX_BATCH_SIZE", "384"),
     ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:512"),
     ("LD_LIBRARY_PATH",
      "/usr/local/cuda-13/lib64:/opt/venv/lib/python3.11/site-packages/nvidia/cu13/lib"),
     ("TASK", "my_tasks/gestures.py:Gestures"),
     ("RDZV_ENDPOINT", "10.0.0.7:29400"),
-    ("NCCL_SOCKET_IFNAME", "eth0"),
     ("NVIDIA_REQUIRE_CUDA", "cuda>=13.0 brand=unknown,driver>=535,driver<536"),
 ]
 # fmt: on
@@ -57,7 +55,7 @@ def test_the_value_of_a_listed_variable_is_shown(name: str, value: str) -> None:
 
 def test_variables_are_sorted_and_an_empty_value_is_marked_and_others_left_out() -> None:
     env = {"TP_SOCKET_IFNAME": "y", "GPUS": "", "NCCL_NEW_OPTION": "1"}
-    env |= dict.fromkeys(("AWS_REGION", "HF_TOKEN", "MY_GPUS", "GPUS_", "gpus", "PATH"), "x")
+    env |= dict.fromkeys(("AWS_REGION", "HF_TOKEN", "MY_GPUS", "MY_NCCL_X", "gpus", "PATH"), "x")
     assert shown_environment(env) == [
         ("GPUS", "(set, empty)"),
         ("NCCL_NEW_OPTION", NOT_SHOWN),
@@ -149,8 +147,6 @@ def test_random_secrets_are_cut_out_of_a_text() -> None:
     [
         "0.1.0, revision 57897c5b0e9b4a6f8d0c2e1a3b5c7d9e0f1a2b3c-dirty",
         "width=64 name=resnet50-imagenet-lr0001-batch256-seed42",
-        f"GPU 1 ({GPU}): ecc-uncorrected CRITICAL",
-        DIGEST,
     ],
 )
 def test_public_values_are_kept_in_a_text(text: str) -> None:

@@ -9,7 +9,6 @@ from entrypoint.driver.gpus import Gpu, Sample, Unread
 from entrypoint.health import xids
 from entrypoint.health.limits import Limits
 from entrypoint.health.rules.gpus import Selection, judge_gpus
-from entrypoint.health.verdict import Result
 from entrypoint.health.xids import xid_result
 
 ROOT = Path(__file__).parents[3]
@@ -37,23 +36,13 @@ def test_an_xid_is_in_one_group() -> None:
     assert len(numbers) == len(set(numbers))
 
 
-@pytest.mark.parametrize(
-    ("links", "result", "action"),
-    [
-        ((1, 1), Result.WARN, "inspect"),
-        ((1, -1), Result.WARN, "inspect"),
-        ((1, 0), Result.CRITICAL, "reset_gpu"),
-        (Unread(999, "Unknown Error"), Result.WARN, "inspect"),
-    ],
-)
-def test_an_error_of_nvlink_5_is_judged_with_the_links(
-    links: tuple[int, ...] | Unread, result: Result, action: str
-) -> None:
-    readings = {"handle": 0, "events": 0, "nvlink_active": links}
+def test_an_error_of_nvlink_5_is_a_warning_unless_a_link_is_known_to_be_down() -> None:
+    assert xid_result(149, links_down=True)[::2] == ("CRITICAL", "reset_gpu")
+    readings = {"handle": 0, "events": 0, "nvlink_active": Unread(999, "Unknown Error")}
     sample = Sample(0.0, {"GPU-0": readings}, xids=(("GPU-0", 149),))
     gpu = Gpu(0, "GPU-0", "B200", 183359)
     _, finding = judge_gpus([sample], Selection((gpu,)), (), Limits())
-    assert (finding.check, finding.result, finding.action) == ("xid", result, action)
+    assert (finding.check, finding.result, finding.action) == ("xid", "WARN", "inspect")
 
 
 def test_the_page_lists_each_xid() -> None:

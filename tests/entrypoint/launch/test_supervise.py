@@ -259,19 +259,11 @@ def test_a_child_that_does_not_stop_in_time_is_killed(start: Start) -> None:
     ]
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="which signals a process takes is read from /proc"
-)
 def test_an_ignored_sighup_stays_ignored(start: Start) -> None:
     process = start(TALKS + "print_line(os.getpid()); input(); raise SystemExit(7)", "SIGHUP")
     first_line(process)
-    status = dict(
-        text.split(":", 1) for text in Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    )
-    caught, ignored = int(status["SigCgt"], 16), int(status["SigIgn"], 16)
-    hangup, terminate = 1 << (signal.SIGHUP - 1), 1 << (signal.SIGTERM - 1)
-    assert (caught & hangup, ignored & hangup, caught & terminate) == (0, hangup, terminate)
     process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)  # a supervisor that heeds it forwards it now
     assert process.communicate("continue\n") == ("", "")
     assert process.returncode == 7
 
