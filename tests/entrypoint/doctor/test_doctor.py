@@ -424,5 +424,5 @@ broken
 
 def test_the_file_system_of_a_folder() -> None:
     kinds = {"/home/x": "overlay", "/mnt/my data/set": "nfs4", "/tmp": "tmpfs"}
-    kinds["/mnt/my data/runs/r"] = "xfs"
+    kinds |= {"/mnt/my data/runs/r": "xfs", "/mnt/my data2": "ext4"}
     assert {path: file_system_of(path, MOUNTS) for path in kinds} == kinds
