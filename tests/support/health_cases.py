@@ -22,7 +22,6 @@ class Case:
     keys: Mapping[str, Any] = field(default_factory=dict)
     words: tuple[str, ...] = ()
     limits: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.check}-{self.injected}"
@@ -73,10 +72,6 @@ def _unreadable() -> Iterable[Case]:
 
 # fmt: off
 CASES = (
-    *(
-        Case("driver", f"`ret.init={error}`", CRITICAL, 1, keys={"ret.init": error})
-        for error in (18, 999)
-    ),
     Case("driver", "no driver, no GPU requested", NA, keys={"ret.init": 9}),
     Case("driver", "no driver, `--gpus 1`", CRITICAL, 1, keys={"ret.init": 9},
      words=("--gpus", "1")),
@@ -85,7 +80,6 @@ CASES = (
     Case("count", "2 GPUs, `--gpu-ids 0,5`", CRITICAL, 1, words=("--gpu-ids", "0,5")),
     on_gpu_1("unique-uuid", CRITICAL, "uuid", "GPU-00000000-0000-0000-0000-000000000000", 1),
     on_gpu_1("handle", CRITICAL, "ret", 15, 1),
-    on_gpu_1("handle", CRITICAL, "ret", 16, 1),
     on_gpu_1("handle", CRITICAL, "ret.temperature", 15, 1),
     on_gpu_1("handle", UNKNOWN, "ret.handle", 999, 1),
     on_gpu_1("handle", UNKNOWN, "ret.handle", 4),
@@ -99,11 +93,8 @@ CASES = (
      words=("--require", "ecc-uncorrected")),
     Case("ecc-uncorrected", "no driver, `--require ecc-uncorrected`", UNKNOWN, 1,
      keys={"ret.init": 9}, words=("--require", "ecc-uncorrected")),
-    on_gpu_1("ecc-uncorrected", UNKNOWN, "ret.ecc", 11, 1),
     on_gpu_1("ecc-uncorrected", UNKNOWN, "ret.ecc", 4),
     on_gpu_1("ecc-uncorrected", UNKNOWN, "ret.ecc", 4, 1, words=("--require", "ecc-uncorrected")),
-    Case("ecc-uncorrected", "another text that is not UTF-8", PASS,
-     keys={"gpu1.inforom": "G520\udcff"}),
     on_gpu_1("ecc-uncorrected", UNKNOWN, "crash.ecc", 1, 1),
     Case("ecc-uncorrected", "`gpu1.ecc.volatile.uncorrected=1`, `gpu1.crash.temperature=1`",
      CRITICAL, 1, keys={"gpu1.ecc.volatile.uncorrected": 1, "gpu1.crash.temperature": 1}),
@@ -119,7 +110,6 @@ CASES = (
     Case("retired-pages", "`gpu1.retired_pages.single_bit=60`, `double_bit=3`", CRITICAL, 1, "t4",
      {"gpu1.retired_pages.single_bit": 60, "gpu1.retired_pages.double_bit": 3}),
     on_gpu_1("retired-pages", WARN, "retired_pages.pending", 1, profile="t4"),
-    on_gpu_1("slowdown", PASS, "clocks_event_reasons", "0x1"),
     on_gpu_1("slowdown", PASS, "clocks_event_reasons", "0x4"),
     on_gpu_1("slowdown", WARN, "clocks_event_reasons", "0x40"),
     on_gpu_1("slowdown", WARN, "clocks_event_reasons", "0x80"),
@@ -166,7 +156,6 @@ CASES = (
     ),
     Case("nvlink", "`gpu1.nvlink3.state=0`, one GPU in use", WARN, keys={"gpu1.nvlink3.state": 0},
      words=("--gpu-ids", "1")),
-    on_gpu_1("nvlink", CRITICAL, "nvlink.state", 0, 1),
     on_gpu_1("nvlink", WARN, "nvlink.state", 0, profile="a100"),
     on_gpu_1("nvlink-errors", PASS, "nvlink3.crc_flit", 5000),
     on_gpu_1("nvlink-errors", WARN, "nvlink3.replay", 1),
@@ -206,10 +195,7 @@ CASES = (
      keys=NEW_ENOUGH),
     on_gpu_1("processes", WARN, "processes", "4242:100,4243:5"),
     on_gpu_1("architecture", PASS, "compute_capability", "7.5"),
-    on_gpu_1("architecture", PASS, "compute_capability", "8.9"),
     on_gpu_1("architecture", CRITICAL, "compute_capability", "6.1", 1),
-    on_gpu_1("architecture", CRITICAL, "compute_capability", "99.0", 1),
-    Case("architecture", "V100, `sm_70`", CRITICAL, 1, "v100"),
     Case("architecture", "not reported", NA, keys={"gpu.compute_capability": ""}),
     on_gpu_1("same-name", WARN, "name", "NVIDIA H100 PCIe"),
     on_gpu_1("same-vbios", WARN, "vbios", "96.00.89.00.02"),

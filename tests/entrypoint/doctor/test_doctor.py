@@ -155,8 +155,6 @@ def test_a_torch_that_hangs_is_killed_at_the_deadline(tmp_path: Path) -> None:
 
 # fmt: off
 _BROKEN_TORCHES = [
-    ("raise OSError('libcudart.so.13: cannot open')",
-     "torch cannot be used: OSError: libcudart.so.13: cannot open"),
     ("x = 1",
      "torch cannot be used: AttributeError: module 'torch' has no attribute '__version__'"),
     ("import os, signal; os.kill(os.getpid(), signal.SIGILL)",
@@ -179,7 +177,6 @@ _BROKEN_MACHINES = [
      "- node: driver CRITICAL: the NVIDIA driver does not answer (NVML 999: Unknown Error)"),
     ({}, {"CUDA_VISIBLE_DEVICES": "0,0"},
      "- node: count CRITICAL: CUDA_VISIBLE_DEVICES=0,0 names GPU 0 twice: name each GPU once"),
-    ({}, {"GPUS": "3"}, "- node: count CRITICAL: 2 of 3 GPUs requested"),
 ]
 # fmt: on
 
@@ -323,7 +320,6 @@ WITHOUT = replace(torch(count=0), driver=Detection(absent="no NVIDIA driver here
 
 # fmt: off
 _PROBLEMS = [
-    (torch(count=2), []),
     (torch(count=2, warnings=["too old"]), ["too old"]),
     (replace(WITHOUT, around=replace(AROUND, kernel_module="", pci_gpus=0)), []),
     (
@@ -400,25 +396,17 @@ def test_the_rows_of_this_machine(tmp_path: Path) -> None:
         assert re.fullmatch(row, rows[name]), (name, rows[name])
 
 
-# fmt: off
-_SIGNS = [
-    ({}, "0::/", "6.1.0", (), ()),
-    ({}, "0::/", "6.1.0", ("/.dockerenv",), ("Docker",)),
-    ({}, "0::/system.slice/docker-1f.scope", "6.1.0", (), ("Docker",)),
-    ({"APPTAINER_NAME": "x", "SINGULARITY_NAME": "x"}, "0::/", "6.1.0", (), ("Apptainer",)),
-    ({"KUBERNETES_SERVICE_HOST": "x"}, "0::/kubepods/cri-containerd", "6.1.0", (),
-     ("Kubernetes", "containerd")),
-    ({"SLURM_JOB_ID": "7"}, "0::/", "6.1.0", (), ("a SLURM job",)),
-    ({}, "0::/", "5.15.167.4-microsoft-standard-WSL2", (), ("WSL",)),
-]
-# fmt: on
-
-
-@pytest.mark.parametrize(("env", "cgroup", "kernel", "marks", "signs"), _SIGNS)
-def test_signs_of_containers(
-    env: dict[str, str], cgroup: str, kernel: str, marks: tuple[str, ...], signs: tuple[str, ...]
-) -> None:
-    assert container_signs(env, cgroup, kernel, marks) == signs
+def test_signs_of_containers() -> None:
+    env = dict.fromkeys(("APPTAINER_NAME", "KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID"), "x")
+    wsl, cgroup = "5.15.167.4-microsoft-standard-WSL2", "0::/docker-1f.scope/cri-containerd"
+    assert container_signs(env, cgroup, wsl, ()) == (
+        *("Docker", "Apptainer", "Kubernetes", "containerd", "a SLURM job", "WSL"),
+    )
+    env, marks = {"SINGULARITY_NAME": "x"}, ("/.dockerenv",)
+    assert container_signs(env, "0::/kubepods", "6.1.0", marks) == (
+        *("Docker", "Apptainer", "Kubernetes"),
+    )
+    assert container_signs({}, "0::/", "6.1.0", ()) == ()
 
 
 MOUNTS = """overlay / overlay rw 0 0
@@ -434,15 +422,7 @@ broken
 """
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/home/x", "overlay"),
-        ("/dev/shm", "tmpfs"),
-        ("/mnt/my data/set", "nfs4"),
-        ("/mnt/my data/runs/r", "xfs"),
-        ("/tmp", "tmpfs"),
-    ],
-)
-def test_the_file_system_of_a_folder(path: str, kind: str) -> None:
-    assert file_system_of(path, MOUNTS) == kind
+def test_the_file_system_of_a_folder() -> None:
+    kinds = {"/home/x": "overlay", "/mnt/my data/set": "nfs4", "/tmp": "tmpfs"}
+    kinds |= {"/mnt/my data/runs/r": "xfs", "/mnt/my data2": "ext4"}
+    assert {path: file_system_of(path, MOUNTS) for path in kinds} == kinds

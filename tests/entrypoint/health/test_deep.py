@@ -3,9 +3,7 @@
 import json
 import re
 import signal
-import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -195,22 +193,13 @@ def test_a_program_that_hangs_is_killed_at_its_deadline(trainbox: Trainbox) -> N
     ]
 
 
-def start_until(
-    trainbox: Trainbox, arguments: tuple[str, ...], env: dict[str, str], ready: Callable[[], bool]
-) -> "subprocess.Popen[str]":
-    process = trainbox.start(*arguments, env=env)
-    wait_until(ready, process)
-    return process
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_stopped_check_leaves_no_process(
     trainbox: Trainbox, number: signal.Signals, code: int
 ) -> None:
     environment = broken(trainbox.folder, compute_1="stop at once")
-    process = start_until(
-        trainbox, _ON_CPUS, environment, lambda: stopped(trainbox.folder, "compute")
-    )
+    process = trainbox.start(*_ON_CPUS, env=environment)
+    wait_until(lambda: stopped(trainbox.folder, "compute"), process)
     process.send_signal(number)
     assert finish(process).code == code
     wait_until_none(str(trainbox.folder / "programs"))
@@ -219,10 +208,8 @@ def test_a_stopped_check_leaves_no_process(
 @pytest.mark.slow
 def test_a_killed_check_leaves_no_ranks(trainbox: Trainbox) -> None:
     environment = broken(trainbox.folder, exchange_1="stop")
-
-    process = start_until(
-        trainbox, _ON_CPUS, environment, lambda: stopped(trainbox.folder, "exchange")
-    )
+    process = trainbox.start(*_ON_CPUS, env=environment)
+    wait_until(lambda: stopped(trainbox.folder, "exchange"), process)
     assert len(marked(trainbox.folder, "exchange")) == 3  # torchrun and its ranks
     process.send_signal(signal.SIGKILL)
     wait_until_none(str(trainbox.folder / "programs"))
@@ -256,18 +243,3 @@ def test_a_gpu_that_only_the_driver_sees(trainbox: Trainbox, library: Path) -> N
         r"process 0 was given a GPU, but torch .* finds 0 GPUs \(.*\): .* \(exit code 3\)$",
         findings[1]["read"],
     )
-
-
-# fmt: off
-_WRONG_USE = [
-    (["--deep", "--deadline-s", "0"], "'--deadline-s'"),
-    (["--gate", "--require", "deep-matmul"],
-     "--require deep-matmul: no such check 'deep-matmul': use some of driver"),
-]
-# fmt: on
-
-
-@pytest.mark.parametrize(("arguments", "text"), _WRONG_USE)
-def test_wrong_use(forked: Trainbox, arguments: list[str], text: str) -> None:
-    ended = forked("health", *arguments)
-    assert (ended.code, text in ended.err) == (2, True), ended.err

@@ -29,13 +29,11 @@ SLICES = tuple(
     for index, letter in enumerate("ab")
     for mig in range(3)
 )
-SLICE = SLICES[:1]
 MIXED = (FOUR[0], *SLICES[3:5])  # one GPU, and two slices of the next
 
 LOCAL = Cluster()
 SLURM = Cluster("slurm", rdzv_id="77")
 SLURM_2 = Cluster("slurm", 2, 1, "n03:20077", "77")
-KUBE_2 = Cluster("kubernetes", 2, 0, "job-0.job:29400")
 
 
 def kube(nproc: int) -> Cluster:
@@ -85,8 +83,6 @@ PLANS = [
      "4 visible GPU(s) excluded by request -> 1 process on the CPU"),
     (ask(device="cpu"), LOST, LOCAL, "single", "none", (1, 1),
      "4 visible GPU(s) excluded by request -> 1 process on the CPU"),
-    (ask(processes=1), NONE, LOCAL, "single", "none", (1, 1),
-     "1 CPU process requested -> 1 process on the CPU"),
     (ask(processes=2), NONE, LOCAL, "ddp", "none", (1, 2),
      "2 CPU processes requested -> torchrun DDP over gloo, 2 processes"),
     (ask(strategy="ddp"), NONE, LOCAL, "ddp", "none", (1, 1),
@@ -104,8 +100,6 @@ PLANS = [
      "1 of 4 visible GPUs requested -> 1 process on GPU 0"),
     (ask(gpus=2), FOUR, LOCAL, "ddp", "0 1", (1, 2),
      "2 of 4 visible GPUs requested -> torchrun DDP, 2 processes"),
-    (ask(gpu_ids="3,1"), FOUR, LOCAL, "ddp", "3 1", (1, 2),
-     "GPUs 3 1 named, of 4 visible -> torchrun DDP, 2 processes"),
     (ask(gpu_ids="GPU-d, 0", gpus=2), FOUR, LOCAL, "ddp", "3 0", (1, 2),
      "GPUs 3 0 named, of 4 visible -> torchrun DDP, 2 processes"),
     (ask(strategy="fsdp"), TWO, LOCAL, "fsdp", "0 1", (1, 2),
@@ -120,20 +114,15 @@ PLANS = [
      "1 of 6 MIG slices visible -> 1 process on GPU 0:0"),
     (ask(gpu_ids="1:2"), SLICES, LOCAL, "single", "1:2", (1, 1),
      "MIG slice 1:2 named, of 6 visible -> 1 process on GPU 1:2"),
-    (ask(strategy="ddp"), SLICE, LOCAL, "ddp", "0:0", (1, 1),
-     "1 of 1 MIG slice visible -> torchrun DDP, 1 process"),
     (ask(), MIXED, LOCAL, "single", "0", (1, 1), "1 of 3 GPUs visible -> 1 process on GPU 0"),
     # Several nodes from options.
     (two(network="InfiniBand (mlx5_0)"), ONE, LOCAL, "ddp", "0", (2, 1),
      meeting(0, "node0:29400", "trainbox", 1),
      "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, rendezvous at "
      "node0:29400; NCCL over InfiniBand (mlx5_0)"),
-    (two(1, rdzv_id="run7"), TWO, LOCAL, "ddp", "0 1", (2, 2), meeting(1, "node0:29400", "run7", 2),
+    (two(1, rdzv_id="run7", rdzv_timeout_s=90), TWO, LOCAL, "ddp", "0 1", (2, 2),
+     meeting(1, "node0:29400", "run7", 2, 90),
      "2 of 2 GPUs visible -> torchrun DDP, 4 processes on 2 nodes; this is node 1, rendezvous at "
-     "node0:29400"),
-    (two(rdzv_timeout_s=90), ONE, LOCAL, "ddp", "0", (2, 1),
-     meeting(0, "node0:29400", "trainbox", 1, 90),
-     "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, rendezvous at "
      "node0:29400"),
     (two(1, "[fd00::1]:65535", processes=2, network="TCP"), NONE, LOCAL, "ddp", "none", (2, 2),
      meeting(1, "[fd00::1]:65535", "trainbox", 2),
@@ -152,10 +141,6 @@ PLANS = [
     (ask(nnodes=1), TWO, SLURM_2, "ddp", "0 1", (1, 2),
      "2 of 2 GPUs visible -> torchrun DDP, 2 processes"),
     # Kubernetes.
-    (ask(), ONE, KUBE_2, "ddp", "0", (2, 1),
-     meeting(0, "job-0.job:29400", "trainbox", 1, await_name=1),
-     "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, rendezvous at "
-     "job-0.job:29400"),
     (ask(), FOUR, kube(2), "ddp", "0 1", (1, 2),
      "2 of 4 visible GPUs requested -> torchrun DDP, 2 processes"),
     (ask(gpus=1), FOUR, kube(2), "single", "0", (1, 1),
@@ -235,12 +220,9 @@ REFUSALS = [
     (ask(strategy="fsdp"), ONE, LOCAL, 2,
      "--strategy fsdp needs 2 processes or more, found 1 GPU: drop --strategy "
      "to train on it"),
-    (ask(gpu_ids="2,0,2"), FOUR, LOCAL, 2, "--gpu-ids=2,0,2 names GPU 2 twice: name each GPU once"),
     # Missing hardware, which is never replaced by the CPU.
     (ask(gpus=9), FOUR, LOCAL, 3,
      "9 GPUs requested, found 4 (0 1 2 3): request at most 4, or use a host with 9"),
-    (ask(), FOUR, kube(8), 3,
-     "8 GPUs requested, found 4 (0 1 2 3): request at most 4, or use a host with 8"),
     (ask(gpus=3), NONE, LOCAL, 3,
      "--gpus 3 requested, no GPU found: run on a GPU host with its driver, leave out --gpus, "
      "or use --processes 3 for CPU processes"),
@@ -263,29 +245,13 @@ REFUSALS = [
     (ask(gpus="all"), SLICES, LOCAL, 2,
      "6 devices requested, 6 of them MIG slices of one GPU (0:0 0:1 0:2 1:0 1:1 "
      f"1:2): {_ONE_SLICE}"),
-    (ask(gpu_ids="0:0,1:0"), SLICES, LOCAL, 2,
-     f"2 devices requested, 2 of them MIG slices (0:0 1:0): {_ONE_SLICE}"),
     (ask(gpu_ids="0,1:1"), MIXED, LOCAL, 2,
      f"2 devices requested, 1 of them MIG slices (0 1:1): {_ONE_SLICE}"),
-    (ask(gpu_ids="0"), SLICES, LOCAL, 2,
-     "--gpu-ids=0: GPU 0 is divided into MIG slices (0:0 0:1 0:2): name one slice, as in 0:0"),
 ]
 # fmt: on
 
 
-def _id(row: tuple[Any, ...]) -> str:
-    """`gpus=3 on 0 1 2 3, slurm`, for pytest's report."""
-    request, gpus, cluster = row[:3]
-    given = {
-        name: value
-        for name, value in vars(request).items()
-        if name not in ("argv", "python", "cpus") and value
-    }
-    request = " ".join(f"{name}={value}" for name, value in given.items())
-    return f"{request or 'nothing'} on {labels(gpus)}, {cluster.kind}"
-
-
-@pytest.mark.parametrize("row", PLANS, ids=_id)
+@pytest.mark.parametrize("row", PLANS, ids=lambda row: row[-1])
 def test_the_plan_of_a_request(row: tuple[Any, ...]) -> None:
     request, gpus, cluster, strategy, used, shape, *argv, reason = row
     plan = plan_launch(request, gpus, cluster)
@@ -311,8 +277,6 @@ def script(nproc: int, nodes: str = "--standalone") -> str:
 # CUDA_VISIBLE_DEVICES, reason.
 # fmt: off
 SCRIPTS = [
-    (ask(), NONE, LOCAL, None, "process", (1, 1), "train digits", "",
-     "no GPU visible -> 1 process"),
     (ask(), NONE, LOCAL, True, "torchrun", (1, 1), script(1), "",
      "no GPU visible -> torchrun, 1 process"),
     (ask(), ONE, LOCAL, None, "process", (1, 1), "train digits", "GPU-a",
@@ -335,8 +299,6 @@ SCRIPT_REFUSALS = [
      "--no-torchrun and 2 nodes contradict each other: drop one of them"),
     (ask(gpu_ids="0:0,1:0"), SLICES, LOCAL, None, 2,
      f"2 devices requested, 2 of them MIG slices (0:0 1:0): {_ONE_SLICE}"),
-    (ask(), LOST, LOCAL, None, 3, _LOST),
-    (ask(architectures=BUILT), VOLTA, LOCAL, None, 3, _NO_CODE),
 ]
 # fmt: on
 
@@ -360,9 +322,6 @@ def test_the_plan_of_a_script(row: tuple[Any, ...]) -> None:
 # device, reason.
 # fmt: off
 SWEEPS = [
-    (ask(cpus=8), 1, FOUR,
-     [["GPU 0", "GPU-a"], ["GPU 1", "GPU-b"], ["GPU 2", "GPU-c"], ["GPU 3", "GPU-d"]], "2", "cuda",
-     "4 of 4 GPUs visible -> sweep"),
     (ask(cpus=8, gpus=2), 2, FOUR,
      [["GPU 0", "GPU-a"], ["GPU 0", "GPU-a"], ["GPU 1", "GPU-b"], ["GPU 1", "GPU-b"]], "2", "cuda",
      "2 of 4 visible GPUs requested -> sweep, 2 trials on each"),
@@ -383,8 +342,6 @@ SWEEP_REFUSALS = [
      "--processes 2 is for CPU slots, and 1 GPU(s) are in use: use --per-gpu"),
     (ask(), NONE, 3, 2,
      "--per-gpu 3: no GPU is in use; --processes N sets the number of CPU slots"),
-    (ask(), LOST, 1, 3, _LOST),
-    (ask(architectures=BUILT), VOLTA, 1, 3, _NO_CODE),
 ]
 # fmt: on
 

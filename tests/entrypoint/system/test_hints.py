@@ -14,48 +14,32 @@ COMPOSE = "docker compose run --rm --no-deps train"
 _ROOT = Path(__file__).parents[3]
 
 
+_ASKED = (
+    ("health", ""),
+    ("bench", "--help"),
+    ("verify", "r"),
+    ("verify", "a b"),
+    ("run", "a.py"),
+    ("run", "a.py -- --lr 1"),
+)
 # fmt: off
-_COMMANDS = [
-    ("", "trainbox health", "trainbox bench --help", "trainbox verify r", "trainbox verify a b"),
-    ("make", "make health", 'make bench ARGS="--help"', "make verify RUN=r",
-     'make verify RUN=a ARGS="b"'),
-    (COMPOSE, f"{COMPOSE} health", f"{COMPOSE} bench --help", f"{COMPOSE} verify r",
-     f"{COMPOSE} verify a b"),
-]
+_COMMANDS = {
+    "": ("trainbox health", "trainbox bench --help", "trainbox verify r", "trainbox verify a b",
+         "trainbox run a.py", "trainbox run a.py -- --lr 1"),
+    "make": ("make health", 'make bench ARGS="--help"', "make verify RUN=r",
+             'make verify RUN=a ARGS="b"', "make run SCRIPT=a.py",
+             'make run SCRIPT=a.py ARGS="--lr 1"'),
+    COMPOSE: (*(f"{COMPOSE} {verb} {arguments}".rstrip() for verb, arguments in _ASKED[:4]),
+              "docker compose run --rm --no-deps run a.py",
+              "docker compose run --rm --no-deps run a.py -- --lr 1"),
+}
 # fmt: on
 
 
-@pytest.mark.parametrize(("typed", "health", "bench", "verify", "compare"), _COMMANDS)
-def test_a_command_has_the_form_that_was_typed(
-    monkeypatch: pytest.MonkeyPatch, typed: str, health: str, bench: str, verify: str, compare: str
-) -> None:
+@pytest.mark.parametrize("typed", _COMMANDS)
+def test_a_command_has_the_form_that_was_typed(monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
     monkeypatch.setenv("TRAINBOX_COMMAND", typed)
-    found = (
-        command("health"),
-        command("bench", "--help"),
-        command("verify", "r"),
-        command("verify", "a b"),
-    )
-    assert found == (health, bench, verify, compare)
-
-
-# fmt: off
-_SCRIPTS = [
-    ("", "trainbox run a.py", "trainbox run a.py -- --lr 1"),
-    ("make", "make run SCRIPT=a.py", 'make run SCRIPT=a.py ARGS="--lr 1"'),
-    (COMPOSE, "docker compose run --rm --no-deps run a.py",
-     "docker compose run --rm --no-deps run a.py -- --lr 1"),
-    ("x/trainbox.sh", "x/trainbox.sh run a.py", "x/trainbox.sh run a.py -- --lr 1"),
-]
-# fmt: on
-
-
-@pytest.mark.parametrize(("typed", "script", "with_arguments"), _SCRIPTS)
-def test_the_command_of_a_script_has_the_form_that_was_typed(
-    monkeypatch: pytest.MonkeyPatch, typed: str, script: str, with_arguments: str
-) -> None:
-    monkeypatch.setenv("TRAINBOX_COMMAND", typed)
-    assert (command("run", "a.py"), command("run", "a.py -- --lr 1")) == (script, with_arguments)
+    assert tuple(command(*asked) for asked in _ASKED) == _COMMANDS[typed]
     assert runs_dir() == ("RUNS_DIR" if typed else "--runs-dir")
 
 

@@ -27,12 +27,10 @@ def add_port(root: Path, number: int, link_layer: str, state: str = ACTIVE) -> N
 
 # fmt: off
 _NETWORKS = [
-    ([], {}, TCP),
     ([("InfiniBand", ACTIVE)], {}, "InfiniBand (mlx5_0)"),
     ([("Ethernet", ACTIVE), ("Ethernet", ACTIVE)], {}, "RoCE (mlx5_0 mlx5_1)"),
     ([("InfiniBand", ACTIVE), ("Ethernet", ACTIVE), ("InfiniBand", DOWN)],
      {"NCCL_NET": "IB", "NCCL_IB_DISABLE": "0"}, "InfiniBand and RoCE (mlx5_0 mlx5_1)"),
-    ([("InfiniBand", DOWN)], {}, TCP),
     ([("Unspecified", ACTIVE)], {}, TCP),
     ([("InfiniBand", ACTIVE)], {"NCCL_IB_DISABLE": "1"}, "TCP (NCCL_IB_DISABLE=1)"),
     ([("InfiniBand", ACTIVE)], {"NCCL_NET": "Socket"}, "TCP (NCCL_NET=Socket)"),

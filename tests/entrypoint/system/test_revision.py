@@ -17,10 +17,8 @@ _LINE = f"{'0' * 40} {_COMMIT} M\xfcller <a@b.example> 1700000000 +0100\tcommit:
 @pytest.mark.parametrize(
     ("log", "expected"),
     [
-        (_LINE, f"{_COMMIT}-unchecked"),
         (_LINE.replace(_COMMIT, "f" * 40) + _LINE, f"{_COMMIT}-unchecked"),
         (_LINE + "a line that is damaged", None),
-        ("", None),
         (None, None),
     ],
 )

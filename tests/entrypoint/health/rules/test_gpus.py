@@ -9,7 +9,7 @@ from entrypoint.driver.gpus import Gpu, Sample, Unread
 from entrypoint.health.limits import Limits
 from entrypoint.health.rules.gpus import RULES, Selection, judge_gpus, rules_for
 from entrypoint.health.rules.rule import window
-from entrypoint.health.verdict import Finding, Mode, Result, Verdict
+from entrypoint.health.verdict import Finding, Mode, Result
 
 GPUS = tuple(Gpu(index, f"GPU-{index}", "H100", 81559) for index in range(2))
 
@@ -39,7 +39,6 @@ def judged(
         ([1] * 6 + [0] * 4, 1.0, Result.CRITICAL),
         ([1] * 6 + [0] * 5, 1.0, Result.WARN),
         ([1] * 10, 0.1, Result.WARN),
-        ([1], 1.0, Result.WARN),
         ([1] + [0] * 10, 1.0, Result.PASS),
     ],
 )
@@ -94,8 +93,6 @@ def test_pcie_replays_are_counted_over_a_minute(
     ("counts", "every_s", "result"),
     [
         ([0, 99], 0.1, Result.PASS),
-        ([0, 100], 0.1, Result.CRITICAL),
-        ([0, 199], 2.0, Result.PASS),
         ([0, 200], 2.0, Result.CRITICAL),
     ],
 )
@@ -120,8 +117,6 @@ def test_a_window_has_the_last_minute_and_at_least_ten_samples() -> None:
 @pytest.mark.parametrize(
     ("counts", "result"),
     [
-        ([(0, 0)], Result.PASS),
-        ([(0, 4)], Result.WARN),
         ([(0, 4), (0, 5)], Result.CRITICAL),
         ([(0, 9), (0, 2)], Result.WARN),
     ],
@@ -139,22 +134,6 @@ def test_a_value_that_becomes_unreadable_does_not_pass() -> None:
     assert finding.result is Result.UNKNOWN
 
 
-@pytest.mark.parametrize(
-    ("code", "result", "optional"),
-    [
-        (3, "NA", False),
-        (13, "NA", False),
-        (4, "UNKNOWN", True),
-        (11, "UNKNOWN", False),
-        (999, "UNKNOWN", False),
-        (2, "UNKNOWN", False),
-    ],
-)
-def test_the_result_of_a_reading_error(code: int, result: str, optional: bool) -> None:
-    finding = judged("ecc-uncorrected", [{"ecc_uncorrected": Unread(code, "no")}])
-    assert (str(finding.result), finding.optional) == (result, optional)
-
-
 @pytest.mark.parametrize(("code", "action"), [(15, "reboot"), (16, "reset_gpu")])
 def test_a_lost_gpu_gives_one_finding(code: int, action: str) -> None:
     samples = [
@@ -167,37 +146,6 @@ def test_a_lost_gpu_gives_one_finding(code: int, action: str) -> None:
     assert [(finding.check, finding.result, finding.action) for finding in found] == [
         ("handle", Result.CRITICAL, action)
     ]
-
-
-def test_exclusive_mode_allows_one_process() -> None:
-    idle = {"handle": 0, "compute_mode": 3, "processes": (), "memory_used_mib": 4}
-    sample = Sample(0.0, {"GPU-0": idle})
-    rules = [rule for rule in RULES if rule.check == "compute-mode"]
-    results = [
-        judge_gpus([sample], Selection(GPUS[:1], per_gpu=n), rules, Limits())[1].result
-        for n in (1, 2)
-    ]
-    assert results == [Result.WARN, Result.CRITICAL]
-
-
-@pytest.mark.parametrize(
-    ("mode", "finding", "required", "is_open"),
-    [
-        (Mode.GATE, Finding("x", Result.UNKNOWN, ""), (), False),
-        (Mode.MONITOR, Finding("x", Result.UNKNOWN, ""), (), True),
-        (Mode.LIVE, Finding("x", Result.UNKNOWN, ""), (), True),
-        (Mode.MONITOR, Finding("x", Result.UNKNOWN, ""), ("x",), False),
-        (Mode.GATE, Finding("x", Result.UNKNOWN, "", optional=True), (), True),
-        (Mode.GATE, Finding("x", Result.NA, ""), (), True),
-        (Mode.GATE, Finding("x", Result.NA, ""), ("x",), False),
-        (Mode.LIVE, Finding("x", Result.CRITICAL, ""), (), False),
-    ],
-)
-def test_the_findings_that_close_a_verdict(
-    mode: Mode, finding: Finding, required: tuple[str, ...], is_open: bool
-) -> None:
-    verdict = Verdict(mode, (Finding("driver", Result.PASS, ""), finding), required=required)
-    assert (verdict.open, verdict.exit_code) == (is_open, 0 if is_open else 1)
 
 
 def test_the_rules_that_each_mode_leaves_out() -> None:
