@@ -69,11 +69,14 @@ class RunRecord:
         return cls(path, values, config, manifest)
 
     @property
+    def starts(self) -> Sequence[Mapping[str, Any]]:
+        """The starts of the run, each with its `step` and its `plan`."""
+        return [{**self.manifest, "step": 0}, *self.manifest.get("resumes", [])]
+
+    @property
     def plan(self) -> Mapping[str, Any]:
         """The strategy and the number of processes of the newest start."""
-        plans = [self.manifest["plan"], *(r["plan"] for r in self.manifest.get("resumes", []))]
-        newest: Mapping[str, Any] = plans[-1]
-        return newest
+        return dict(self.starts[-1]["plan"])
 
     @property
     def files(self) -> CheckpointFiles:
