@@ -30,10 +30,6 @@ _LOADER_SHARED_MEMORY = re.compile(
 
 # Part of torch's message, and the message for the user.
 _WRONG_USES = {
-    "stack expects each tensor to be equal size": (
-        "the dataset's examples have different shapes and cannot be batched: pad or crop them in "
-        "__getitem__, or pad them in collate()"
-    ),
     "mixed torch.Tensor and DTensor": (
         "--strategy fsdp gathers a block's weights only during the block's own forward, and the "
         "task or the model uses some elsewhere: call the block (each module of a ModuleList or "
