@@ -4,7 +4,7 @@ import functools
 import math
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, TextIO
@@ -143,18 +143,7 @@ class Checkpoints:
                 hide this. Nothing is renamed.
             WrongUse: Another process uses the folder.
         """
-        found, failure = _NONE, None
-        if ranks.rank() == 0:
-            try:
-                self._writer.wait()
-                self._own_folder()
-                found = self._find(best)
-            except Exception as error:  # noqa: BLE001 - raised again after all ranks know
-                found, failure = _LOST, error
-        step = ranks.from_first(found)
-        if step == _LOST:
-            raise failure or StorageFailure("rank 0 cannot load a checkpoint: see its message")
-        if step == _NONE:
+        if (step := _on_first_rank(lambda: self._find(best), "load")) is None:
             return None
         state = self._files.load(step)
         ranks.from_first(step)  # all ranks have read the file before one of them saves
@@ -214,14 +203,7 @@ class Checkpoints:
         Raises:
             StorageFailure: The save failed. Older checkpoints are unchanged.
         """
-        failure = None
-        if ranks.rank() == 0:
-            try:
-                self._writer.wait()
-            except Exception as error:  # noqa: BLE001 - raised again after all ranks know
-                failure = error
-        if ranks.from_first(int(failure is not None)):
-            raise failure or StorageFailure("rank 0 cannot save a checkpoint: see its message")
+        _on_first_rank(self._writer.wait, "save")
 
     def _failure(self, error: BaseException, needed_bytes: int) -> BaseException:
         """Return what the next call raises, and print it for a script that exits without one."""
@@ -247,20 +229,22 @@ class Checkpoints:
         files = self._files
         files.run_id = files.run_id_found() or files.run_id or os.urandom(8).hex()
 
-    def _find(self, best: bool) -> int:
-        """Return the step of the newest or best valid checkpoint, or `_NONE`.
+    def _find(self, best: bool) -> int | None:
+        """Return the step of the newest or best valid checkpoint, or None.
 
         Raises:
             StorageFailure: None of the checkpoints is valid, or all were removed.
+            WrongUse: Another process uses the folder.
         """
+        self._writer.wait()
+        self._own_folder()
         steps = self._files.steps()
         if best:
             by_metric, unread = self._by_metric({})
             if steps and not by_metric and not unread:
-                return _NONE  # none has a metric
+                return None  # none has a metric
             steps = [*by_metric, *unread]
-        found = self._files.first_valid(reversed(steps))
-        return _NONE if found is None else found
+        return self._files.first_valid(reversed(steps))
 
     def _by_metric(self, new: Mapping[int, float | None]) -> tuple[list[int], list[int]]:
         """Return the saved steps and the `new` ones that have a metric, and the unreadable ones.
@@ -276,6 +260,21 @@ class Checkpoints:
         metrics |= new
         found = {step: value for step, value in metrics.items() if isinstance(value, float)}
         return sorted(found, key=lambda step: (self._sign * found[step], -step)), unread
+
+
+def _on_first_rank(work: Callable[[], int | None], verb: str) -> int | None:
+    """Return `work()` of rank 0 on all ranks. If it fails there, all ranks raise an error."""
+    found, failure = None, None
+    if ranks.rank() == 0:
+        try:
+            found = work()
+        except Exception as error:  # noqa: BLE001 - raised again after all ranks know
+            failure = error
+    known = _NONE if found is None else found
+    step = ranks.from_first(known if failure is None else _LOST)
+    if step == _LOST:
+        raise failure or StorageFailure(f"rank 0 cannot {verb} a checkpoint: see its message")
+    return None if step == _NONE else step
 
 
 def _as_dict(state: TrainState | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -115,11 +115,11 @@ class Classification(Task):
     def predictions(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return the `truth`, the `prediction` and the `probability` (B, K) of each class."""
         inputs, labels_B = batch
-        probabilities_BK = model(inputs).float().softmax(1)
+        logits_BK = model(inputs).float()
         return {
             "truth": labels_B,
-            "prediction": probabilities_BK.argmax(1),
-            "probability": probabilities_BK,
+            "prediction": logits_BK.argmax(1),  # as in `sums`: probabilities may be rounded to ties
+            "probability": logits_BK.softmax(1),
         }
 
     def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.tiny import Tiny
+from trainbox.classification import Classification
 from trainbox.contract.errors import WrongUse
 from trainbox.task import Task
 from trainer.loop.losses import LossModule, check_losses
@@ -62,3 +63,10 @@ def test_default_statistics_add_up_in_full_precision() -> None:
             return {"loss": torch.full((257,), 1.0, dtype=torch.bfloat16)}
 
     assert float(Half().statistics(torch.nn.Identity(), None)["loss"]) == 257.0
+
+
+def test_predictions_and_metrics_name_the_same_class() -> None:
+    # The probabilities of both classes are 0.5 in float32.
+    outputs, labels = torch.tensor([[1e-9, 2e-9]]), torch.tensor([1])
+    found = Classification().predictions(torch.nn.Identity(), (outputs, labels))
+    assert found["prediction"].tolist() == outputs.argmax(1).tolist() == [1]

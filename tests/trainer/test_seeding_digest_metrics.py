@@ -131,6 +131,12 @@ def test_accuracy_f1_and_confusion_agree_with_scikit_learn(classes: int, seed: i
     )
 
 
+def test_a_validation_in_bf16_counts_a_large_batch_exactly() -> None:
+    labels = torch.tensor([0] * 1001 + [1] * 511)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert _confusion(labels, labels, 2).tolist() == [[1001, 0], [0, 511]]
+
+
 @pytest.mark.parametrize(
     ("labels", "predictions"),
     [

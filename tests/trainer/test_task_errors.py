@@ -323,8 +323,8 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
      "them"),
     "validation examples of several shapes": (Tiny,
      {"validation_dataset": _given(Listed([(torch.zeros(4 + (i == 19)), 1.0) for i in range(20)]))},
-     "the dataset's examples have different shapes and cannot be batched: pad or crop them in "
-     "__getitem__, or pad them in collate()"),
+     "task Tiny: the batch of its examples raised RuntimeError: stack expects each tensor to be "
+     "equal size, but got [4] at entry 0 and [5] at entry "),
     "a metric that is missing": (Tiny, {"train_metrics": ("accuracy",)},
      "task Tiny: losses() did not return 'accuracy', which is in train_metrics: return a tensor "
      "of shape (B,) with this name"),
@@ -359,6 +359,17 @@ def test_a_mistake_is_one_line_with_the_remedy_before_the_first_step(
     if " raised " in err:
         assert err.endswith("; traceback in runs/r/logs/rank-0.log\n")
         assert "Traceback (most recent call last)" in (here.path() / "logs/rank-0.log").read_text()
+
+
+def test_tensors_that_a_method_cannot_stack_are_not_those_of_the_dataset(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def losses(_task: Task, _model: nn.Module, _batch: Any) -> dict[str, Tensor]:
+        return {"mse": torch.stack([torch.ones(3), torch.ones(4)])}
+
+    monkeypatch.setattr(Tiny, "losses", losses)
+    err = here.refused("train", f"{Tiny.__module__}:Tiny", "--device", "cpu", "--run", "r")
+    assert "task Tiny: losses() raised RuntimeError: stack expects each tensor to be equal" in err
 
 
 def test_a_softmax_at_the_end_of_a_classification_is_reported_once(

@@ -24,7 +24,8 @@ def storage_failure(
     """
     if isinstance(error.filename, str | bytes):
         path = Path(os.fsdecode(error.filename))
-    existing = next((found for found in [path, *path.parents] if _exists(found)), Path("/"))
+    # For a path in a folder of another user, `Path.exists` may raise an error instead.
+    existing = next(filter(os.path.exists, [path, *path.parents]), Path("/"))
     reason = error.strerror or f"{error}"
     if error.errno in (errno.EACCES, errno.EPERM):
         detail, remedy = _permission_remedy(existing)
@@ -121,17 +122,6 @@ def _space_remedy(existing: Path, needed_bytes: int) -> tuple[str, str]:
 
 def _mib(needed_bytes: int) -> str:
     return f"{-(-needed_bytes // 2**20)} MiB needed" if needed_bytes else ""
-
-
-def _exists(path: Path) -> bool:
-    """Return whether `path` exists and is visible to this user.
-
-    `Path.exists` may raise an error if the path belongs to another user.
-    """
-    with contextlib.suppress(OSError):
-        path.stat()
-        return True
-    return False
 
 
 def _user(uid: int) -> str:

@@ -260,16 +260,13 @@ def _run(on_long: Callable[[], None]) -> int:
         # A task that was only loaded called sys.exit.
         report_failure(failure := called_exit(end))
         return failure.exit_code
-    except click.Abort as abort:
-        # Click reports an EOFError as Abort, for example that of a killed loader worker.
-        is_ctrl_c = not isinstance(abort.__cause__, EOFError)
-        if not is_ctrl_c:
-            import traceback
-
-            traceback.print_exception(abort.__cause__)
-        return 128 + signal.SIGINT if is_ctrl_c else ExitCode.UNEXPECTED
-    except Exception:  # noqa: BLE001 - printed to the rank's own log as well
+    except Exception as error:  # noqa: BLE001 - printed to the rank's own log as well
+        # Click reports Ctrl-C as Abort, and an EOFError, for example of a killed loader worker.
+        is_abort = isinstance(error, click.Abort)
+        cause = error.__cause__ if is_abort else error
+        if is_abort and not isinstance(cause, EOFError):
+            return 128 + signal.SIGINT
         import traceback
 
-        traceback.print_exc()
+        traceback.print_exception(cause)
         return ExitCode.UNEXPECTED

@@ -104,13 +104,11 @@ def common_digests(job: Job) -> tuple[dict[str, str], dict[str, str]]:
     """
     model = job.digests(job.state.model.state_dict())
     optimizer = job.digests(_tensors(_names(job), job.state.optimizer.state_dict()))
-    short = [digest[:16] for digest in (*model.values(), *optimizer.values())]
-    if (index := job.world.first_difference(short)) is not None:
+    if (name := job.world.first_difference({**model, **optimizer})) is not None:
         raise WrongUse(
             f"task {type(job.task).__name__}: the processes differ at step "
-            f"{job.state.progress.step}, first in {[*model, *optimizer][index]}: draw random "
-            "numbers only from the global generators of torch, NumPy and Python, and do the "
-            "same on each process"
+            f"{job.state.progress.step}, first in {name}: draw random numbers only from the global "
+            "generators of torch, NumPy and Python, and do the same on each process"
         )
     return model, optimizer
 

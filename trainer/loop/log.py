@@ -160,7 +160,7 @@ class TrainingLog:
         if before_s is None:
             return [], []
         own = [(now - before) / seconds for now, before in zip(totals_s, before_s, strict=True)]
-        rows = job.world.gather_rows(torch.tensor([own]), [1] * job.world.world_size)
+        rows = job.world.gather_rows(torch.tensor([own]))
         data, *exchange = rows.T.tolist()
         return data, exchange[0] if exchanges else []
 

@@ -25,7 +25,7 @@ def header(job: Job) -> None:
     config, world, schedule, model = job.config, job.world, job.schedule, job.state.model
     facts, step = launch_facts(os.environ), job.state.progress.step
     notes = checked(job.task, "notes", job.task.notes(job.train, job.evaluation.dataset))
-    keeps_bits = (config.shards or 1) > 1 and job.strategy.rules.keeps_shards
+    keeps_bits = config.shards > 1 and job.strategy.rules.keeps_shards
     rows = {
         "plan": facts.reason or f"{world.world_size} process(es) on {world.device}",
         **job.gpus.rows(),

@@ -81,8 +81,7 @@ class Meter:
         assert begin is not None and end is not None
         world, config, schedule = self._job.world, self._job.config, self._job.schedule
         waits = [end.data_s - begin.data_s, end.exchange_s - begin.exchange_s]
-        own = torch.tensor([waits], dtype=torch.float64)
-        rows = world.gather_rows(own, [1] * world.world_size).tolist()
+        rows = world.gather_rows(torch.tensor([waits], dtype=torch.float64)).tolist()
         steps, seconds = end.step - begin.step, end.at_s - begin.at_s
         measured = {
             "samples_per_second": steps * schedule.batch_size / seconds,

@@ -127,7 +127,7 @@ class Strategy:
         else:
             unit = 2**20 if sys.platform == "darwin" else 2**10
             own = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit]
-        each = self.world.gather_rows(torch.tensor([own]), [1] * self.world.world_size)
+        each = self.world.gather_rows(torch.tensor([own]))
         found: list[float] = each.flatten().tolist()
         return found
 
@@ -186,9 +186,7 @@ class Sharded(Strategy):
         return module
 
     def differing_weight(self, digests: Callable[[], Mapping[str, str]]) -> str | None:
-        found = digests()
-        index = self.world.first_difference([digest[:16] for digest in found.values()])
-        return None if index is None else list(found)[index]
+        return self.world.first_difference(digests())
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         from trainer.parallel import fsdp

@@ -6,7 +6,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -127,12 +127,12 @@ class World:
         """Replace each value by its sum over all ranks. On a GPU, do not wait for it."""
         dist.all_reduce(values_N)
 
-    def gather_rows(self, rows_NK: Tensor, counts: Sequence[int]) -> Tensor:
+    def gather_rows(self, rows_NK: Tensor, counts: Sequence[int] = ()) -> Tensor:
         """Return the rows of all ranks on the CPU, those of rank 0 first.
 
-        `counts` has the number of rows of each rank.
+        `counts` has the number of rows of each rank, by default one.
         """
-        rows_NK = rows_NK.cpu()
+        rows_NK, counts = rows_NK.cpu(), counts or [1] * self.world_size
         if self.world_size == 1:
             return rows_NK
         padded = rows_NK.new_zeros((max(counts), rows_NK.shape[1]))
@@ -141,23 +141,24 @@ class World:
         dist.all_gather(parts, padded)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
-    def first_difference(self, digests: Sequence[str]) -> int | None:
-        """Return the index of the first digest that differs between ranks, or None.
+    def first_difference(self, digests: Mapping[str, str]) -> str | None:
+        """Return the name of the first digest that differs between ranks, or None.
 
-        Each digest has 16 hexadecimal digits.
+        The digests are hexadecimal, and their first 16 digits count.
         """
         if self.world_size == 1:
             return None
-        counts_N1 = self.gather_rows(torch.tensor([[len(digests)]]), [1] * self.world_size)
+        names = list(digests)
+        counts_N1 = self.gather_rows(torch.tensor([[len(names)]]))
         if (counts_N1 != counts_N1[0]).any():
-            # The numbers of digests differ. Return the last index that all ranks have.
-            return int(counts_N1.min()) - 1
-        if not digests:
+            # The numbers of digests differ. Return the last name that all ranks have.
+            return names[int(counts_N1.min()) - 1]
+        if not names:
             return None
-        row_K = torch.tensor([int(digest, 16) - 2**63 for digest in digests])
-        rows_NK = self.gather_rows(row_K[None], [1] * self.world_size)
+        row_K = torch.tensor([int(digest[:16], 16) - 2**63 for digest in digests.values()])
+        rows_NK = self.gather_rows(row_K[None])
         differing = (rows_NK != rows_NK[0]).any(0).nonzero()
-        return int(differing[0]) if len(differing) else None
+        return names[int(differing[0])] if len(differing) else None
 
     def from_first(self, value: Any) -> Any:
         """Return the `value` (plain JSON) of rank 0 on each rank."""
@@ -194,15 +195,10 @@ class World:
         """Return the `value` (plain JSON) of each rank, in the order of the ranks."""
         if self.world_size == 1:
             return [value]
-        packed_N = packed(value)
-        sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.world_size)]
-        dist.all_gather(sizes, torch.tensor([len(packed_N)]))
-        counts = [checked_size(int(size_1)) for size_1 in sizes]
-        padded_M = torch.zeros(max(counts), dtype=torch.uint8)
-        padded_M[: len(packed_N)] = packed_N
-        parts = [torch.empty_like(padded_M) for _ in counts]
-        dist.all_gather(parts, padded_M)
-        return [unpacked(part_M[:count]) for part_M, count in zip(parts, counts, strict=True)]
+        packed_N1 = packed(value)[:, None]
+        sizes_N1 = self.gather_rows(torch.tensor([[len(packed_N1)]]))
+        counts = [checked_size(size) for size in sizes_N1.flatten().tolist()]
+        return [unpacked(part_N1) for part_N1 in self.gather_rows(packed_N1, counts).split(counts)]
 
     def seed(self, *parts: int | str) -> None:
         """Seed all generators that a task may use, by what is computed and never by the rank."""

@@ -153,35 +153,23 @@ class SourceRecord:
         self._run.folder.write_json("manifest.json", stored)
 
 
-def sampled_examples(
+def dataset_digest(
     dataset: Dataset[Any], workers: int, collate: Collate
-) -> tuple[list[Any], dict[str, str]]:
-    """Return examples spread over the dataset, and digests of the source files that read them.
-
-    Each example is a batch of one. A dataset in memory gives no examples.
-    """
-    if isinstance(dataset, TensorDataset):
-        return [], {}
-    count = length(dataset)
-    indices = (
-        sorted({count * i // _SAMPLED_EXAMPLES for i in range(_SAMPLED_EXAMPLES)}) if count else []
-    )
-    return read_examples(dataset, indices, workers, collate)
-
-
-def dataset_digest(dataset: Dataset[Any], examples: list[Any]) -> str:
-    """Return the SHA-256, in hex, of the dataset's content.
+) -> tuple[str, dict[str, str]]:
+    """Return the SHA-256, in hex, of the content of a dataset that is not empty.
 
     For a dataset in memory, this covers its tensors. For another dataset, it covers the length and
-    `examples`, the result of `sampled_examples`.
+    examples spread over the dataset, each as a batch of one. The digests of the source files that
+    read them follow.
     """
     if isinstance(dataset, TensorDataset):
         tensors = dataset.tensors
-        every = -(-sum(tensor.nbytes for tensor in tensors) // _HASHED_BYTES)
-        return value_digest(
-            [len(tensors[0]), tuple(tensor[:: max(1, every)] for tensor in tensors)]
-        )
-    return value_digest([length(dataset), examples])
+        every = max(1, -(-sum(tensor.nbytes for tensor in tensors) // _HASHED_BYTES))
+        return value_digest([len(tensors[0]), tuple(tensor[::every] for tensor in tensors)]), {}
+    count = length(dataset)
+    indices = sorted({count * i // _SAMPLED_EXAMPLES for i in range(_SAMPLED_EXAMPLES)})
+    examples, sources = read_examples(dataset, indices, workers, collate)
+    return value_digest([count, examples]), sources
 
 
 def revision() -> str:

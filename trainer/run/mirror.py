@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.errors import Failure, Preempted, StorageFailure, WrongUse
-from trainbox.contract.files import object_if_valid, read_object
+from trainbox.contract.files import read_object
 from trainbox.contract.mirror_url import OPTION
-from trainbox.contract.sidecar import checkpoint_path, damage, steps_in
+from trainbox.contract.sidecar import checkpoint_path, steps_in
 from trainbox.contract.storage import is_of_disk
 from trainer.parallel.world import World
 from trainer.run.checkpoint_files import CheckpointFiles
@@ -200,16 +200,12 @@ class Mirror:
             OSError: The folder cannot be written.
             Preempted: A stop was requested.
         """
-        local = {
-            step: sidecar
-            for step in reversed(steps_in(self._checkpoints))
-            if (sidecar := object_if_valid(checkpoint_path(self._checkpoints, step)))
-        }
-        files = {step: checkpoint_path(self._checkpoints, step, ".pt") for step in local}
-        own = next((step for step in local if damage(files[step], local[step]) is None), -1)
-        run_ids = [sidecar.get("run_id") for sidecar in local.values()]
+        files = CheckpointFiles(self._checkpoints, self._report, mapped=True)
+        files.run_id = files.run_id_found()
+        valid = (step for step in reversed(files.steps()) if files.problem_in_run(step) is None)
+        own = next(valid, -1)
         try:
-            self._restore_after(own, run_ids[:1], may_restore)
+            self._restore_after(own, files.run_id, may_restore)
         except Failure:
             raise
         except Exception as error:
@@ -222,17 +218,17 @@ class Mirror:
                 f"the checkpoint of step {own} in the run's folder"
             )
 
-    def _restore_after(self, own: int, run_ids: Sequence[Any], may_restore: bool) -> None:
+    def _restore_after(self, own: int, run_id: str | None, may_restore: bool) -> None:
         """Restore the newest checkpoint after step `own`, or after -1. See `restore`.
 
-        `run_ids` has that of the newest sidecar in the run's folder, if there is one.
+        `run_id` is that of the run's folder, or None if it has no checkpoint.
         """
         place = self._storage.place
         # A server that accepts connections and does not answer would delay the start for minutes.
         stored = in_background(self._storage.steps, "mirror").result(_ANSWER_S)
         complete = sorted((step for step, whole in stored.items() if whole), reverse=True)
-        if run_ids:
-            self._storage.refuse_another_run(complete, run_ids[0])
+        if run_id is not None:
+            self._storage.refuse_another_run(complete, run_id)
         elif not stored:
             self._storage.refuse_unwritable()
         newer = [step for step in complete if step > own]

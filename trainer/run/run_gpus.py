@@ -141,7 +141,7 @@ class RunGpus:
     def _read(self) -> tuple[list[float | None], ...]:
         """Return the utilisation in percent, the memory in MiB and the energy in J of each GPU."""
         own, world = torch.tensor(self._reader.read(), dtype=torch.float64), self._strategy.world
-        rows = world.gather_rows(own.flatten()[None], [1] * world.world_size)
+        rows = world.gather_rows(own.flatten()[None])
         columns = rows.reshape(-1, own.shape[1]).T.tolist()[1:]  # without the index
         counters_j = dict(zip((gpu.uuid for gpu in self.all), columns[-1], strict=True))
         self._energy.read(counters_j)

@@ -21,19 +21,11 @@ from trainer.run.compare import edited_settings, listed_changes
 from trainer.run.jsonl import KEYS_OF_ENTRIES, read_entries
 from trainer.run.run_folder import RunFolder
 
-BEST, LAST = "best", "last"
+LAST = "last"  # the name of the newest checkpoint; the other one is `best`
 
 
 class Edited(WrongUse):
     """The settings of a run were edited after its start."""
-
-
-@dataclass(frozen=True)
-class StoredWeights:
-    """The model's state in the checkpoint of `step`, whose file has this SHA-256."""
-
-    step: int
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -69,11 +61,14 @@ class RunRecord:
         return cls(path, values, config, manifest)
 
     @property
+    def starts(self) -> Sequence[Mapping[str, Any]]:
+        """The starts of the run, each with its `step` and its `plan`."""
+        return [{**self.manifest, "step": 0}, *self.manifest.get("resumes", [])]
+
+    @property
     def plan(self) -> Mapping[str, Any]:
         """The strategy and the number of processes of the newest start."""
-        plans = [self.manifest["plan"], *(r["plan"] for r in self.manifest.get("resumes", []))]
-        newest: Mapping[str, Any] = plans[-1]
-        return newest
+        return dict(self.starts[-1]["plan"])
 
     @property
     def files(self) -> CheckpointFiles:
@@ -82,8 +77,8 @@ class RunRecord:
             self.path / "checkpoints", print, self.manifest["run_id"], mapped=True
         )
 
-    def find(self, which: str) -> StoredWeights:
-        """Return the newest checkpoint, or that of the best step, after a check of its content.
+    def find(self, which: str) -> int:
+        """Return the step of the newest checkpoint or the best one, after a check of its content.
 
         The newest one names the best step, so both are checked. A training that still runs may
         remove a checkpoint at any time.
@@ -103,26 +98,26 @@ class RunRecord:
         for lost, problem in files.without_sidecar().items():
             if lost > steps[-1]:
                 self._refuse(lost, problem)
-        found = self._checked(steps[-1])
+        self._check(steps[-1])
         if which == LAST:
-            return found
-        best_step = read_object(files.path(found.step)).get("best_step")
+            return steps[-1]
+        best_step: int | None = read_object(files.path(steps[-1])).get("best_step")
         if best_step is None:
             raise WrongUse(
                 f"{self.path} has no best checkpoint: it was not validated yet, or only with NaN "
                 f"as the metric: wait for a validation, or use --checkpoint {LAST}"
             )
-        return found if best_step == found.step else self._checked(best_step)
+        if best_step != steps[-1]:
+            self._check(best_step)
+        return best_step
 
-    def _checked(self, step: int) -> StoredWeights:
-        """Return the checkpoint of `step`. See `find` for the errors."""
+    def _check(self, step: int) -> None:
+        """Check the checkpoint of `step`. See `find` for the errors."""
         files = self.files
-        sidecar = files.path(step)
         if problem := files.problem_in_run(step):
             if step not in {*files.steps(), *files.without_sidecar()}:
-                raise FileNotFoundError(sidecar)
+                raise FileNotFoundError(files.path(step))
             self._refuse(step, problem)
-        return StoredWeights(step, str(read_object(sidecar)["sha256"]))
 
     def _refuse(self, step: int, problem: str) -> None:
         raise StorageFailure(
@@ -148,7 +143,7 @@ class RunRecord:
             StorageFailure: It is damaged or edited, or of another step than the best.
         """
         try:
-            self.check_best(self.find(LAST).step)
+            self.check_best(self.find(LAST))
         except FileNotFoundError as error:
             raise StorageFailure(
                 f"{error.filename} was removed by the training of {self.path}: let that run end"
@@ -194,7 +189,7 @@ class RunRecord:
             self._refuse(step, lost)
         for newest in steps:
             with contextlib.suppress(FileNotFoundError):  # the training has removed it
-                self._checked(newest)
+                self._check(newest)
         expected = next(iter(validated), None)
         if steps:
             progress = files.load(newest)["progress"]

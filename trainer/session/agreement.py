@@ -51,11 +51,11 @@ def check_command(
 
 def refuse_difference(world: World, found: Mapping[str, Any], remedy: str) -> None:
     """Raise WrongUse if a value of `found` differs between ranks."""
-    digests = [hashlib.sha256(repr(value).encode()).hexdigest()[:16] for value in found.values()]
-    if (index := world.first_difference(digests)) is not None:
-        name, value = list(found.items())[index]
+    digests = {n: hashlib.sha256(repr(x).encode()).hexdigest() for n, x in found.items()}
+    if (name := world.first_difference(digests)) is not None:
         raise WrongUse(
-            f"{name} is {value} on {socket.gethostname()}, but differs in another process: {remedy}"
+            f"{name} is {found[name]} on {socket.gethostname()}, but differs in another process: "
+            f"{remedy}"
         )
 
 

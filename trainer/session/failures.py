@@ -30,10 +30,6 @@ _LOADER_SHARED_MEMORY = re.compile(
 
 # Part of torch's message, and the message for the user.
 _WRONG_USES = {
-    "stack expects each tensor to be equal size": (
-        "the dataset's examples have different shapes and cannot be batched: pad or crop them in "
-        "__getitem__, or pad them in collate()"
-    ),
     "mixed torch.Tensor and DTensor": (
         "--strategy fsdp gathers a block's weights only during the block's own forward, and the "
         "task or the model uses some elsewhere: call the block (each module of a ModuleList or "
@@ -72,9 +68,7 @@ def errors_as_failures(
     except Exception as error:
         if log is not None:
             logging.getLogger(__name__).exception("stopped by an error")
-        failure = _torch_failure(error) if isinstance(error, MemoryError | RuntimeError) else None
-        if isinstance(error, OSError):
-            failure = _system_failure(error, runs_dir, instead)
+        failure = _of_the_machine(error, runs_dir, instead)
         if failure is None and task:
             failure = mistake_of(error, task, log)
         # A task may connect to a server. Other connections are those of Trainbox's processes.
@@ -85,28 +79,25 @@ def errors_as_failures(
         raise failure from error
 
 
-def _system_failure(error: OSError, folder: Path, instead: str | None) -> Failure | None:
-    """Return the failure for the run's storage or the host's memory, and None otherwise.
+def _of_the_machine(error: Exception, folder: Path, instead: str | None) -> Failure | None:
+    """Return the failure for an error of torch, of memory or of the storage of `folder`, or None.
 
     An example of None is an error of the user's own file.
     """
+    if isinstance(error, RuntimeError):
+        if raised_by_task(error):
+            return None
+        if failure := gpu_failure(error) or exchange_failure(error):
+            return failure
     if found := memory_used_up(error):
-        return _out_of_memory(found)
-    return storage_failure(folder, error, instead=instead) if is_of_disk(error, folder) else None
-
-
-def _torch_failure(error: MemoryError | RuntimeError) -> Failure | None:
-    """Return the failure for an error of torch that has no class of its own, or None."""
-    text = str(error)
-    if not isinstance(error, MemoryError) and raised_by_task(error):
-        return None
-    if failure := gpu_failure(error) or exchange_failure(error):
-        return failure
-    if found := memory_used_up(error):
-        return _out_of_memory(found)
-    if _LOADER_SHARED_MEMORY.search(text):
-        return _shared_memory_full()
-    return _unsupported(text)
+        workers = " or --workers" if "host" in found.partition("(")[0] else ""
+        return OutOfMemory(
+            f"{found}: lower --batch-size{workers}, or raise --accumulation, which splits the "
+            "same batch into smaller micro-batches"
+        )
+    if isinstance(error, OSError) and is_of_disk(error, folder):
+        return storage_failure(folder, error, instead=instead)
+    return _of_torch(str(error)) if isinstance(error, RuntimeError) else None
 
 
 def _shared_memory_full() -> StorageFailure:
@@ -120,8 +111,10 @@ def _shared_memory_full() -> StorageFailure:
     )
 
 
-def _unsupported(text: str) -> WrongUse | None:
-    """Return the failure for what torch does not support, given the `text` of its error."""
+def _of_torch(text: str) -> Failure | None:
+    """Return the failure for full shared memory or what torch does not support, by its `text`."""
+    if _LOADER_SHARED_MEMORY.search(text):
+        return _shared_memory_full()
     for sign, message in _WRONG_USES.items():
         if sign in text:
             return WrongUse(message)
@@ -134,12 +127,3 @@ def _unsupported(text: str) -> WrongUse | None:
                 "add --fast, which does not guarantee the same bits"
             )
     return None
-
-
-def _out_of_memory(found: str) -> OutOfMemory:
-    """Return the failure for `found`, the message of `memory_used_up`."""
-    workers = " or --workers" if "host" in found.partition("(")[0] else ""
-    return OutOfMemory(
-        f"{found}: lower --batch-size{workers}, or raise --accumulation, which splits the "
-        "same batch into smaller micro-batches"
-    )

@@ -71,13 +71,10 @@ def look_at_data(job: Inference, datasets: Mapping[str, Dataset[Any]]) -> DataRe
     Raises:
         WrongUse: The data differ between ranks.
     """
-    digests, sources = {}, dict[str, str]()
+    collate, digests, sources = collate_of(job.task), dict[str, str](), dict[str, str]()
     for name, dataset in datasets.items():
-        examples, sources_of_reader = manifest.sampled_examples(
-            dataset, job.workers, collate_of(job.task)
-        )
-        sources |= sources_of_reader
-        digests[name] = manifest.dataset_digest(dataset, examples)
+        digests[name], of_reader = manifest.dataset_digest(dataset, job.workers, collate)
+        sources |= of_reader
     refuse_difference(
         job.world,
         {f"the digest of the {name} data": digest for name, digest in digests.items()},

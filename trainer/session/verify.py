@@ -1,8 +1,6 @@
 """Run one call of `verify` that trains a run again."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trainbox.contract.errors import Preempted, WrongUse
 from trainbox.contract.strategies import bits_depend_on_processes
@@ -41,7 +39,7 @@ def verify_run(
     until = steps if steps is not None and steps <= stored.end else None
     if until is None:
         stored.refuse_unfinished()
-    _refuse_another_plan(path, stored.manifest, steps)
+    _refuse_another_plan(record, steps)
     refuse_other_weights(path, stored.manifest)
     # Train again. Rank 0 writes the manifest, and only rank 0 compares.
     with temporary_folder("verify-") as folder:
@@ -60,32 +58,25 @@ def verify_run(
             print(verdict(stored, repeated, until), flush=True)
 
 
-def _refuse_another_plan(path: Path, manifest: Mapping[str, Any], steps: int | None) -> None:
+def _refuse_another_plan(run: RunRecord, steps: int | None) -> None:
     """Raise WrongUse if the run's bits depend on the world size, and this world size differs."""
     # Collect the strategy and the world size of each start up to `steps`.
-    resumes = [
-        resume["plan"]
-        for resume in manifest.get("resumes", [])
-        if resume["step"] < (steps or resume["step"] + 1)
-    ]
-    starts = list(
-        dict.fromkeys(
-            (plan["strategy"], plan["world_size"]) for plan in [manifest["plan"], *resumes]
-        )
-    )
+    plans = [start["plan"] for start in run.starts if steps is None or start["step"] < steps]
+    starts = list(dict.fromkeys((plan["strategy"], plan["world_size"]) for plan in plans))
     now = launched_as()
     if not any(bits_depend_on_processes(name) for name, _ in [*starts, now]):
         return
     # All starts must have the plan of this start.
     if len(starts) > 1:
         raise WrongUse(
-            f"{path} was trained by {', then '.join(f'{s} on {n}' for s, n in starts)} "
+            f"{run.path} was trained by {', then '.join(f'{s} on {n}' for s, n in starts)} "
             "process(es), and a single training cannot repeat its bits: verify its first steps "
             "with --steps"
         )
     if starts != [now]:
         ((strategy, count),) = starts
         raise WrongUse(
-            f"{path} was trained by {strategy} on {count} process(es), but {now[0]} on {now[1]} "
-            f"adds in another order: verify it with --strategy {strategy} on {count} process(es)"
+            f"{run.path} was trained by {strategy} on {count} process(es), but {now[0]} on "
+            f"{now[1]} adds in another order: verify it with --strategy {strategy} on {count} "
+            "process(es)"
         )

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from trainbox.contract.config import Settings, check
 from trainbox.contract.errors import Preempted, StorageFailure, WrongUse
+from trainbox.contract.files import read_object
 from trainbox.contract.storage import writing
 from trainbox.contract.streams import message
 from trainbox.contract.temporary import sockets_in_a_folder
@@ -210,9 +211,12 @@ def _load(run: StoredRun, job: Inference) -> tuple[dict[str, Any], Mapping[str, 
     record, world, which = run.record, job.world, run.request.checkpoint
     try:
         # Rank 0 reads whole checkpoints to verify them, which may take long.
+        found, sidecar = None, dict[str, Any]()
         with world.wait_for_all("the verification of the checkpoint"):
-            found = record.find(which) if world.is_first else None
-        step = world.from_first(found and found.step)
+            if world.is_first:
+                found = record.find(which)
+                sidecar = read_object(record.files.path(found))
+        step = world.from_first(found)
         with world.wait_for_all("the load of the checkpoint"):
             state = record.load(step)
             digest = digest_of_digests(tensor_digests(state["model"]))
@@ -232,7 +236,7 @@ def _load(run: StoredRun, job: Inference) -> tuple[dict[str, Any], Mapping[str, 
         "checkpoint": which,
         "step": step,
         "weights_sha256": digest,
-        "checkpoint_sha256": found and found.sha256,  # on rank 0
+        "checkpoint_sha256": sidecar.get("sha256"),  # on rank 0
     }
     return origin, state["progress"]
 

@@ -69,7 +69,7 @@ def test_each_name_that_the_sources_use_is_known() -> None:
         if path.suffix not in (".pyc", ".png") and path.name != "internal.py"
     ]
     used = {name for text in texts for name in re.findall(r"\bTRAINBOX_[A-Z][A-Z_]*[A-Z]\b", text)}
-    assert {"TRAINBOX_EPOCHS", "TRAINBOX_HEARTBEAT"} <= used
+    assert {"TRAINBOX_COMMAND", "TRAINBOX_HEARTBEAT"} <= used
     # The first stands for any name in a help text. The sources use Internal for its names.
     assert used - {"TRAINBOX_NAME"} - _SETTINGS - NOT_SETTINGS == set()
     assert used & set(Internal) == set()

@@ -108,7 +108,7 @@ _WRONG = [
     (["new", "x.bin"], "load_example('x.bin') raised ValueError (could not convert string to"),
     (["short.txt"], "predictions() raised RuntimeError: addmm: mat1 and mat2 shapes cannot be"),
     (["new/a.txt", "short.txt"],
-     "examples have different shapes and cannot be batched: pad or crop them in __getitem__"),
+     "examples have different shapes: pad or crop them in __getitem__, or pad them in collate()"),
     (["new", "--checkpoint", "newest"], "'newest' is not one of 'best', 'last'"),
     (["new", "--format", "xml"], "'xml' is not one of 'csv', 'jsonl'"),
     ([], "Missing argument 'FILES...': the usage is `trainbox predict [OPTIONS] RUN FILES...`"),

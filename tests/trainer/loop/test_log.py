@@ -30,7 +30,7 @@ def _job(nnodes: int, least: list[float], reports: list[str]) -> Any:
         world=SimpleNamespace(
             nnodes=nnodes,
             world_size=4,
-            gather_rows=lambda own, _counts: own + others,
+            gather_rows=lambda own: own + others,
         ),
         strategy=SimpleNamespace(forward_is_collective=False),
         reduction=SimpleNamespace(exchange_time=SimpleNamespace(seconds=lambda: next(taken))),

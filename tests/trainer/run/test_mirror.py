@@ -269,6 +269,10 @@ def test_damaged_checkpoints_of_the_run_are_replaced_by_their_copies(tmp_path: P
         path.write_bytes(path.read_bytes()[:-1])
     assert restored(tmp_path) == [f"restored the checkpoint of step 2 from {URL}/r"]
     run.checkpoints.files.check(2)
+    # A resume would refuse a checkpoint without its digests.
+    (run.path / "digests.jsonl").unlink()
+    assert restored(tmp_path) == [f"restored the checkpoint of step 2 from {URL}/r"]
+    assert run.checkpoints.files.newest(recorded=True) == 2
     # Not by those of another run.
     other = Copied(tmp_path / "other", run_id="4567")
     other.checkpoints.mirror = None

@@ -25,8 +25,6 @@ from trainer.session.failures import errors_as_failures
 _ENDS = [
     (RuntimeError("could not create a primitive descriptor for the LSTM forward propagation"),
      WrongUse, 2, "cannot compute a layer of the model in this precision: use --precision fp32"),
-    (RuntimeError("stack expects each tensor to be equal size, but got [3] at entry 0 and [4] at"),
-     WrongUse, 2, "examples have different shapes and cannot be batched: pad or crop them"),
     (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has"), OutOfMemory,
      5, "Tried to allocate 2 GiB"),
     (MemoryError(), OutOfMemory, 5,
