@@ -107,6 +107,8 @@ def export_run(request: ExportRequest) -> None:
             if source:
                 with replacing(out / INPUTS) as code:
                     code.write(source.encode())
+            else:  # of another model that was written here before
+                (out / INPUTS).unlink(missing_ok=True)
         shapes = [", ".join(map(described, part)) for part in (inputs.values(), outputs)]
         run.report(" -> ".join(shapes))
         run.report(equal)

@@ -76,8 +76,11 @@ def test_the_file_has_the_best_weights_or_the_last_and_takes_any_batch(here: Her
     before = files_of(here.path(), without="exports")
     outputs = {}
     for which, step in (("best", 22), ("last", 44)):
-        out = here.succeeds(*_EXPORT, "--checkpoint", which)
         folder = Path(f"runs/r/exports/{which}-pt2")
+        folder.mkdir(parents=True)
+        (folder / "inputs.py").write_text("# of another model")
+        out = here.succeeds(*_EXPORT, "--checkpoint", which)
+        assert not (folder / "inputs.py").exists()
         digest = re.search(rf"^runs/r: {which} checkpoint, step {step}, weights (\w+)\n", out)
         largest = re.search(r"largest difference (\S+) \(tolerance 0.0001 of the largest out", out)
         assert digest and largest and float(largest[1]) < 1e-5
