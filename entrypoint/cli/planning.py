@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from entrypoint.cli.verb import environment_names, file_settings, origin
@@ -24,6 +23,7 @@ from trainbox.contract.streams import printable
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from entrypoint.health.limits import Limits
     from entrypoint.health.watch import Watch
 
 
@@ -35,14 +35,14 @@ class Launch:
         plan: what is started.
         driver: the process that has read the GPUs, if there was a need.
         health: whether the GPUs are checked and watched.
-        health_limits: the file of the limits.
+        limits: those of the file; None for the defaults.
         secrets: variables of the trainer, which the plan does not show.
     """
 
     plan: LaunchPlan
     driver: Driver | None
     health: bool
-    health_limits: Path | None
+    limits: "Limits | None"
     secrets: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def watch(self) -> "Callable[..., AbstractContextManager[Watch]] | None":
@@ -53,7 +53,7 @@ class Launch:
         if self.driver is not None and self.health and self.plan.gpus:
             from entrypoint.health.watch import watched
 
-            return functools.partial(watched, self.plan, self.driver, self.health_limits)
+            return functools.partial(watched, self.plan, self.driver, self.limits)
         if self.driver is not None:
             self.driver.close()
         return None
@@ -73,11 +73,11 @@ def make_launch(
             the request.
     """
     given = {row.parameter: values[row.parameter] for row in LAUNCH if row.parameter in values}
-    health, limits = given.pop("health"), given.pop("health_limits")
-    if limits:
+    health, file, limits = given.pop("health"), given.pop("health_limits"), None
+    if file:
         from entrypoint.health.limits import read_limits
 
-        read_limits(limits)  # before the GPUs are examined
+        limits = read_limits(file)
     given["device"] = _device(given["device"], given["processes"])
     threads = os.environ.get("OMP_NUM_THREADS", "")
     request = LaunchRequest(

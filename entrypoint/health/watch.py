@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.process import Driver
 from entrypoint.health.check import Question, examine
-from entrypoint.health.limits import Limits, read_limits
+from entrypoint.health.limits import Limits
 from entrypoint.health.rules.gpus import Selection, judge_gpus, names_to_read, rules_for
 from entrypoint.health.rules.machine import judge_driver
 from entrypoint.health.rules.rule import window
@@ -227,7 +227,7 @@ class Watch:
 def watched(
     plan: LaunchPlan,
     driver: Driver,
-    limits_file: Path | None,
+    limits: Limits | None = None,
     telemetry: Telemetry | None = None,
 ) -> Iterator[Watch]:
     """Examine the plan's GPUs, print the verdict, and yield a watch over them.
@@ -241,7 +241,7 @@ def watched(
         DeviceMissing: A finding closes the gate.
     """
     # Examine the GPUs once.
-    limits = read_limits(limits_file)
+    limits = limits or Limits()
     per_gpu = max(1, plan.nproc_per_node // len(plan.gpus))
     question = Question(
         Mode.GATE,
