@@ -127,13 +127,6 @@ class Slot:
         return last_output(self.log, self.log_from)
 
 
-def _end_of(log: Path, begin: int) -> str:
-    """Return the end of a log, from byte `begin` on if it is that short; empty without a log."""
-    with contextlib.suppress(OSError), open_from(log, begin, _END_BYTES) as file:
-        return file.read().decode(errors="replace")
-    return ""
-
-
 def exit_cause(code: int, process: str = "its process") -> str:
     """Return how the process with this exit code ended; a negative code is a signal."""
     if code >= 0:
@@ -148,7 +141,9 @@ def last_output(log: Path, begin: int) -> str:
     (faulthandler) it keeps the innermost frame outside of the libraries, and drops the list of
     extension modules.
     """
-    output = _end_of(log, begin)
+    output = ""
+    with contextlib.suppress(OSError), open_from(log, begin, _END_BYTES) as file:
+        output = file.read().decode(errors="replace")
     printed, crashed, report = output.rpartition("Fatal Python error: ")
     printed = printed if crashed else output
     frames = re.findall(r'File "(.+)", line (\d+) in (.+)', report) if crashed else []
