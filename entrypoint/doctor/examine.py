@@ -13,7 +13,7 @@ from entrypoint.doctor.report import Examination, TorchAnswer, report
 from entrypoint.doctor.surroundings import read_surroundings
 from entrypoint.driver.gpus import Detection, Gpu
 from entrypoint.driver.process import Driver, visible_to_cuda
-from entrypoint.health.check import Question, about, examine
+from entrypoint.health.check import Question, ask, examine
 from entrypoint.health.verdict import Finding, Result, Verdict
 from entrypoint.system.commands import command_of
 from trainbox.contract.errors import Failure
@@ -50,7 +50,7 @@ def _ask_driver(question: Question) -> tuple[Detection, tuple[Gpu, ...], Verdict
     found = driver.detect()
     visible: tuple[Gpu, ...] = ()
     try:
-        decided = about(found, question)
+        decided = ask(lambda: found, question)
         visible = visible_to_cuda(found) if found.gpus else ()
     except Failure as error:  # a wrong selection of GPUs must not stop the report
         finding = Finding("count", Result.CRITICAL, str(error), source="you")
