@@ -178,7 +178,7 @@ def verdict(samples: Sequence[Sample], question: Question, node: NodeReadings | 
         if uses_gpus and not question.one_node:
             findings += judge_infiniband(node.infiniband)
     version = newest.driver.get("driver_version")
-    gpus = tuple(description(gpu, newest.gpus.get(gpu.whole_uuid, {})) for gpu in selection.gpus)
+    gpus = tuple(description(gpu, newest.of(gpu)) for gpu in selection.gpus)
     return _of(question, findings, gpus, version if isinstance(version, str) else None)
 
 
