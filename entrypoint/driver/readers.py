@@ -66,7 +66,7 @@ def _links(read: Callable[[int], int]) -> Iterator[int | None]:
 
 
 def _each_link(read: Callable[[int], int], unused: int) -> tuple[int, ...]:
-    """Return the result of `read` for each NVLink, and `unused` for one that is not used."""
+    """Return the result of `read` for each NVLink, `unused` for a link that is not used."""
     values = [*_links(read)]
     if all(value is None for value in values):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
