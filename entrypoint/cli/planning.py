@@ -82,7 +82,6 @@ def make_launch(
     threads = os.environ.get("OMP_NUM_THREADS", "")
     request = LaunchRequest(
         argv=argv,
-        python=sys.executable,
         cpus=usable_cpus(),
         omp_num_threads=int(threads) if threads.isdecimal() and int(threads) > 0 else None,
         settings=_settings(),

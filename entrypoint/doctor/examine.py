@@ -15,10 +15,9 @@ from entrypoint.driver.gpus import Detection, Gpu
 from entrypoint.driver.process import Driver, visible_to_cuda
 from entrypoint.health.check import Question, ask, examine
 from entrypoint.health.verdict import Finding, Result, Verdict
-from entrypoint.system.commands import command_of
 from trainbox.contract.errors import Failure
 from trainbox.contract.internal import user_environment
-from trainbox.contract.processes import start_child
+from trainbox.contract.processes import command_of, start_child
 from trainbox.contract.streams import show_progress
 
 # The wait for torch to start and to list the GPUs: usually 2 to 5 s, longer on a busy machine.

@@ -19,10 +19,10 @@ from entrypoint.health.rules.machine import judge_driver
 from entrypoint.health.rules.rule import window
 from entrypoint.health.verdict import Finding, Mode, Result, closing_line
 from entrypoint.launch.plan import LaunchPlan
-from entrypoint.system.commands import command_of
 from trainbox.contract.errors import DeviceMissing
 from trainbox.contract.files import append_line
 from trainbox.contract.hints import command
+from trainbox.contract.processes import command_of
 from trainbox.contract.streams import message, say
 from trainbox.contract.temporary import temporary_folder
 

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from typing import Any, NoReturn
 from trainbox.contract.errors import signal_name
 from trainbox.contract.files import open_from
 from trainbox.contract.internal import launch_facts, own_environment
-from trainbox.contract.processes import kill_tree
+from trainbox.contract.processes import command_of, kill_tree
 from trainbox.contract.streams import printable
 from trainer.sweep.grid import Trial
 
@@ -195,8 +194,7 @@ def start_worker(
 ) -> "subprocess.Popen[bytes]":
     """Start a worker on its end of the connection, with `variables` in its environment."""
     return subprocess.Popen(
-        # -P keeps a trainer.py of the current folder out.
-        [sys.executable, "-P", "-m", module, str(connection.fileno())],
+        command_of(module, str(connection.fileno())),
         env={**own_environment(os.environ), **variables},
         pass_fds=(connection.fileno(),),
         start_new_session=True,  # the worker and its children can be killed together

@@ -1,6 +1,7 @@
 """The programs that --deep starts, and the findings from the lines that they print."""
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -92,11 +93,11 @@ def test_the_exchanges_are_pairs_and_then_all_without_slices(
 
 
 def test_one_device_has_one_process_and_several_have_ranks() -> None:
-    assert " ".join(argv_of(Probe(_GPUS[:1]), "python")) == (
-        "python -P -m trainer.machine.selftest compute"
+    assert " ".join(argv_of(Probe(_GPUS[:1]))) == (
+        f"{sys.executable} -P -m trainer.machine.selftest compute"
     )
-    assert " ".join(argv_of(Probe(_GPUS[:3]), "python")) == (
-        "python -P -m trainer.launch.torchrun --standalone --nproc-per-node=3 -m -- "
+    assert " ".join(argv_of(Probe(_GPUS[:3]))) == (
+        f"{sys.executable} -P -m trainer.launch.torchrun --standalone --nproc-per-node=3 -m -- "
         "trainer.machine.selftest exchange"
     )
 
