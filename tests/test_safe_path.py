@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.system.commands import command_of, without_ranks
+from entrypoint.system.commands import without_ranks
 from tests.support.commands import Ended, clean_environment
 from trainbox.contract.internal import own_environment, user_environment
+from trainbox.contract.processes import command_of
 
 ROOT = Path(__file__).parents[1]
 TRAINBOX = Path(sys.executable).with_name("trainbox")

@@ -16,10 +16,9 @@ from types import FrameType
 from typing import Any
 
 from entrypoint.bench.tables import BenchCase, BenchResult, Measured, measurement_order
-from entrypoint.system.commands import command_of
 from trainbox.contract.errors import Failure, shell_code
 from trainbox.contract.files import read_object
-from trainbox.contract.processes import heeded_stop_signals, kill_tree, start_child
+from trainbox.contract.processes import command_of, heeded_stop_signals, kill_tree, start_child
 from trainbox.contract.storage import writing
 from trainbox.contract.streams import last_message, say
 from trainbox.contract.temporary import temporary_folder

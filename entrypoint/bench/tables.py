@@ -1,19 +1,12 @@
 """The cases that `trainbox bench` measures, and their figures. Pure."""
 
 import itertools
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainbox.contract.errors import DeviceMissing, WrongUse
-from trainbox.contract.hints import command
 
-# Options that the bench sets itself.
-_OWN_OPTION = re.compile(
-    "--(?:run|runs-dir|mirror|resume|max-steps|epochs|eval-every|checkpoint-minutes|measure-seconds"
-    "|strategy|gpu-ids|nnodes|node-rank|rdzv-endpoint|rdzv-id)"
-)
 _FOREVER = "1000000000"
 
 
@@ -198,16 +191,6 @@ def measurement_order(cases_: Sequence[BenchCase], rounds: int) -> list[tuple[in
     return [(n, case) for n in range(rounds) for case in (cases_[::-1] if n % 2 else cases_)]
 
 
-def check_arguments(arguments: Sequence[str]) -> None:
-    """Raise WrongUse for training options that the bench sets itself."""
-    for argument in arguments:
-        if _OWN_OPTION.fullmatch(name := argument.partition("=")[0]):
-            raise WrongUse(
-                f"bench sets {name} itself for each of its trainings: drop it "
-                f"(`{command('bench', '--help')}`)"
-            )
-
-
 def check_strategies(text: str, cpu: bool) -> tuple[str, ...]:
     """Return the strategies in `text`, for example `dp,ddp`.
 
@@ -226,22 +209,11 @@ def check_strategies(text: str, cpu: bool) -> tuple[str, ...]:
     return named
 
 
-def with_defaults(
-    arguments: Sequence[str], environ: Mapping[str, str], cpu: bool, threads: int
-) -> list[str]:
-    """Add the bench's own defaults to `arguments`.
-
-    An option in `arguments` or the environment has priority. A --config file turns the defaults
-    off.
-    """
+def own_defaults(given: Mapping[str, object], cpu: bool, threads: int) -> list[str]:
+    """Return the bench's own defaults as arguments, without those of the settings `given`."""
     # A batch that does not fit fails. Splitting it would change what is measured.
-    defaults = {"--accumulation": "1"} | ({"--threads": str(threads)} if cpu else {})
-    given = {argument.partition("=")[0] for argument in arguments}
-    if "--config" in given:
-        return list(arguments)
-    given |= {f"--{name[9:].lower()}" for name in environ if name.startswith("TRAINBOX_")}
-    unset = [pair for pair in defaults.items() if pair[0] not in given]
-    return [*arguments, *itertools.chain.from_iterable(unset)]
+    defaults = {"accumulation": 1} | ({"threads": threads} if cpu else {})
+    return [f"--{name}={value}" for name, value in defaults.items() if given[name] is None]
 
 
 def training_arguments(

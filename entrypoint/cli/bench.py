@@ -8,13 +8,21 @@ from pathlib import Path
 from entrypoint.bench import report, tables
 from entrypoint.bench.runs import ANOTHER_FOLDER, Bench, write_files
 from entrypoint.cli.training import settled, train
-from entrypoint.cli.verb import verb
+from entrypoint.cli.verb import on_command_line, verb
 from entrypoint.driver.process import count_visible
 from entrypoint.system.cgroup import usable_cpus
 from trainbox.contract.errors import ExitCode, Failure, WrongUse
+from trainbox.contract.hints import command
 from trainbox.contract.secret_rule import shown_variable
 from trainbox.contract.storage import show, writing
 from trainbox.contract.streams import message
+
+# The options of `train` that the bench sets itself.
+_OWN_OPTIONS = (
+    *("run", "runs-dir", "mirror", "resume", "max-steps", "epochs", "eval-every"),
+    *("checkpoint-minutes", "measure-seconds", "strategy", "gpu-ids"),
+    *("nnodes", "node-rank", "rdzv-endpoint", "rdzv-id"),
+)
 
 
 @verb(
@@ -45,10 +53,11 @@ def bench(
       trainbox bench mnist --gpus 1,2 --set in_memory=false --workers 0,4,8
       trainbox bench digits --processes 1,2 --device cpu --out tables
     """
-    tables.check_arguments(arguments)
     with train.make_context("train", list(arguments)) as parsed:
-        settled(parsed.params)  # a mistake in them needs no training
-        if (per_gpu := parsed.params["batch_size_per_gpu"]) is not None:
+        _refuse_own_options()
+        training = parsed.params
+        settled(training)  # a mistake in them needs no training
+        if (per_gpu := training["batch_size_per_gpu"]) is not None:
             raise WrongUse(
                 f"batch-size-per-gpu {per_gpu} contradicts the bench, which sets the batches of "
                 "its trainings: drop it, and give --batch-size to the bench"
@@ -63,7 +72,7 @@ def bench(
             out.mkdir(parents=True, exist_ok=True)
             (out / "bench.md").touch()
     unit = "process" if cpu else "GPU"
-    shared = tables.with_defaults(arguments, os.environ, cpu, max(1, cpus // max(numbers)))
+    shared = [*arguments, *tables.own_defaults(training, cpu, max(1, cpus // max(numbers)))]
     runs = Bench(
         tables.cases(table),
         lambda case, folder: tables.training_arguments(case, shared, cpu, folder, seconds),
@@ -92,3 +101,13 @@ def bench(
         raise Failure(
             f"bench: no case was measured: {failed[0].failure}", exit_code=failed[0].exit_code
         )
+
+
+def _refuse_own_options() -> None:
+    """Raise WrongUse for options of a training on the command line that the bench sets itself."""
+    for key in _OWN_OPTIONS:
+        if on_command_line(key.replace("-", "_")):
+            raise WrongUse(
+                f"bench sets --{key} itself for each of its trainings: drop it "
+                f"(`{command('bench', '--help')}`)"
+            )

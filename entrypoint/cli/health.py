@@ -92,7 +92,7 @@ def health(
         sys.exit(monitor(driver, question, listen, interval_s))
 
     def examined() -> Verdict:
-        decided = ask(driver, question)
+        decided = ask(driver.detect, question)
         if isinstance(decided, Verdict):
             return decided
         gpus_shown = 0 if as_json else len(decided.selection.gpus)

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 from entrypoint.cli.planning import Launch
 from entrypoint.launch.supervise import Child, supervise
-from entrypoint.system.commands import command_of
 from trainbox.contract.internal import Internal
 from trainbox.contract.options import arguments, secrets
+from trainbox.contract.processes import command_of
 from trainbox.contract.streams import message
 from trainbox.contract.temporary import temporary_folder
 
@@ -19,8 +19,7 @@ def supervised(launch: Launch, kind: Child) -> NoReturn:
 
     If the process exits with code 0 before the trainer has finished, the exit code is 1.
     """
-    # Without a fixed hash seed, Python orders sets of strings differently at each start.
-    env = {"PYTHONHASHSEED": "0", **os.environ, **launch.plan.env, **launch.secrets}
+    env = {**os.environ, **launch.plan.env, **launch.secrets}
     with contextlib.ExitStack() as stack:
         # The trainer creates this file when it has finished. An exit code of 0 is not proof.
         finished = stack.enter_context(temporary_folder("run-")) / "finished"

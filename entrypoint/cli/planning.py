@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from entrypoint.cli.verb import environment_names, file_settings, origin
@@ -24,6 +23,7 @@ from trainbox.contract.streams import printable
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from entrypoint.health.limits import Limits
     from entrypoint.health.watch import Watch
 
 
@@ -33,30 +33,23 @@ class Launch:
 
     Attributes:
         plan: what is started.
-        driver: the process that has read the GPUs, if there was a need.
-        health: whether the GPUs are checked and watched.
-        health_limits: the file of the limits.
+        driver: the process that has read the GPUs; None if they are not checked and watched.
+        limits: those of the file; None for the defaults.
         secrets: variables of the trainer, which the plan does not show.
     """
 
     plan: LaunchPlan
-    driver: Driver | None
-    health: bool
-    health_limits: Path | None
+    driver: Driver | None = None
+    limits: "Limits | None" = None
     secrets: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def watch(self) -> "Callable[..., AbstractContextManager[Watch]] | None":
-        """Return what opens the watch over the GPUs of the plan.
+        """Return what opens the watch over the plan's GPUs, or None if they are not watched."""
+        if self.driver is None:
+            return None
+        from entrypoint.health.watch import watched
 
-        If they are not watched, close the driver process and return None.
-        """
-        if self.driver is not None and self.health and self.plan.gpus:
-            from entrypoint.health.watch import watched
-
-            return functools.partial(watched, self.plan, self.driver, self.health_limits)
-        if self.driver is not None:
-            self.driver.close()
-        return None
+        return functools.partial(watched, self.plan, self.driver, self.limits)
 
 
 def make_launch(
@@ -73,16 +66,15 @@ def make_launch(
             the request.
     """
     given = {row.parameter: values[row.parameter] for row in LAUNCH if row.parameter in values}
-    health, limits = given.pop("health"), given.pop("health_limits")
-    if limits:
+    health, file, limits = given.pop("health"), given.pop("health_limits"), None
+    if file:
         from entrypoint.health.limits import read_limits
 
-        read_limits(limits)  # before the GPUs are examined
+        limits = read_limits(file)
     given["device"] = _device(given["device"], given["processes"])
     threads = os.environ.get("OMP_NUM_THREADS", "")
     request = LaunchRequest(
         argv=argv,
-        python=sys.executable,
         cpus=usable_cpus(),
         omp_num_threads=int(threads) if threads.isdecimal() and int(threads) > 0 else None,
         settings=_settings(),
@@ -95,7 +87,7 @@ def make_launch(
     )
     # A CPU run does not query the driver, so it works with a broken driver.
     if request.device in ("cpu", "mps") or request.gpus == 0:
-        return Launch(decide(request, ()), None, health, limits)
+        return Launch(decide(request, ()))
     driver = Driver()
     gpus = visible_to_cuda(detect(driver))
     if gpus:
@@ -104,7 +96,11 @@ def make_launch(
             architectures=torch_architectures(),
             network=read_infiniband(os.environ).network,
         )
-    return Launch(decide(request, gpus), driver, health, limits)
+    plan = decide(request, gpus)
+    if health and plan.gpus:
+        return Launch(plan, driver, limits)
+    driver.close()
+    return Launch(plan)
 
 
 def plan_training(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:

@@ -15,9 +15,9 @@ from entrypoint.launch.plan import LaunchPlan, plan_script
 from entrypoint.launch.request import LaunchRequest, detect_cluster
 from entrypoint.script.python import choose_python
 from entrypoint.script.target import Target, find_script
-from entrypoint.system.commands import command_of
 from trainbox.contract import hints
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.processes import command_of
 from trainbox.contract.run_name import check_run_name
 from trainbox.contract.storage import show
 
@@ -95,12 +95,9 @@ def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:
                 f"--restarts {restarts} and {plan.nnodes} nodes: a node cannot know whether the "
                 "others start again, and would wait for them: let the scheduler restart the job"
             )
-        return plan
+        return dataclasses.replace(plan, env={**plan.env, "TRAINBOX_RUN": str(path)})
 
-    launch = make_launch(command, options, decide)
-    env = {**launch.plan.env, "TRAINBOX_RUN": str(path)}
-    plan = dataclasses.replace(launch.plan, env=env)
-    return dataclasses.replace(launch, plan=plan), target, path
+    return make_launch(command, options, decide), target, path
 
 
 def find_target(module: str | None, arguments: list[str], python: str | None = None) -> Target:

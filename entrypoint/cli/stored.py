@@ -10,7 +10,7 @@ from entrypoint.cli.verb import Verb, refuse_unused, verb
 from entrypoint.launch.supervise import EVALUATION, PREDICTION, UNSAVED_TRAINING
 from entrypoint.script.folder import KIND
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import open_regular, read_object
+from trainbox.contract.files import object_if_valid, open_regular
 from trainbox.contract.hints import command as command_line
 from trainbox.contract.hints import near_runs, such_as
 from trainbox.contract.record_folder import CONFIG
@@ -150,21 +150,19 @@ def _refuse_script(verb: str, run: Path) -> None:
     Raises:
         WrongUse: it is. The message of `verify` names the drill, which repeats scripts.
     """
-    try:
-        config = read_object(run / CONFIG)
-    except (OSError, ValueError):  # the trainer reports what is wrong
+    config = object_if_valid(run / CONFIG) or {}  # the trainer reports what is wrong
+    if config.get("kind") != KIND:
         return
-    if config.get("kind") == KIND and verb != "verify":
+    if verb != "verify":
         raise WrongUse(
             f"{verb} {run}: this is a run of a script, whose model only the script can build: "
             "write the evaluation into the script, or train a task"
         )
-    if config.get("kind") == KIND:
-        script = f"{'-m ' if config.get('is_module') else ''}{config.get('script')}"
-        raise WrongUse(
-            f"verify {run}: this is a run of a script, which only the drill can repeat: use "
-            f"`{command_line('drill', f'run {script} --compare FILE')}`"
-        )
+    script = f"{'-m ' if config.get('is_module') else ''}{config.get('script')}"
+    raise WrongUse(
+        f"verify {run}: this is a run of a script, which only the drill can repeat: use "
+        f"`{command_line('drill', f'run {script} --compare FILE')}`"
+    )
 
 
 def check_folder(command: str, run: Path) -> None:

@@ -13,12 +13,11 @@ from entrypoint.doctor.report import Examination, TorchAnswer, report
 from entrypoint.doctor.surroundings import read_surroundings
 from entrypoint.driver.gpus import Detection, Gpu
 from entrypoint.driver.process import Driver, visible_to_cuda
-from entrypoint.health.check import Question, about, examine
+from entrypoint.health.check import Question, ask, examine
 from entrypoint.health.verdict import Finding, Result, Verdict
-from entrypoint.system.commands import command_of
 from trainbox.contract.errors import Failure
 from trainbox.contract.internal import user_environment
-from trainbox.contract.processes import start_child
+from trainbox.contract.processes import command_of, start_child
 from trainbox.contract.streams import show_progress
 
 # The wait for torch to start and to list the GPUs: usually 2 to 5 s, longer on a busy machine.
@@ -50,7 +49,7 @@ def _ask_driver(question: Question) -> tuple[Detection, tuple[Gpu, ...], Verdict
     found = driver.detect()
     visible: tuple[Gpu, ...] = ()
     try:
-        decided = about(found, question)
+        decided = ask(lambda: found, question)
         visible = visible_to_cuda(found) if found.gpus else ()
     except Failure as error:  # a wrong selection of GPUs must not stop the report
         finding = Finding("count", Result.CRITICAL, str(error), source="you")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.drill.folder import RUN, WORK
-from entrypoint.system.commands import command_of
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.processes import command_of
 
 # trainer/outputs/formats.py has the same suffixes.
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".npy", ".csv", ".json")

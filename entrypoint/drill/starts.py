@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from entrypoint.launch.supervise import STOP_BUDGET_S
-from entrypoint.system.commands import command_of
 from trainbox.contract.errors import ExitCode, Failure, shell_code
-from trainbox.contract.processes import kill_tree, start_child
+from trainbox.contract.processes import command_of, kill_tree, start_child
 from trainbox.contract.streams import show_progress
 from trainbox.contract.variables import HEALTH_NAMES, REPLACED, without_launch
 

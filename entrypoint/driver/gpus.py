@@ -8,6 +8,8 @@ from trainbox.contract.errors import DeviceMissing, WrongUse
 Value = int | str | tuple[int, ...]
 NO_ANSWER = 10  # NVML's TIMEOUT, for a driver that does not answer
 NOT_NVML = -1  # the code of a value that could not be read for another reason than an error of NVML
+# Values that the driver reports for a whole GPU only, so that they are not those of its MIG slices.
+_OF_WHOLE_GPUS = {"utilization_percent", "memory_used_mib", "energy_mj"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,14 @@ class Sample:
     xids: tuple[tuple[str, int], ...] = ()
     driver: Readings = field(default_factory=dict)
     fault: Unread | None = None
+
+    def of(self, gpu: "Gpu") -> Readings:
+        """Return the readings of a whole GPU, or those that are also true of a MIG slice."""
+        readings = self.gpus.get(gpu.whole_uuid, {})
+        if gpu.mig_parent is None:
+            return readings
+        unshared = Unread(3, "slices share this value of their GPU")  # as if not supported
+        return {**readings, **dict.fromkeys(readings.keys() & _OF_WHOLE_GPUS, unshared)}
 
 
 @dataclass(frozen=True)

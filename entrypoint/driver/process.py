@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from entrypoint.driver.gpus import NO_ANSWER, Detection, Gpu, Sample, visible_gpus
-from entrypoint.system.commands import command_of
 from trainbox.contract.errors import DeviceMissing, WrongUse
-from trainbox.contract.processes import die_with_parent, ignore_stop_signals
+from trainbox.contract.processes import command_of, die_with_parent, ignore_stop_signals
 
 # The time for one answer. A healthy driver takes milliseconds. Without persistence mode it first
 # wakes each GPU, which takes seconds.

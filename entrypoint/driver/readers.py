@@ -4,7 +4,7 @@ If a GPU or driver does not have the value, the reader raises NVMLError.
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pynvml
@@ -51,23 +51,26 @@ def _clocks_event_reasons(handle: Any) -> int:
         return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
 
-def _each_link(read: Callable[[int], int], unused: int) -> tuple[int, ...]:
-    """Return the result of `read` for each NVLink, `unused` for a link that the model does not use.
+def _links(read: Callable[[int], int]) -> Iterator[int | None]:
+    """Yield the result of `read` for each NVLink, and None for a link that the model does not use.
 
     After the last link, drivers answer with an invalid argument.
     """
-    values, used = [], False
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
-            values.append(int(read(link)))
-            used = True
+            yield int(read(link))
         except pynvml.NVMLError_InvalidArgument:
-            break
+            return
         except pynvml.NVMLError_NotSupported:
-            values.append(unused)
-    if not used:
+            yield None
+
+
+def _each_link(read: Callable[[int], int], unused: int) -> tuple[int, ...]:
+    """Return the result of `read` for each NVLink, `unused` for a link that is not used."""
+    values = [*_links(read)]
+    if all(value is None for value in values):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    return tuple(values)
+    return tuple(unused if value is None else value for value in values)
 
 
 def _nvlink_active(handle: Any) -> tuple[int, ...]:
@@ -77,16 +80,8 @@ def _nvlink_active(handle: Any) -> tuple[int, ...]:
 
 def _nvlink_switch(handle: Any) -> int:
     """Return 1 if a link leads to an NVSwitch, else 0. The other end of a dead link is unknown."""
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            kind = pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
-        except pynvml.NVMLError_InvalidArgument:
-            break
-        except pynvml.NVMLError_NotSupported:
-            continue
-        if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
-            return 1
-    return 0
+    kinds = _links(lambda link: pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link))
+    return int(pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH in kinds)  # reads up to the first such link
 
 
 def _nvlink_counters(handle: Any, *counters: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from entrypoint.health.limits import Limits
 from entrypoint.health.node import NodeReadings, judge_infiniband, judge_node, read_node
 from entrypoint.health.rules.gpus import Selection, judge_gpus, names_to_read, rules_for
 from entrypoint.health.rules.machine import (
-    driver_action,
+    broken,
     judge_architectures,
     judge_count,
     judge_driver,
@@ -35,7 +35,7 @@ _MOST_DEADLINES = 4
 class Question:
     """The subject and the mode of an examination.
 
-    `gpus`, `gpu_ids` and `processes` are the options of these names. `about` finds the `selection`
+    `gpus`, `gpu_ids` and `processes` are the options of these names. `ask` finds the `selection`
     of GPUs, and `wanted`, the option that requested them, or empty. `required` are the checks that
     must have a result. `runs_dir` is the folder to check for output, or None. With `one_node`, the
     network between nodes is not judged.
@@ -88,8 +88,8 @@ def required_checks(require: str, mode: Mode) -> tuple[str, ...]:
     return required
 
 
-def ask(driver: Driver, question: Question) -> Question | Verdict:
-    """Return the question about the GPUs that its options name, as the driver lists them.
+def ask(detect: Callable[[], Detection], question: Question) -> Question | Verdict:
+    """Return the question about the GPUs that its options name, of those that `detect` returns.
 
     Without a working driver, or for --gpus 0, return the verdict instead.
 
@@ -98,17 +98,7 @@ def ask(driver: Driver, question: Question) -> Question | Verdict:
     """
     if question.gpus == 0:
         return without_driver(question, "not queried: --gpus 0")
-    return about(driver.detect(), question)
-
-
-def about(found: Detection, question: Question) -> Question | Verdict:
-    """Return the question about the GPUs that its options name.
-
-    Without a working driver, return the verdict instead.
-
-    Raises:
-        WrongUse: An option is malformed.
-    """
+    found = detect()
     if found.broken:
         return broken_driver(question, found.broken, found.code)
     gpus, gpu_ids = question.gpus, question.gpu_ids
@@ -188,7 +178,7 @@ def verdict(samples: Sequence[Sample], question: Question, node: NodeReadings | 
         if uses_gpus and not question.one_node:
             findings += judge_infiniband(node.infiniband)
     version = newest.driver.get("driver_version")
-    gpus = tuple(description(gpu, newest.gpus.get(gpu.whole_uuid, {})) for gpu in selection.gpus)
+    gpus = tuple(description(gpu, newest.of(gpu)) for gpu in selection.gpus)
     return _of(question, findings, gpus, version if isinstance(version, str) else None)
 
 
@@ -228,6 +218,4 @@ def without_driver(question: Question, reason: str) -> Verdict:
 
 def broken_driver(question: Question, reason: str, code: int = NO_ANSWER) -> Verdict:
     """Return the verdict on a driver that does not work. `code` is NVML's error number."""
-    action = driver_action(code)
-    found = Finding("driver", Result.CRITICAL, reason, "answers", "NVIDIA", action)
-    return _of(question, [found])
+    return _of(question, [broken(reason, code)])

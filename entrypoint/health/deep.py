@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -66,7 +65,7 @@ def _with(verdict: Verdict, *more: Finding) -> Verdict:
 
 def _run(probe: Probe, deadline_s: float) -> list[Reading]:
     child = start_child(
-        argv_of(probe, sys.executable),
+        argv_of(probe),
         env=env_of(probe, os.environ, usable_cpus()),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

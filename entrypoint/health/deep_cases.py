@@ -9,9 +9,9 @@ from typing import Any
 
 from entrypoint.health.limits import SOURCES, Limits
 from entrypoint.health.verdict import Finding, Result
-from entrypoint.system.commands import command_of
 from trainbox.contract.errors import signal_name
 from trainbox.contract.internal import LaunchFacts
+from trainbox.contract.processes import command_of
 
 CHECKS = ("deep", "deep-matmul", "deep-memory", "deep-all-reduce")
 _ALONE, _TOGETHER = ("matmul", "memory"), ("all-reduce",)
@@ -118,10 +118,10 @@ def exchanges(devices: Sequence[Device]) -> list[Probe]:
     return [*pairs, Probe(whole)] if len(whole) > 2 else pairs
 
 
-def argv_of(probe: Probe, python: str) -> list[str]:
+def argv_of(probe: Probe) -> list[str]:
     """Return the command of a probe; each of several devices has a rank."""
     if len(probe.devices) == 1:
-        return command_of("trainer.machine.selftest", "compute", python=python)
+        return command_of("trainer.machine.selftest", "compute")
     ranks = (
         f"--nproc-per-node={len(probe.devices)}",
         "-m",
@@ -129,7 +129,7 @@ def argv_of(probe: Probe, python: str) -> list[str]:
         "trainer.machine.selftest",
         "exchange",
     )
-    return command_of("trainer.launch.torchrun", "--standalone", *ranks, python=python)
+    return command_of("trainer.launch.torchrun", "--standalone", *ranks)
 
 
 def env_of(probe: Probe, environment: Mapping[str, str], cpus: int) -> dict[str, str]:

@@ -71,9 +71,7 @@ def description(gpu: Gpu, readings: Readings) -> dict[str, Any]:
     figures = {
         figure.name: figure.of(found[figure.reading or figure.name])
         for figure in FIGURES
-        # The energy of a GPU has no shares of its slices.
         if (figure.reading or figure.name) in found
-        and not (figure.name == "energy_mj" and gpu.mig_parent)
     }
     return {
         "gpu": gpu.label,

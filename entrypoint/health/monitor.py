@@ -92,7 +92,7 @@ class _Examinations:
     def next(self) -> Verdict:
         if self._driver.waiting_since_s is not None and (still := self._awaited()) is not None:
             return still
-        question = self._question or ask(self._driver, self._base)
+        question = self._question or ask(self._driver.detect, self._base)
         if isinstance(question, Verdict):
             return question
         # GPUs that are missing are searched for again.

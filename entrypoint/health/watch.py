@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.process import Driver
 from entrypoint.health.check import Question, examine
-from entrypoint.health.limits import Limits, read_limits
+from entrypoint.health.limits import Limits
 from entrypoint.health.rules.gpus import Selection, judge_gpus, names_to_read, rules_for
 from entrypoint.health.rules.machine import judge_driver
 from entrypoint.health.rules.rule import window
 from entrypoint.health.verdict import Finding, Mode, Result, closing_line
 from entrypoint.launch.plan import LaunchPlan
-from entrypoint.system.commands import command_of
 from trainbox.contract.errors import DeviceMissing
 from trainbox.contract.files import append_line
 from trainbox.contract.hints import command
+from trainbox.contract.processes import command_of
 from trainbox.contract.streams import message, say
 from trainbox.contract.temporary import temporary_folder
 
@@ -227,7 +227,7 @@ class Watch:
 def watched(
     plan: LaunchPlan,
     driver: Driver,
-    limits_file: Path | None,
+    limits: Limits | None = None,
     telemetry: Telemetry | None = None,
 ) -> Iterator[Watch]:
     """Examine the plan's GPUs, print the verdict, and yield a watch over them.
@@ -241,7 +241,7 @@ def watched(
         DeviceMissing: A finding closes the gate.
     """
     # Examine the GPUs once.
-    limits = read_limits(limits_file)
+    limits = limits or Limits()
     per_gpu = max(1, plan.nproc_per_node // len(plan.gpus))
     question = Question(
         Mode.GATE,

@@ -26,7 +26,6 @@ class LaunchRequest:
     """
 
     argv: tuple[str, ...]
-    python: str = "python"
     cpus: int = 1
     gpus: int | str | None = None
     gpu_ids: str | None = None

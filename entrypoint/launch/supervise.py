@@ -175,7 +175,8 @@ def supervise(
     adopt_orphans()
     child = start_child(
         argv,
-        env=dict(env),
+        # Without a fixed hash seed, Python orders sets of strings differently at each start.
+        env={"PYTHONHASHSEED": "0", **env},
         # A terminal's Ctrl-C then reaches this process only, and the ranks get the signal once.
         start_new_session=True,
     )

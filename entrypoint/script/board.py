@@ -3,8 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from entrypoint.system.commands import command_of
-from trainbox.contract.processes import ignore_stop_signals
+from trainbox.contract.processes import command_of, ignore_stop_signals
 from trainbox.contract.record_folder import METRICS
 from trainbox.contract.streams import message
 

@@ -170,9 +170,7 @@ def closing(
     return [f"{name:<10} {value}" for name, value in rows.items()]
 
 
-def script_environment(
-    env: Mapping[str, str], plan: LaunchPlan, run: Path, pipes: Path
-) -> dict[str, str]:
+def script_environment(env: Mapping[str, str], plan: LaunchPlan, pipes: Path) -> dict[str, str]:
     """Return the environment of the launcher, which the ranks inherit."""
     # Lightning and other libraries prefer the scheduler's variables to torchrun's, and then find
     # the wrong world.
@@ -181,11 +179,7 @@ def script_environment(
         for name, value in env.items()
         if plan.strategy != "torchrun" or not name.startswith(SCHEDULER)
     }
-    # Without a fixed hash seed, Python orders sets of strings differently at each start.
-    return {"PYTHONHASHSEED": "0", **kept, **plan.env} | {
-        "TRAINBOX_RUN": str(run),
-        Internal.PIPES: str(pipes),
-    }
+    return {**kept, **plan.env, Internal.PIPES: str(pipes)}
 
 
 def _manifest(asked: ScriptRun) -> tuple[dict[str, Any], list[str]]:
@@ -235,7 +229,7 @@ def _run_once(
         limit = asked.hang_minutes
         ending = supervise(
             plan.argv,
-            script_environment(os.environ, plan, folder.path, pipes_folder),
+            script_environment(os.environ, plan, pipes_folder),
             watch=watch,
             kind=SCRIPT_RUN,
             on_start=pipes.start,

@@ -34,9 +34,7 @@ class GpuRecord:
         """Add the energy since the previous sample, and write an entry every 10 s."""
 
         def each(name: str) -> list[int | None]:
-            # The driver does not report these values for a part of a GPU (MIG).
-            whole = ["" if gpu.mig_parent else gpu.uuid for gpu in self._gpus]
-            values = [sample.gpus.get(uuid, {}).get(name) for uuid in whole]
+            values = [sample.of(gpu).get(name) for gpu in self._gpus]
             return [value if isinstance(value, int) else None for value in values]
 
         counters = zip(self._gpus, each("energy_mj"), strict=True)

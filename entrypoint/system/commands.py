@@ -1,7 +1,6 @@
-"""How Trainbox starts its own modules, and the variables of another launch."""
+"""The variables of another launch, which the commands of this one do not get."""
 
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,15 +13,6 @@ _OF_RANKS = re.compile(
     rf"|{Internal.STORE}|{Internal.MESSAGES}",
     re.DOTALL,
 )
-
-
-def command_of(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
-    """Return the command that runs one of Trainbox's own modules.
-
-    `-P` keeps the current folder out of sys.path. Without it a user's trainer.py or statistics.py
-    would run instead of ours.
-    """
-    return [python, "-P", "-m", module, *arguments]
 
 
 def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:

@@ -346,16 +346,15 @@ class SweepProgress:
     def __init__(self, total: int, done: int) -> None:
         self._total, self._first, self._begin = total, done, time.monotonic()
         self._line_at = time.monotonic() + _LINE_EVERY_S
-        self._bar = (
-            tqdm(total=total, initial=done, unit=" trials", dynamic_ncols=True)
-            if sys.stderr.isatty()
-            else None
+        is_hidden = not sys.stderr.isatty()
+        self._bar = tqdm(
+            total=total, initial=done, unit=" trials", dynamic_ncols=True, disable=is_hidden
         )
 
     def show(self, done: int, running: int, failures: int) -> None:
         """Show these numbers of trials."""
         text = f"{running} running, {failures} failed"
-        if self._bar is not None:
+        if not self._bar.disable:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(done - self._bar.n)
         elif time.monotonic() > self._line_at:
@@ -371,8 +370,7 @@ class SweepProgress:
         print_above_bar(" ".join(text.split()))
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
 
 
 def print_above_bar(text: str) -> None:

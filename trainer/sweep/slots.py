@@ -5,7 +5,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from typing import Any, NoReturn
 from trainbox.contract.errors import signal_name
 from trainbox.contract.files import open_from
 from trainbox.contract.internal import launch_facts, own_environment
-from trainbox.contract.processes import kill_tree
+from trainbox.contract.processes import command_of, kill_tree
 from trainbox.contract.streams import printable
 from trainer.sweep.grid import Trial
 
@@ -127,13 +126,6 @@ class Slot:
         return last_output(self.log, self.log_from)
 
 
-def _end_of(log: Path, begin: int) -> str:
-    """Return the end of a log, from byte `begin` on if it is that short; empty without a log."""
-    with contextlib.suppress(OSError), open_from(log, begin, _END_BYTES) as file:
-        return file.read().decode(errors="replace")
-    return ""
-
-
 def exit_cause(code: int, process: str = "its process") -> str:
     """Return how the process with this exit code ended; a negative code is a signal."""
     if code >= 0:
@@ -148,7 +140,9 @@ def last_output(log: Path, begin: int) -> str:
     (faulthandler) it keeps the innermost frame outside of the libraries, and drops the list of
     extension modules.
     """
-    output = _end_of(log, begin)
+    output = ""
+    with contextlib.suppress(OSError), open_from(log, begin, _END_BYTES) as file:
+        output = file.read().decode(errors="replace")
     printed, crashed, report = output.rpartition("Fatal Python error: ")
     printed = printed if crashed else output
     frames = re.findall(r'File "(.+)", line (\d+) in (.+)', report) if crashed else []
@@ -200,8 +194,7 @@ def start_worker(
 ) -> "subprocess.Popen[bytes]":
     """Start a worker on its end of the connection, with `variables` in its environment."""
     return subprocess.Popen(
-        # -P keeps a trainer.py of the current folder out.
-        [sys.executable, "-P", "-m", module, str(connection.fileno())],
+        command_of(module, str(connection.fileno())),
         env={**own_environment(os.environ), **variables},
         pass_fds=(connection.fileno(),),
         start_new_session=True,  # the worker and its children can be killed together

@@ -355,14 +355,11 @@ def _record(number: int, trial: FrozenTrial) -> Record:
 def _difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return the settings that differ, as `name: before -> after`."""
 
-    def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-        return {**{f"{k}": v for k, v in tree.items() if k != "config"}, **tree.get("config", {})}
-
     def shown(name: str, value: Any) -> Any:
         is_template = name == "template" and value  # the arguments of a script
         return arguments_without_secrets(value, to_copy=True) if is_template else value
 
-    before, after = flat(stored), flat(now)
+    before, after = ({**tree, **tree["config"], "config": None} for tree in (stored, now))
     return "; ".join(
         f"{name}: {shown(name, before.get(name))} -> {shown(name, after.get(name))}"
         for name in after

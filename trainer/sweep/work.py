@@ -1,7 +1,6 @@
 """What the workers of a sweep do for each trial: train a task, or run a user's script. Pure."""
 
 import shlex
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from trainbox.contract.files import object_if_valid
 from trainbox.contract.hints import command, run_command_line
 from trainbox.contract.internal import Internal
+from trainbox.contract.processes import command_of
 from trainbox.contract.record_folder import CONFIG, MANIFEST
 from trainbox.contract.variables import without_launch
 from trainer.sweep.grid import NO_METRIC, Record, Sweep, Trial, trial_folder
@@ -73,7 +73,7 @@ def script_work(sweep: Sweep, device: str) -> Work:
 def run_command(script: Script, trial: Trial, run: Path, device: str) -> list[str]:
     """Return the command of `trainbox run` for a trial: one process."""
     return [
-        *(sys.executable, "-P", "-m", "entrypoint", "run", "--trial"),
+        *command_of("entrypoint", "run", "--trial"),
         # The sweep has checked the GPUs, and watches them.
         *("--no-health", "--nnodes", "1"),
         *(["--gpus", "1"] if device == "cuda" else ["--device", device]),

@@ -99,7 +99,7 @@ def _judge_gpu(
     if gpu.fault and gpu.fault.code == NOT_NVML:
         read = str(gpu.fault)
         return [Finding("handle", Result.CRITICAL, read, "usable", "CUDA", "use_others")]
-    readings: Readings = {"handle": gpu.fault} if gpu.fault else samples[-1].gpus[uuid]
+    readings: Readings = {"handle": gpu.fault} if gpu.fault else samples[-1].of(gpu)
     broken = [
         value for value in readings.values() if isinstance(value, Unread) and value.code in LOST
     ]
@@ -108,8 +108,6 @@ def _judge_gpu(
         return [_error_finding("handle", handle, "the GPU answers")]
     # Apply each rule to the newest values and the derived ones.
     values = dict(readings) | derived(samples, uuid) | dict(own)
-    if gpu.mig_parent:
-        values["memory_used_mib"] = Unread(min(ABSENT), "slices share the memory of their GPU")
     findings = [_apply(rule, values, limits) for rule in rules]
     return [
         Finding("handle", Result.PASS, "answers"),

@@ -13,13 +13,14 @@ def judge_driver(sample: Sample) -> list[Finding]:
     """Return one finding on whether the driver answered."""
     if sample.fault is None:
         return [Finding("driver", Result.PASS, f"version {sample.driver.get('driver_version')}")]
-    action = driver_action(sample.fault.code)
-    return [Finding("driver", Result.CRITICAL, str(sample.fault), "answers", "NVIDIA", action)]
+    return [broken(str(sample.fault), sample.fault.code)]
 
 
-def driver_action(code: int) -> str:
-    """Return the action for a driver that fails with this NVML error number."""
-    return {UNKNOWN_ERROR: "recreate_container", NO_PERMISSION: "grant"}.get(code, "reboot")
+def broken(read: str, code: int) -> Finding:
+    """Return the finding on a driver that fails with this NVML error number."""
+    actions = {UNKNOWN_ERROR: "recreate_container", NO_PERMISSION: "grant"}
+    action = actions.get(code, "reboot")
+    return Finding("driver", Result.CRITICAL, read, "answers", "NVIDIA", action)
 
 
 def judge_count(selection: Selection, wanted: str) -> list[Finding]:

@@ -35,17 +35,16 @@ def _compute_mode(values: Values, limits: Limits) -> Judgement:
     return Judgement(Result.PASS, name, limit)
 
 
+def _switch(current: int, pending: int) -> str:
+    names = ("off", "on")
+    later = f", {names[pending]} after the next reset" if current != pending else ""
+    return f"{names[current]}{later}"
+
+
 def _mig(values: Values, _limits: Limits) -> Judgement:
     current, pending = values["mig"]
-    names = ("off", "on")
-    read = (
-        names[current]
-        if current == pending
-        else f"{names[current]}, {names[pending]} after the next reset"
-    )
-    return at_threshold(
-        int(current != pending), 1, read, "nothing pending", Result.WARN, "reset_gpu"
-    )
+    read, limit = _switch(current, pending), "nothing pending"
+    return at_threshold(int(current != pending), 1, read, limit, Result.WARN, "reset_gpu")
 
 
 def _processes(values: Values, _limits: Limits) -> Judgement:
@@ -72,10 +71,7 @@ def _memory_in_use(values: Values, limits: Limits) -> Judgement:
 def _ecc_mode(values: Values, _limits: Limits) -> Judgement:
     """Judge ECC by the model's own default: it is on for data centers, off for workstations."""
     (current, pending), default = values["ecc_mode"], values["ecc_default"]
-    names = ("off", "on")
-    read = names[current]
-    if current != pending:
-        read += f", {names[pending]} after the next reset"
+    read = _switch(current, pending)
     if current and pending:
         return Judgement(Result.PASS, read, "on")
     if default == 1:

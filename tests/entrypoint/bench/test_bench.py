@@ -14,14 +14,13 @@ from entrypoint.bench.tables import (
     Measured,
     Spread,
     cases,
-    check_arguments,
     check_strategies,
     doubling,
     lines,
     measurement_order,
+    own_defaults,
     rows,
     training_arguments,
-    with_defaults,
 )
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.streams import last_message
@@ -125,29 +124,16 @@ def test_the_arguments_of_a_training(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environ", "cpu", "added"),
+    ("given", "cpu", "added"),
     [
-        ("digits", {}, False, "--accumulation 1"),
-        ("digits", {}, True, "--accumulation 1 --threads 3"),
-        ("digits --threads=2", {}, True, "--accumulation 1"),
-        ("digits", {"TRAINBOX_ACCUMULATION": "4"}, True, "--threads 3"),
-        ("digits --config runs/a/config.json", {}, True, ""),
+        ({}, False, "--accumulation=1"),
+        ({}, True, "--accumulation=1 --threads=3"),
+        ({"threads": 2}, True, "--accumulation=1"),
+        ({"accumulation": 4}, True, "--threads=3"),
     ],
 )
-def test_the_defaults_of_the_bench(
-    arguments: str, environ: dict[str, str], cpu: bool, added: str
-) -> None:
-    assert with_defaults(arguments.split(), environ, cpu, 3) == [*arguments.split(), *added.split()]
-
-
-@pytest.mark.parametrize("argument", ["--run", "--epochs=3"])
-def test_an_option_that_the_bench_sets_is_refused(argument: str) -> None:
-    with pytest.raises(
-        WrongUse,
-        match=f"bench sets {argument.partition('=')[0]} itself for each of its trainings: drop it",
-    ):
-        check_arguments(["digits", "--lr", "0.1", argument])
-    check_arguments(["digits", "--lr", "0.1", "--set", "run=1"])
+def test_the_defaults_of_the_bench(given: dict[str, int], cpu: bool, added: str) -> None:
+    assert own_defaults({"accumulation": None, "threads": None} | given, cpu, 3) == added.split()
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,11 @@ def test_two_processes_against_one(trainbox: Trainbox, ranks: Ranks, hungry: str
 def test_a_batch_that_does_not_fit_is_a_row_without_a_result(
     trainbox: Trainbox, ranks: Ranks, hungry: str
 ) -> None:
+    (trainbox.folder / "exp.toml").write_text("[train]\nlr = 0.002\n")
     arguments = ["--processes", "1", "--batch-size", "16,64", "--rounds", "2", "--seconds", "0.1"]
-    ended = bench(ranks, hungry, *arguments)
+    arguments += ["--config", "exp.toml"]
+    # Neither a file nor an empty variable makes the bench split a batch.
+    ended = bench(ranks, hungry, *arguments, TRAINBOX_ACCUMULATION="")
     assert ended.code == 0, ended.errs
     assert re.search(r"^\| 1 \| single \| 16 \| 16 \| 0 \| [\d,]+ \| ", ended.out, re.MULTILINE)
     assert re.search(
@@ -145,6 +148,7 @@ _REFUSED = [
     (["--processes", "1,two"], 2, "'1,two' is not a list of whole numbers from 1, such as 1,4"),
     (["--workers", "4,4"], 2, "'4,4' repeats a number: give each number once"),
     (["--processes", "1", "--run", "mine"], 2, "bench sets --run itself"),
+    (["--epochs=3"], 2, "bench sets --epochs itself"),
     (["--batch-size-per-gpu", "8"], 2, "batch-size-per-gpu 8 contradicts the bench, which sets"),
     (["--processes", "1", "--strategies", "dp"], 2, "--strategies dp: dp splits batches over GPUs"),
     (["--processes", "1", "--out", "/proc/none"], 4, "cannot write /proc/none: "),

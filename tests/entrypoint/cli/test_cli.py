@@ -35,6 +35,9 @@ class FourGpus:
     def detect(self) -> Detection:
         return Detection(FOUR)
 
+    def close(self) -> None:
+        pass
+
 
 @pytest.fixture
 def in_this_process(

@@ -102,6 +102,13 @@ def test_a_gpu_with_an_ecc_error_is_named(doctor: Doctor, tmp_path: Path) -> Non
     assert [line[3:] for line in ended.out.splitlines() if line.startswith("## ")] == list(titles)
 
 
+def test_a_machine_without_gpus_is_fit_if_none_is_requested(
+    forked: Trainbox, tmp_path: Path
+) -> None:
+    env = {"GPUS": "0", **fake_torch(tmp_path, TWO_GPUS)}
+    assert verdict_lines(forked("doctor", env=env))[0] == "OPEN, PASS: 0 GPUs"
+
+
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="torch finds real GPUs here")
 def test_the_driver_sees_two_gpus_and_torch_none(doctor: Doctor) -> None:
     ended = doctor("geforce")

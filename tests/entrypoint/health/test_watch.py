@@ -203,12 +203,12 @@ def plan(strategy: str, processes: int) -> LaunchPlan:
 def test_the_gate_of_a_sweep_and_of_a_shared_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entrypoint.health.watch, "Driver", Answering)
     driver: Any = Answering()
-    with entrypoint.health.watch.watched(plan("sweep", 2), driver, None) as watch:
+    with entrypoint.health.watch.watched(plan("sweep", 2), driver) as watch:
         driver.read["GPU-0"]["ecc_uncorrected"] = 7
         assert watch.final_check() is None, "no finding ends a sweep"
         assert events(watch) == [("ecc-uncorrected", "CRITICAL", "0")]
     driver = Answering()
-    with entrypoint.health.watch.watched(plan("ddp", 2), driver, None) as watch:
+    with entrypoint.health.watch.watched(plan("ddp", 2), driver) as watch:
         assert events(watch) == []
         driver.read["GPU-0"]["ecc_uncorrected"] = 7
         assert "ecc-uncorrected CRITICAL" in str(watch.final_check())
@@ -216,7 +216,7 @@ def test_the_gate_of_a_sweep_and_of_a_shared_gpu(monkeypatch: pytest.MonkeyPatch
         DeviceMissing,
         match="compute-mode CRITICAL: EXCLUSIVE_PROCESS, 0 program.s. on the GPU, 2 to start",
     ):
-        entrypoint.health.watch.watched(plan("sweep", 4), Answering(), None).__enter__()  # type: ignore[arg-type]
+        entrypoint.health.watch.watched(plan("sweep", 4), Answering()).__enter__()  # type: ignore[arg-type]
 
 
 def test_the_gate_judges_the_network_between_nodes_only_for_several(
@@ -228,5 +228,5 @@ def test_the_gate_judges_the_network_between_nodes_only_for_several(
     driver: Any = Answering()
     for nnodes in (1, 2):
         launch = replace(plan("ddp", 2), nnodes=nnodes)
-        with entrypoint.health.watch.watched(launch, driver, None):
+        with entrypoint.health.watch.watched(launch, driver):
             assert ("infiniband (node)" in capsys.readouterr().out) == (nnodes == 2)

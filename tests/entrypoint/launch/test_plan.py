@@ -1,6 +1,7 @@
 """The launch decision as tables: the plan of each request on each host, and each refusal."""
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -64,7 +65,7 @@ def meeting(
 
 
 def ask(**options: Any) -> LaunchRequest:
-    return LaunchRequest(argv=("trainer", "train", "digits"), python="/venv/python", **options)
+    return LaunchRequest(argv=("trainer", "train", "digits"), **options)
 
 
 def two(
@@ -261,7 +262,7 @@ def test_the_plan_of_a_request(row: tuple[Any, ...]) -> None:
         shape,
     )
     alone = standalone(shape[1]) if strategy in ("ddp", "fsdp") else ALONE
-    assert " ".join(plan.argv) == f"/venv/python {''.join(argv) or alone}"
+    assert " ".join(plan.argv) == f"{sys.executable} {''.join(argv) or alone}"
     assert plan.env["CUDA_VISIBLE_DEVICES"] == ",".join(gpu.uuid for gpu in plan.gpus)
     assert plan.reason == reason
 
@@ -351,7 +352,7 @@ def test_the_slots_of_a_sweep(row: tuple[Any, ...]) -> None:
     request, per_gpu, gpus, *expected = row
     plan = plan_sweep(request, gpus, per_gpu)
     env, facts = plan.env, launch_facts(plan.env)
-    assert plan.argv == ("/venv/python", "-P", "-m", "trainer", "train", "digits")
+    assert plan.argv == (sys.executable, "-P", "-m", "trainer", "train", "digits")
     assert [
         facts.slots,
         env["OMP_NUM_THREADS"],

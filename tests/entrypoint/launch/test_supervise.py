@@ -151,7 +151,7 @@ def test_only_verify_and_the_bench_do_not_resume(
 ) -> None:
     seen: list[Child] = []
     plan = LaunchPlan("single", "cpu", (), 1, 1, (), "no GPU visible")
-    launch = planning.Launch(plan, None, health=True, health_limits=None)
+    launch = planning.Launch(plan)
     monkeypatch.setattr(planning, "make_launch", lambda *_: launch)
     monkeypatch.setattr(stored, "check_run", lambda *_: None)
     ending = Ending(75, signalled=True)
@@ -353,7 +353,7 @@ def test_a_training_that_ends_itself_with_code_0_has_not_finished(
     monkeypatch.setattr(launching, "supervise", supervise)
     plan = LaunchPlan("single", "cpu", (), 1, 1, (), "no GPU visible")
     with pytest.raises(SystemExit) as ended:
-        launch = planning.Launch(plan, None, health=False, health_limits=None)
+        launch = planning.Launch(plan)
         launching.supervised(launch, SCRIPT_SWEEP)
     assert ended.value.code == expected
     text = "the sweep exited with code 0 before it was finished: does the user's code call os._exit"

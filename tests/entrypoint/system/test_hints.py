@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.bench.tables import check_arguments
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import command, from_here, runs_dir
 from trainbox.contract.usage import check_names
@@ -45,8 +44,6 @@ def test_a_command_has_the_form_that_was_typed(monkeypatch: pytest.MonkeyPatch, 
 
 def test_messages_recommend_the_make_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINBOX_COMMAND", "make")
-    with pytest.raises(WrongUse, match=r'drop it \(`make bench ARGS="--help"`\)'):
-        check_arguments(["--run"])
     with pytest.raises(WrongUse, match=r'`make train ARGS="--help"` lists the settings'):
         check_names(["TRAINBOX_API_KEY"], {"TRAINBOX_EPOCHS"})
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from entrypoint.driver.gpus import Gpu, Sample, Unread
+from entrypoint.health.check import Question, verdict
 from entrypoint.health.limits import Limits
 from entrypoint.health.rules.gpus import RULES, Selection, judge_gpus, rules_for
 from entrypoint.health.rules.rule import window
@@ -61,6 +62,15 @@ def test_memory_of_a_hidden_program_is_named() -> None:
     )
     shown = judged("memory-in-use", [used | {"processes": (4242,)}]).read
     assert shown == "70,000 MiB in use by the programs that use the GPU"
+
+
+def test_the_memory_in_use_of_a_gpu_is_not_that_of_its_slices() -> None:
+    readings = {"handle": 0, "recovery_action": 0, "power_w": 300, "memory_used_mib": 70000}
+    own = Gpu(0, "MIG-0", "H100 1g.10gb", 9728, mig_index=0, mig_parent="GPU-0")
+    question = Question(Mode.LIVE, selection=Selection((own, GPUS[0])))
+    shown = verdict([Sample(0.0, {"GPU-0": readings})], question, None).gpus
+    assert [gpu.get("memory_used_mib") for gpu in shown] == [None, 70000]
+    assert [gpu["power_w"] for gpu in shown] == [300, 300]
 
 
 def test_links_are_named_by_their_numbers() -> None:
