@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.system.commands import without_ranks
+from entrypoint.system.environment import without_ranks
 from tests.support.commands import Ended, clean_environment
 from trainbox.contract.internal import own_environment, user_environment
 from trainbox.contract.processes import command_of

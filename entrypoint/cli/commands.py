@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import click
 
-from entrypoint.system.commands import is_folder_of_script, without_ranks
+from entrypoint.system.environment import is_folder_of_script, without_ranks
 from trainbox.contract import hints
 from trainbox.contract.errors import Failure, WrongUse
 from trainbox.contract.internal import user_environment
