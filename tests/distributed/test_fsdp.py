@@ -31,6 +31,7 @@ from trainer.parallel import fsdp as sharding
 from trainer.parallel.fsdp import blocks, lost_writes, shard, whole
 from trainer.parallel.strategy import STRATEGIES, Strategy
 from trainer.parallel.world import World
+from trainer.run.run_record import RunRecord
 from trainer.session.failures import errors_as_failures
 from trainer.session.settle import _default_precision, default_name
 from trainer.session.verify import _refuse_another_plan
@@ -370,12 +371,9 @@ def test_a_run_is_verified_only_by_the_same_number_of_processes(
         if message is None
         else pytest.raises(WrongUse, match=re.escape(message))
     )
+    manifest = {"plan": plan, "resumes": [{"step": 4, "plan": p} for p in resumed]}
     with refused:
-        _refuse_another_plan(
-            Path("runs/r"),
-            {"plan": plan, "resumes": [{"step": 4, "plan": p} for p in resumed]},
-            steps,
-        )
+        _refuse_another_plan(RunRecord(Path("runs/r"), {}, Config("digits"), manifest), steps)
 
 
 def test_bf16_with_batch_norm_is_near_to_one_process_with_two_shards(
