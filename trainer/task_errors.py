@@ -33,6 +33,8 @@ _OF_THE_MACHINE = re.compile(
 )
 
 # The file and the source of a line in the traceback of a loader worker or of a replica.
+# The first line of an error in a traceback. Lines of the frames begin with a space.
+_AFTER_FRAMES = re.compile(r"^ .*\n([\w.]+(?:: .*)?)$", re.MULTILINE)
 _LAST_LINE_IN_WORKER = re.compile(r'File "(.+)", line \d+, in \S+\n +(.*)')
 
 # Patterns of torch's and Python's errors for common mistakes, with the fix. The first match counts.
@@ -244,14 +246,13 @@ def _part_of_a_task(frame: _Frame) -> str | None:
 
 
 def original_line(error: Exception) -> str:
-    """Return the last line of the traceback in an error, such as `ValueError: bad value`.
+    """Return the error of a loader worker or a replica, such as `ValueError: bad value`.
 
-    torch raises an error of a loader worker or a replica with such a traceback. It is empty for all
-    other errors.
+    torch raises it with the traceback as its message. This is the first line after the frames; it
+    is empty for all other errors.
     """
-    caught, _, traceback = str(error).partition("\nOriginal ")
-    lines = [line for line in traceback.splitlines()[1:] if line and not line.startswith(" ")]
-    return lines[-1] if lines and caught.startswith("Caught ") else ""
+    found = _AFTER_FRAMES.findall(str(error)) if str(error).startswith("Caught ") else []
+    return found[-1] if found else ""
 
 
 def _in_one_line(error: Exception) -> str:

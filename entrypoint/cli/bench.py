@@ -7,12 +7,11 @@ from pathlib import Path
 
 from entrypoint.bench import report, tables
 from entrypoint.bench.runs import ANOTHER_FOLDER, Bench, write_files
-from entrypoint.cli.training import settled, train
-from entrypoint.cli.verb import on_command_line, verb
+from entrypoint.cli.training import parsed_training
+from entrypoint.cli.verb import verb
 from entrypoint.driver.process import count_visible
 from entrypoint.system.cgroup import usable_cpus
-from trainbox.contract.errors import ExitCode, Failure, WrongUse
-from trainbox.contract.hints import command
+from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.secret_rule import shown_variable
 from trainbox.contract.storage import show, writing
 from trainbox.contract.streams import message
@@ -53,15 +52,7 @@ def bench(
       trainbox bench mnist --gpus 1,2 --set in_memory=false --workers 0,4,8
       trainbox bench digits --processes 1,2 --device cpu --out tables
     """
-    with train.make_context("train", list(arguments)) as parsed:
-        _refuse_own_options()
-        training = parsed.params
-        settled(training)  # a mistake in them needs no training
-        if (per_gpu := training["batch_size_per_gpu"]) is not None:
-            raise WrongUse(
-                f"batch-size-per-gpu {per_gpu} contradicts the bench, which sets the batches of "
-                "its trainings: drop it, and give --batch-size to the bench"
-            )
+    training = parsed_training("bench", arguments, _OWN_OPTIONS)
     cpus = usable_cpus()
     gpus = 0 if counts or processes or device == "cpu" else count_visible()
     cpu, numbers = tables.choose_counts(counts, processes, device, gpus, cpus)
@@ -101,13 +92,3 @@ def bench(
         raise Failure(
             f"bench: no case was measured: {failed[0].failure}", exit_code=failed[0].exit_code
         )
-
-
-def _refuse_own_options() -> None:
-    """Raise WrongUse for options of a training on the command line that the bench sets itself."""
-    for key in _OWN_OPTIONS:
-        if on_command_line(key.replace("-", "_")):
-            raise WrongUse(
-                f"bench sets --{key} itself for each of its trainings: drop it "
-                f"(`{command('bench', '--help')}`)"
-            )

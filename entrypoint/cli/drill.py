@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from entrypoint.cli.run import find_target
+from entrypoint.cli.training import parsed_training
 from entrypoint.cli.verb import ScriptCommand, verb
 from entrypoint.driver.process import count_visible
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import from_here
 from trainbox.contract.storage import show
-from trainbox.contract.task_spec import locate
 
 
 @verb("drill")
@@ -32,13 +32,14 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
 
     from entrypoint.drill.task import drill_task  # takes 6 ms
 
+    tasks = tasks or ("digits", "digits_augmented")
     for task in tasks:
-        locate(task)  # a mistake in the name needs no training
+        parsed_training("drill", [task])  # a mistake needs no training
     seed = _drawn(seed)
     gpus = 0 if cpu else count_visible()
     largest = min(shards, gpus or 4)
     show(f"drill on up to {largest} {_unit(gpus)}, {steps} steps of {shards} shards, --seed {seed}")
-    for task in tasks or ("digits", "digits_augmented"):
+    for task in tasks:
         # The random numbers select the steps of the kills. They are not secrets.
         draw = random.Random(seed)  # noqa: S311
         for line in drill_task(task, shards, steps, _device(gpus), largest, draw):

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from trainbox.contract import options
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.experiment import FileSettings
+from trainbox.contract.hints import command
 from trainbox.contract.options import config_of, swept_names
 from trainbox.contract.run_name import check_run_name
 from trainbox.contract.storage import show
@@ -80,6 +81,33 @@ def _training(command: str, values: dict[str, Any]) -> Launch:
     launch = prepare(command, values, config=config)
     warn_of_overruled_imports(config.task)
     return launch
+
+
+def parsed_training(
+    verb: str, arguments: Sequence[str], own: Sequence[str] = ()
+) -> Mapping[str, Any]:
+    """Return the parameters of the trainings that `verb` starts with these arguments of `train`.
+
+    `own` are options that the verb sets itself.
+
+    Raises:
+        WrongUse: an argument, a variable or a file has a mistake or a batch per GPU, or the
+            command line has one of `own`.
+    """
+    with train.make_context("train", list(arguments)) as parsed:
+        for key in own:
+            if on_command_line(key.replace("-", "_")):
+                raise WrongUse(
+                    f"{verb} sets --{key} itself for each of its trainings: drop it "
+                    f"(`{command(verb, '--help')}`)"
+                )
+        settled(parsed.params)
+    if (per_gpu := parsed.params["batch_size_per_gpu"]) is not None:
+        raise WrongUse(
+            f"batch-size-per-gpu {per_gpu} contradicts the {verb}, which decides the batch on each "
+            "number of GPUs: set batch-size instead"
+        )
+    return parsed.params
 
 
 def settled(values: dict[str, Any], swept: frozenset[str] = frozenset()) -> Config:

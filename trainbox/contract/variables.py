@@ -11,7 +11,7 @@ HEALTH_NAMES = options.variables(options.HEALTH)
 LAUNCH_NAMES = options.variables(options.LAUNCH) | {"TASK"}
 _OF_SCHEDULER = "SLURM_"
 # The settings that contradict the arguments of a training of a bench or a drill.
-REPLACED = frozenset(f"TRAINBOX_{name}" for name in ("BATCH_SIZE_PER_GPU", "EPOCHS", "RESUME"))
+REPLACED = frozenset(("TRAINBOX_EPOCHS", "TRAINBOX_RESUME"))
 
 
 def without_launch(env: Mapping[str, str]) -> dict[str, str]:

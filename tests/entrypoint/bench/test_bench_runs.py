@@ -149,7 +149,7 @@ _REFUSED = [
     (["--workers", "4,4"], 2, "'4,4' repeats a number: give each number once"),
     (["--processes", "1", "--run", "mine"], 2, "bench sets --run itself"),
     (["--epochs=3"], 2, "bench sets --epochs itself"),
-    (["--batch-size-per-gpu", "8"], 2, "batch-size-per-gpu 8 contradicts the bench, which sets"),
+    (["--batch-size-per-gpu", "8"], 2, "batch-size-per-gpu 8 contradicts the bench, which decides"),
     (["--processes", "1", "--strategies", "dp"], 2, "--strategies dp: dp splits batches over GPUs"),
     (["--processes", "1", "--out", "/proc/none"], 4, "cannot write /proc/none: "),
 ]

@@ -140,6 +140,21 @@ def test_a_drill_or_bench_of_a_wrong_name_trains_nothing(
         assert ended.err.startswith(f"trainbox: {text}")
 
 
+@pytest.mark.parametrize("command", [["drill", "--cpu"], ["bench", "--processes", "1", "digits"]])
+def test_a_drill_or_bench_refuses_a_batch_per_gpu(
+    in_this_process: Callable[..., Ended], tmp_path: Path, command: list[str]
+) -> None:
+    """A drill would report the larger batch of more processes as different bits."""
+    (file := tmp_path / "e.toml").write_text("[train]\nbatch-size-per-gpu = 8\n")
+    for variable in ({"TRAINBOX_BATCH_SIZE_PER_GPU": "8"}, {"TRAINBOX_CONFIG": str(file)}):
+        ended = in_this_process(entrypoint.cli.commands.main, command, variable)
+        assert (ended.code, ended.out) == (2, "")
+        assert ended.err == (
+            f"trainbox: batch-size-per-gpu 8 contradicts the {command[0]}, which decides the batch "
+            "on each number of GPUs: set batch-size instead\n"
+        )
+
+
 def test_a_current_folder_that_was_removed(
     in_this_process: Callable[..., Ended], tmp_path: Path
 ) -> None:

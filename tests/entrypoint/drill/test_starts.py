@@ -16,7 +16,6 @@ def test_a_training_has_no_settings_of_another_launch() -> None:
         **dict.fromkeys(LAUNCH_NAMES - HEALTH_NAMES, "2"),
         "SLURM_JOB_NUM_NODES": "2",
         "TRAINBOX_EPOCHS": "9",
-        "TRAINBOX_BATCH_SIZE_PER_GPU": "4",
     }
     assert environment(kept | dropped) == kept
 

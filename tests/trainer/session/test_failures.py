@@ -141,11 +141,15 @@ def test_an_error_that_a_task_raises_again_is_still_that_of_the_library() -> Non
         again()
 
 
-@pytest.mark.parametrize("cause", ["", "ValueError: no number\n\nThe above exception: ...\n\n"])
-def test_a_failure_of_a_loader_worker_has_its_own_message(cause: str) -> None:
+@pytest.mark.parametrize(
+    ("cause", "rest"),
+    [("", ""), ("ValueError: no number\n\nThe above exception: ...\n\n", ""), ("", "see b.png\n")],
+)
+def test_a_failure_of_a_loader_worker_has_its_own_message(cause: str, rest: str) -> None:
     text = (
         f"Caught WrongUse in DataLoader worker process 0.\nOriginal {cause}Traceback (most recent "
         'call last):\n  File "x.py", line 1, in f\ntrainer.errors.WrongUse: a.png is damaged\n'
+        f"{rest}"
     )
     with pytest.raises(WrongUse, match=r"^a\.png is damaged$"), errors_as_failures(Path("runs")):
         raise WrongUse(text)
