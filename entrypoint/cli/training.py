@@ -101,13 +101,14 @@ def parsed_training(
                     f"{verb} sets --{key} itself for each of its trainings: drop it "
                     f"(`{command(verb, '--help')}`)"
                 )
-        settled(parsed.params)
-    if (per_gpu := parsed.params["batch_size_per_gpu"]) is not None:
+        values: dict[str, Any] = parsed.params
+        settled(values)
+    if (per_gpu := values["batch_size_per_gpu"]) is not None:
         raise WrongUse(
             f"batch-size-per-gpu {per_gpu} contradicts the {verb}, which decides the batch on each "
             "number of GPUs: set batch-size instead"
         )
-    return parsed.params
+    return values
 
 
 def settled(values: dict[str, Any], swept: frozenset[str] = frozenset()) -> Config:
