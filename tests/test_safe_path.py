@@ -188,7 +188,7 @@ def test_no_module_on_the_path_runs_in_a_process_of_torchrun_a_sweep_or_a_drill(
     words = ("--seeds", "2", "--metric", "none", "--", "{seed}")
     scripts = run("sweep", "run", *cpu, "script.py", *words)
     assert scripts.code == 0, scripts.err
-    drilled = run("drill", "run", "--compare", "a.csv", "--cpu", "script.py")
+    drilled = run("drill", "run", "--compare", "a.csv", "--gpus", "0", "script.py")
     assert "undisturbed" in drilled.out, drilled.err
     assert run("health", "--deep", "--processes", "2").code == 0
 

@@ -5,7 +5,6 @@ Each is a real `trainbox train` in a temporary folder. One runs at a time.
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -16,18 +15,17 @@ from types import FrameType
 from typing import Any
 
 from entrypoint.bench.tables import BenchCase, BenchResult, Measured, measurement_order
+from entrypoint.launch.nested import Process, start
 from trainbox.contract.errors import Failure, shell_code
 from trainbox.contract.files import read_object
-from trainbox.contract.processes import command_of, heeded_stop_signals, kill_tree, start_child
+from trainbox.contract.processes import command_of, heeded_stop_signals, kill_tree
 from trainbox.contract.storage import writing
 from trainbox.contract.streams import last_message, say
 from trainbox.contract.temporary import temporary_folder
-from trainbox.contract.variables import REPLACED
 
 ANOTHER_FOLDER = "give another folder to --out"
 _POLL_S = 0.1
 _END_S = 10.0  # the wait for a stopped training, whose checkpoint is not needed
-_REPLACED = REPLACED | {"STRATEGY"}  # which --strategies reads
 
 Arguments = Callable[[BenchCase, str], list[str]]
 
@@ -86,15 +84,7 @@ class Bench:
         """
         folder.mkdir()
         log = folder / "output.log"
-        with log.open("w", encoding="utf-8") as output:
-            training = start_child(
-                command_of("entrypoint", "train", *self._arguments(case, str(folder))),
-                env={n: value for n, value in os.environ.items() if n not in _REPLACED},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C then reaches this process only
-            )
+        training = start(["train", *self._arguments(case, str(folder))], log)
         if not self._has_ended(training):
             return None
         try:
@@ -107,7 +97,7 @@ class Bench:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _has_ended(self, training: "subprocess.Popen[bytes]") -> bool:
+    def _has_ended(self, training: Process) -> bool:
         """Wait for the end of the training. Return False if a signal arrived, which stops it."""
         while not self.stopped_by:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainbox.contract.errors import DeviceMissing, WrongUse
+from trainbox.contract.errors import WrongUse
 
 _FOREVER = "1000000000"
 
@@ -114,38 +114,20 @@ def doubling(most: int) -> tuple[int, ...]:
 
 
 def choose_counts(
-    counts: tuple[int, ...] | None,
-    processes: tuple[int, ...] | None,
-    device: str | None,
-    gpus: int,
-    cpus: int,
+    counts: tuple[int, ...] | None, processes: tuple[int, ...] | None, gpus: int, cpus: int
 ) -> tuple[bool, tuple[int, ...]]:
     """Return whether the bench runs on the CPU, and the numbers of GPUs or processes.
 
-    `gpus` are visible on this machine.
+    It may use `gpus` GPUs and `cpus` CPUs.
 
     Raises:
-        WrongUse: the options contradict each other.
-        DeviceMissing: GPUs are requested, and none is visible.
+        WrongUse: it cannot run on the CPU and on GPUs.
     """
-    if counts and (processes or device == "cpu"):
-        raise WrongUse(
-            "--gpus and the CPU (--processes, --device cpu) contradict each other: drop one of them"
-        )
-    if processes and device == "cuda":
-        raise WrongUse(
-            "--processes is for CPU runs, and --device cuda is requested: drop one of them"
-        )
-    if counts:
-        return False, counts
-    if device == "cuda" and not gpus:
-        raise DeviceMissing(
-            "--device cuda requested, no GPU found: run on a GPU host with its driver, or "
-            "use --device cpu"
-        )
-    if processes or device == "cpu" or not gpus:
+    if not gpus:
         return True, processes or doubling(min(4, cpus))
-    return False, doubling(gpus)
+    if counts and 0 in counts:
+        raise WrongUse("--gpus 0 is the CPU: measure it by itself")
+    return False, counts or doubling(gpus)
 
 
 def lines(

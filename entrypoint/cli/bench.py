@@ -7,11 +7,10 @@ from pathlib import Path
 
 from entrypoint.bench import report, tables
 from entrypoint.bench.runs import ANOTHER_FOLDER, Bench, write_files
-from entrypoint.cli.training import parsed_training
+from entrypoint.cli.training import gpus_for_trainings, parsed_training
 from entrypoint.cli.verb import verb
-from entrypoint.driver.process import count_visible
 from entrypoint.system.cgroup import usable_cpus
-from trainbox.contract.errors import ExitCode, Failure
+from trainbox.contract.errors import ExitCode, Failure, WrongUse
 from trainbox.contract.secret_rule import shown_variable
 from trainbox.contract.storage import show, writing
 from trainbox.contract.streams import message
@@ -19,7 +18,7 @@ from trainbox.contract.streams import message
 # The options of `train` that the bench sets itself.
 _OWN_OPTIONS = (
     *("run", "runs-dir", "mirror", "resume", "max-steps", "epochs", "eval-every"),
-    *("checkpoint-minutes", "measure-seconds", "strategy", "gpu-ids"),
+    *("checkpoint-minutes", "measure-seconds", "strategy"),
     *("nnodes", "node-rank", "rdzv-endpoint", "rdzv-id"),
 )
 
@@ -33,6 +32,7 @@ def bench(
     arguments: tuple[str, ...],
     counts: tuple[int, ...] | None,
     processes: tuple[int, ...] | None,
+    gpu_ids: str | None,
     device: str | None,
     strategies: str,
     batch_sizes: tuple[int, ...] | None,
@@ -54,8 +54,13 @@ def bench(
     """
     training = parsed_training("bench", arguments, _OWN_OPTIONS)
     cpus = usable_cpus()
-    gpus = 0 if counts or processes or device == "cpu" else count_visible()
-    cpu, numbers = tables.choose_counts(counts, processes, device, gpus, cpus)
+    if processes:
+        if device == "cuda":
+            raise WrongUse("--processes is for CPU runs, and --device cuda is given: drop one")
+        device = "cpu"
+    most = max(counts) if counts else None
+    gpus = gpus_for_trainings(gpus=most, gpu_ids=gpu_ids, device=device)
+    cpu, numbers = tables.choose_counts(counts, processes, gpus, cpus)
     named = tables.check_strategies(strategies, cpu)
     table = tables.lines(numbers, named, batch_sizes or (None,), workers or (None,))
     if out is not None:

@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from entrypoint.cli.run import find_target
-from entrypoint.cli.training import parsed_training
+from entrypoint.cli.training import gpus_for_trainings, parsed_training
 from entrypoint.cli.verb import ScriptCommand, verb
-from entrypoint.driver.process import count_visible
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import from_here
 from trainbox.contract.storage import show
 
 
 @verb("drill")
-def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu: bool) -> None:
+def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, **device: Any) -> None:
     """Check that TASKS (default: digits and digits_augmented) train to the same bits through kills.
 
     Each task is trained on 1 to V processes (or GPUs), then killed at random steps and resumed on
@@ -36,7 +36,7 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
     for task in tasks:
         parsed_training("drill", [task])  # a mistake needs no training
     seed = _drawn(seed)
-    gpus = 0 if cpu else count_visible()
+    gpus = gpus_for_trainings(**device)
     largest = min(shards, gpus or 4)
     show(f"drill on up to {largest} {_unit(gpus)}, {steps} steps of {shards} shards, --seed {seed}")
     for task in tasks:
@@ -60,9 +60,9 @@ def drill_run(
     tolerance: float,
     ignored: tuple[str, ...],
     seed: int | None,
-    cpu: bool,
     torchrun: bool | None,
     module: str | None,
+    **device: Any,
 ) -> None:
     """Check that SCRIPT resumes: train it undisturbed and with kills, and compare FILE.
 
@@ -93,28 +93,28 @@ def drill_run(
         # A training runs in a copy of the current folder.
         arguments = (from_here(Path(arguments[0])), *arguments[1:])
     script = ("-m", module, "--", *arguments) if module else (*arguments[:1], "--", *arguments[1:])
-    gpus = 0 if cpu else count_visible()
+    gpus = gpus_for_trainings(**device)
     if counts and torchrun is False:
         raise WrongUse("--no-torchrun and --processes contradict each other: drop one")
     if gpus and max(counts or (1,)) > gpus:
         raise WrongUse(
-            f"--processes {max(counts or (1,))} needs as many GPUs, and {gpus} are visible: use "
-            "fewer, or --cpu"
+            f"--processes {max(counts or (1,))} needs as many GPUs, and {gpus} are used: use "
+            "fewer, or --gpus 0 for the CPU"
         )
-    device = [] if torchrun is None else ["--torchrun" if torchrun else "--no-torchrun"]
+    options = [] if torchrun is None else ["--torchrun" if torchrun else "--no-torchrun"]
     if torchrun is False and gpus:
         counts, where = (1,), f"one process with {gpus} GPUs"
     elif gpus or counts:
         counts = counts or (gpus,)
-        device += _device(gpus)
+        options += _device(gpus)
         unit = _unit(gpus) if max(counts) > 1 else "GPU" if gpus else "CPU process"
         where = f"{', '.join(map(str, counts))} {unit}"
     else:
         counts, where = (1,), "one CPU process"
-        device += ["--device", "cpu"]
+        options += ["--device", "cpu"]
     seed = _drawn(seed)
     show(f"drill of {module or arguments[0]} on {where}, --kills {kills} --seed {seed}")
-    request = DrillRequest(script, tuple(device), file, counts, kills, tolerance, ignored)
+    request = DrillRequest(script, tuple(options), file, counts, kills, tolerance, ignored)
     # The random numbers select the moments of the kills. They are not secrets.
     for line in drill_script(request, random.Random(seed)):  # noqa: S311
         show(line)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from entrypoint.cli.planning import Launch, prepare
+from entrypoint.cli.planning import Launch, make_launch, prepare
 from entrypoint.cli.verb import (
     ScriptCommand,
     Sectioned,
@@ -109,6 +109,20 @@ def parsed_training(
             "number of GPUs: set batch-size instead"
         )
     return values
+
+
+def gpus_for_trainings(**device: Any) -> int:
+    """Return how many GPUs the trainings of this command may use, and show them only these.
+
+    `device` has the values of --gpus, --gpu-ids and --device. 0 is the CPU.
+
+    Raises:
+        Failure: they contradict each other, or GPUs are missing or cannot be used.
+    """
+    unused = {"processes": None, "health": False, "health_limits": None}
+    plan = make_launch(("trainer",), device | unused, _on_slots(1)).plan
+    os.environ["CUDA_VISIBLE_DEVICES"] = plan.env["CUDA_VISIBLE_DEVICES"]
+    return len(plan.gpus)
 
 
 def settled(values: dict[str, Any], swept: frozenset[str] = frozenset()) -> Config:

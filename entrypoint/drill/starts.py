@@ -1,20 +1,17 @@
-"""Start a training as a process, and wait for it."""
+"""Wait for a start of a training, and stop or kill it."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
+from entrypoint.launch.nested import Process
 from entrypoint.launch.supervise import STOP_BUDGET_S
 from trainbox.contract.errors import ExitCode, Failure, shell_code
-from trainbox.contract.processes import command_of, kill_tree, start_child
+from trainbox.contract.processes import kill_tree
 from trainbox.contract.streams import show_progress
-from trainbox.contract.variables import HEALTH_NAMES, REPLACED, without_launch
-
-Process = subprocess.Popen[bytes]
 
 _POLL_S = 0.02
 _END_S = 30.0  # the wait for the processes of a killed start
@@ -22,35 +19,6 @@ _SLACK_S = 30.0  # for the records of a start whose script was killed after the 
 # Exit codes of a start that got SIGTERM: the script has saved, or has no handler.
 STOPPED = (ExitCode.PREEMPTED, 128 + signal.SIGTERM, -signal.SIGTERM)
 _CLOSING_TABLE = f"{'run':<10} "  # the begin of that table
-
-
-def start(arguments: Sequence[str], log: Path, work: Path) -> Process:
-    """Start `trainbox` with `arguments`, and write its output to `log`.
-
-    Its current folder is `work`, if this folder exists. Its input is empty, as only one start could
-    read that of the drill.
-    """
-    here = {"PWD": str(work)} if work.is_dir() else {}
-    with log.open("w", encoding="utf-8") as output:
-        return start_child(
-            command_of("entrypoint", *arguments),
-            env=environment(os.environ) | here,
-            cwd=here.get("PWD"),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # for `kill`
-        )
-
-
-def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a training: the user's, without what sets up a launch.
-
-    The user's settings of the health check apply to each training.
-    """
-    health = {name: env[name] for name in HEALTH_NAMES if name in env}
-    kept = without_launch(env) | health
-    return {name: value for name, value in kept.items() if name not in REPLACED}
 
 
 def wait(condition: Callable[[], bool], process: Process, progress: Callable[[], str]) -> None:

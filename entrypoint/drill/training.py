@@ -19,7 +19,8 @@ from entrypoint.drill.folder import (
     reported_steps,
     versions,
 )
-from entrypoint.drill.starts import STOPPED, failure_of, kill, start, stop, wait
+from entrypoint.drill.starts import STOPPED, failure_of, kill, stop, wait
+from entrypoint.launch.nested import start
 from trainbox.contract.errors import Failure
 from trainbox.contract.files import open_regular
 from trainbox.contract.temporary import keep, temporary_folder

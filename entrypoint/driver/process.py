@@ -358,14 +358,6 @@ def visible_to_cuda(found: Detection) -> tuple[Gpu, ...]:
     return visible_gpus(found.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def count_visible() -> int:
-    """Return the number of GPUs that CUDA sees, for a command whose trainings use the driver."""
-    driver = Driver()
-    found = len(visible_to_cuda(detect(driver)))
-    driver.close()
-    return found
-
-
 if __name__ == "__main__":
     # The classes of answers must have the name of this module, not `__main__`.
     from entrypoint.driver import process  # noqa: PLW0406

@@ -19,7 +19,7 @@ def test_the_drill_prints_one_digest(trainbox: Trainbox) -> None:
 
     The trainings ignore a rendezvous in the environment, as a job of several machines has it.
     """
-    words = ("drill", "digits_augmented", "--steps", "30", "--seed", "3", "--cpu")
+    words = ("drill", "digits_augmented", "--steps", "30", "--seed", "3", "--gpus", "0")
     process = trainbox.start(*words, env={"RDZV_ENDPOINT": "nobody.invalid:29400"})
     ended = finish(process)  # eleven starts
     assert ended.code == 0, ended.out + ended.err
@@ -40,7 +40,7 @@ def test_trainings_with_different_bits_give_exit_code_8(
 ) -> None:
     results = itertools.cycle([("undisturbed", "aa bb"), ("", "aa bb"), ("after step 9", "aa cc")])
     monkeypatch.setattr("entrypoint.drill.task.train", lambda *_: next(results))
-    monkeypatch.setattr("sys.argv", ["trainbox", "drill", "digits", "--cpu"])
+    monkeypatch.setattr("sys.argv", ["trainbox", "drill", "digits", "--gpus", "0"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 8
@@ -63,7 +63,7 @@ def test_trainings_with_different_bits_give_exit_code_8(
 
 
 def test_the_last_line_of_a_failed_training_is_reported() -> None:
-    ended = CliRunner().invoke(cli.cli, ["drill", "tests.support.tiny:Missing", "--cpu"])
+    ended = CliRunner().invoke(cli.cli, ["drill", "tests.support.tiny:Missing", "--gpus", "0"])
     assert isinstance(ended.exception, Failure)
     assert ended.exception.exit_code == 2
     assert "trainbox: task tests.support.tiny:Missing: te" in str(ended.exception)

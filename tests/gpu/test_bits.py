@@ -60,7 +60,7 @@ def test_a_stopped_a_killed_and_an_undisturbed_run_have_the_same_bits(check: Che
 @pytest.mark.gpu(step=4, seconds=30, long=True, settles="the drill on one GPU")
 def test_the_drill_passes(check: Check) -> None:
     check.needs_training()
-    words = [] if check.on_gpu else ["--cpu", "--shards", "1"]
+    words = [] if check.on_gpu else ["--gpus", "0", "--shards", "1"]
     steps = ["--steps", "40"] if check.on_gpu else ["--steps", "10"]
     ended = check.trainbox("drill", "digits", *steps, "--seed", "1", *words, env={"HEALTH": "0"})
     check.tables.append(("`trainbox drill`", ["```", *ended.out.splitlines(), "```"]))

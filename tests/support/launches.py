@@ -7,15 +7,13 @@ import functools
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 import entrypoint.cli.commands
-from entrypoint.bench import runs
-from entrypoint.drill import starts
 from entrypoint.health import deep
-from entrypoint.launch import supervise
+from entrypoint.launch import nested, supervise
 from tests.support.fork import fork_python, fork_with_output
 from trainbox.contract.processes import die_with_parent
 
 _start_child = functools.partial(fork_python, preexec_fn=die_with_parent)
-for _module in (runs, starts, supervise):
+for _module in (nested, supervise):
     _module.start_child = _start_child  # type: ignore[attr-defined]
 deep.start_child = functools.partial(  # type: ignore[assignment]
     fork_with_output, preexec_fn=die_with_parent

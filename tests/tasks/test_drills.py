@@ -50,7 +50,7 @@ def test_the_drill_of_a_task_finds_the_same_bits(
         "SET": " ".join(f"{name}={value}" for name, value in fields.items()),
         "TRAINBOX_BATCH_SIZE": str(batch),
     }
-    words = ("drill", task, "--shards", "3", "--steps", "12", "--seed", "1", "--cpu")
+    words = ("drill", task, "--shards", "3", "--steps", "12", "--seed", "1", "--gpus", "0")
     ended = ranks.launch(*words, env=env).wait()
     assert ended.code == 0, ended.out + ended.errs[0]
     assert "the same bits in all 5 trainings" in ended.out

@@ -37,7 +37,7 @@ def test_plain_resumes_after_sigterm_and_kills(trainbox: Trainbox) -> None:
     steps = [entry["step"] for entry in logged(trainbox.folder / "runs/r", "train")]
     assert steps == list(range(20, 2001, 20)) and stopped_at < 2000
 
-    drill = ("drill", "run", script, "--compare", "model.pt", "--cpu", *run[-3:])
+    drill = ("drill", "run", script, "--compare", "model.pt", "--gpus", "0", *run[-3:])
     ended = finish(trainbox.start(*drill, env=env))
     assert (ended.code, ended.err) == (0, "")
     assert "  the same bits in all 2 trainings: " in ended.out
@@ -46,7 +46,7 @@ def test_plain_resumes_after_sigterm_and_kills(trainbox: Trainbox) -> None:
 @pytest.mark.slow
 def test_forgetful_is_found(trainbox: Trainbox) -> None:
     script = f"{_ROOT}/examples/forgetful/train.py"
-    drill = ("drill", "run", script, "--compare", "model.pt", "--cpu")
+    drill = ("drill", "run", script, "--compare", "model.pt", "--gpus", "0")
     env = {"OMP_NUM_THREADS": "1", "TMPDIR": str(trainbox.folder)}
     process = trainbox.start(*drill, "--", "--steps", "2000", env=env)
     ended = finish(process)

@@ -73,7 +73,7 @@ def test_drills(
     elif example != "ddp" and importlib.util.find_spec(example) is None:
         pytest.skip(f"the package {example} is not installed")
     process = trainbox.start(
-        *("drill", "run", str(script), "--compare", "model.pt", "--cpu", "--seed", "1"),
+        *("drill", "run", str(script), "--compare", "model.pt", "--gpus", "0", "--seed", "1"),
         *("--processes", str(processes), "--kills", "1", "--", *arguments),
         env={"OMP_NUM_THREADS": "1", "TMPDIR": str(trainbox.folder)},
     )

@@ -418,15 +418,19 @@ _HEALTH = (
         "samples.", 5.0, metavar="S"),
 )
 _DRILL_SEED = Option("--seed", Whole(0), "Seed of the random kills. Default: random.")
-_CPU = Option("--cpu", bool, "Train on CPU processes even if there are GPUs.")
+# Which devices the trainings of a command use.
+_USED = (
+    *(dataclasses.replace(row, section="") for row in _DEVICE[:2]),
+    Option("--device", click.Choice(["auto", "cuda", "cpu"]), "Device to use. Default: auto.",
+        variables=DEVICE.variables),
+)
 _BENCH: tuple[Row, ...] = (
-    Option("--gpus", Numbers(1), "Numbers of GPUs. Default: 1, 2, 4 ... and all visible.",
+    Option("--gpus", Numbers(0), "Numbers of GPUs; 0 is the CPU. Default: 1, 2, 4 ... and all.",
         name="counts", variables=("GPUS",)),
     Option("--processes", Numbers(1, MOST_PROCESSES),
         "Numbers of CPU processes. Default without GPUs: 1, 2 ... up to 4.",
         variables=("PROCESSES",)),
-    Option("--device", click.Choice(["auto", "cuda", "cpu"]), "Device to measure. Default: auto.",
-        variables=DEVICE.variables),
+    *_USED[1:],
     Option("--strategies", None, "Strategies on several GPUs.", "ddp", metavar="ddp,dp",
         variables=("STRATEGY",), shown=True),
     Option("--batch-size", Numbers(1), "Examples per step (strong scaling) and per GPU (weak "
@@ -455,7 +459,7 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
     "drill": (
         Option("--shards", _COUNT, "Shards of a batch.", 4, metavar="V"),
         Option("--steps", Whole(10), "Length of each training.", 60),
-        _DRILL_SEED, _CPU,
+        _DRILL_SEED, *_USED,
         Argument("tasks", count=-1, required=False, variables=("TASK",)),
     ),
     "drill run": (
@@ -472,7 +476,7 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
             metavar="T"),
         Option("--ignore", None, "Leave out a key, column or tensor, such as time or 'time*'.",
             name="ignored", metavar="NAME", repeats=True),
-        _DRILL_SEED, _CPU,
+        _DRILL_SEED, *_USED,
         _TORCHRUN,
         dataclasses.replace(_MODULE, help="Train with a module instead of a script."),
         dataclasses.replace(_REST, metavar="SCRIPT [-- ARGS]"),

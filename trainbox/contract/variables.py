@@ -10,8 +10,6 @@ HEALTH_NAMES = options.variables(options.HEALTH)
 # The launcher's settings, most of which have no prefix.
 LAUNCH_NAMES = options.variables(options.LAUNCH) | {"TASK"}
 _OF_SCHEDULER = "SLURM_"
-# The settings that contradict the arguments of a training of a bench or a drill.
-REPLACED = frozenset(("TRAINBOX_EPOCHS", "TRAINBOX_RESUME"))
 
 
 def without_launch(env: Mapping[str, str]) -> dict[str, str]:

@@ -129,22 +129,25 @@ def test_a_signal_ends_the_case_and_prints_the_finished_cases(
     assert left_over(trainbox) == []
 
 
-def test_if_no_case_can_be_launched_the_code_is_that_of_the_first(forked: Trainbox) -> None:
-    ended = forked("bench", "digits", "--gpus", "1,2", env={"CUDA_VISIBLE_DEVICES": ""})
-    text = "--gpus 1 requested, no GPU found: run on a GPU host"
-    assert ended.code == 3
-    assert ended.err.splitlines()[-1].startswith(f"trainbox: bench: no case was measured: {text}")
-    assert f"no result: {text}" in ended.err and f": `{text}" in ended.out
-    assert [path.name for path in Path(forked.folder).iterdir()] == []
+def test_if_no_case_is_measured_the_code_is_that_of_the_first(ranks: Ranks, hungry: str) -> None:
+    arguments = ["--processes", "1", "--batch-size", "64", "--seconds", "0.1"]
+    ended = bench(ranks, hungry, *arguments)
+    text = "the GPU's memory is used up (CUDA out of memory)"
+    assert ended.code == 5
+    (lines,) = [err.splitlines() for err in ended.errs]
+    assert lines[-1].startswith(f"trainbox: bench: no case was measured: {text}")
+    assert sum(f"no result: {text}" in line for line in lines) == 1 and f": `{text}" in ended.out
 
 
 # fmt: off
 _REFUSED = [
     (["--processes", "1", "--lr", "nan"], 2, "Invalid value for '--lr': nan is not"),
     (["--gpus", "2", "--device", "cpu"], 2,
-     "--gpus and the CPU (--processes, --device cpu) contradict each other"),
+     "--gpus 2 and --device cpu contradict each other"),
+    (["--gpus", "1,2"], 3, "--gpus 2 requested, no GPU found: run on a GPU host"),
+    (["--processes", "1", "--gpu-ids", "0"], 2, "--gpu-ids 0 and --device cpu contradict"),
     (["--processes", "2", "--device", "cuda"], 2,
-     "--processes is for CPU runs, and --device cuda is requested"),
+     "--processes is for CPU runs, and --device cuda is given: drop one"),
     (["--processes", "1,two"], 2, "'1,two' is not a list of whole numbers from 1, such as 1,4"),
     (["--workers", "4,4"], 2, "'4,4' repeats a number: give each number once"),
     (["--processes", "1", "--run", "mine"], 2, "bench sets --run itself"),

@@ -20,6 +20,7 @@ import trainer.cli.commands
 from entrypoint.driver.gpus import Detection, Gpu
 from tests.support.commands import Ended, Trainbox, clean_environment
 from trainbox.contract import option_types, options
+from trainbox.contract.errors import Failure
 from trainbox.contract.optimizers import OPTIMIZERS
 from trainbox.contract.task_spec import built_in_tasks
 
@@ -130,8 +131,11 @@ def test_a_drill_or_bench_of_a_wrong_name_trains_nothing(
     in_this_process: Callable[..., Ended],
 ) -> None:
     for arguments, text in (
-        (["drill", "run", "--compare", "a.pt", "--cpu", "nosuch"], "the script nosuch cannot be"),
-        (["drill", "--cpu", "digts"], "no task 'digts': did you mean digits?"),
+        (
+            ["drill", "run", "--compare", "a.pt", "--gpus", "0", "nosuch"],
+            "the script nosuch cannot be",
+        ),
+        (["drill", "--gpus", "0", "digts"], "no task 'digts': did you mean digits?"),
         (["bench", "digts"], "no task 'digts': did you mean digits?"),
         (["bench", "digits", "extra"], "Got unexpected extra argument (extra): the usage is `"),
     ):
@@ -140,7 +144,9 @@ def test_a_drill_or_bench_of_a_wrong_name_trains_nothing(
         assert ended.err.startswith(f"trainbox: {text}")
 
 
-@pytest.mark.parametrize("command", [["drill", "--cpu"], ["bench", "--processes", "1", "digits"]])
+@pytest.mark.parametrize(
+    "command", [["drill", "--gpus", "0"], ["bench", "--processes", "1", "digits"]]
+)
 def test_a_drill_or_bench_refuses_a_batch_per_gpu(
     in_this_process: Callable[..., Ended], tmp_path: Path, command: list[str]
 ) -> None:
@@ -153,6 +159,53 @@ def test_a_drill_or_bench_refuses_a_batch_per_gpu(
             f"trainbox: batch-size-per-gpu 8 contradicts the {command[0]}, which decides the batch "
             "on each number of GPUs: set batch-size instead\n"
         )
+
+
+@pytest.mark.parametrize(
+    ("env", "seen"),
+    [
+        ({}, "abcd"),
+        ({"GPUS": "2"}, "ab"),
+        ({"GPU_IDS": "3,1"}, "db"),
+        ({"GPUS": "0"}, ""),
+        ({"DEVICE": "cpu"}, ""),
+    ],
+)
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        ("drill", "digits"),
+        ("drill run", "--compare a.pt train.py"),
+        ("bench", "digits --rounds 1"),
+    ],
+)
+def test_a_drill_or_bench_trains_on_the_chosen_gpus(
+    in_this_process: Callable[..., Ended],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    verb: str,
+    words: str,
+    env: dict[str, str],
+    seen: str,
+) -> None:
+    started = []
+
+    def start_child(argv: list[str], env: dict[str, str], **_: object) -> None:
+        started.append((" ".join(argv), env["CUDA_VISIBLE_DEVICES"]))
+        raise Failure("not started")
+
+    monkeypatch.setattr("entrypoint.launch.nested.start_child", start_child)
+    monkeypatch.setattr(entrypoint.cli.planning, "Driver", FourGpus)
+    (tmp_path / "train.py").touch()
+    arguments = f"{verb} {words}".split()
+    main = entrypoint.cli.commands.main
+    ended = in_this_process(main, arguments, env, without="CUDA_VISIBLE_DEVICES")
+    assert "not started" in ended.err
+    assert {visible for _, visible in started} == {",".join(f"GPU-{name}" for name in seen)}
+    # A drill of a task begins with one process, and a bench ends with the most.
+    line = f"{started[-1][0]} "
+    most = 1 if verb == "drill" else len(seen)
+    assert (f" --gpus {most} " if seen else " --device cpu ") in line
 
 
 def test_a_current_folder_that_was_removed(

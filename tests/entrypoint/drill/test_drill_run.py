@@ -37,7 +37,18 @@ def _drill(trainbox: Trainbox, undisturbed: int, *words: str) -> Ended:
     (trainbox.folder / "train.py").write_text(_SCRIPT)
     (trainbox.folder / "tmp").mkdir(exist_ok=True)
     process = trainbox.start(
-        *("drill", "run", "--cpu", "--kills", "1", "--seed", "1", "--compare", "results/last.csv"),
+        *(
+            "drill",
+            "run",
+            "--gpus",
+            "0",
+            "--kills",
+            "1",
+            "--seed",
+            "1",
+            "--compare",
+            "results/last.csv",
+        ),
         *(*words, "train.py", "--", str(undisturbed)),
         env={"TMPDIR": str(trainbox.folder / "tmp"), "OMP_NUM_THREADS": "1"},
     )
