@@ -25,6 +25,7 @@ from tests.support.pictures import FIELDS, make_pictures
 from tests.support.ranks import EndedRanks, Forks, Ranks
 from trainbox.contract.config import Config, check_strategy
 from trainbox.contract.errors import OutOfMemory, WrongUse
+from trainbox.contract.files import object_if_valid
 from trainer.loop.losses import LossModule
 from trainer.loop.out_of_memory import all_fit
 from trainer.parallel import fsdp as sharding
@@ -228,7 +229,7 @@ def test_a_lost_run_resumes_from_its_mirror_to_the_same_bits(ranks: Ranks, runs:
     mirror = ranks.folder / "mirror"
     words = _command("lost", "--mirror", f"file://{mirror}")
     training = ranks.start(2, *words, strategy="fsdp", env={"STOP_AT": "9"})
-    wait_until((mirror / "lost/step-00000008/complete.json").exists, training)
+    wait_until(lambda: bool(object_if_valid(mirror / "lost/step-00000008/complete.json")), training)
     training.send_signal(signal.SIGKILL)
     training.wait()
     shutil.rmtree(runs.folder / "runs/lost")
