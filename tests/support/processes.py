@@ -8,25 +8,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.support.ranks import StartedRanks
+from trainbox.contract.processes import children, parent, start_ticks
 
 
-def _stat(pid: int) -> tuple[str, int, str] | None:
-    """Return (state, parent, start time) of a process, or None if it is gone."""
-    try:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return words[0], int(words[1]), words[19]
-
-
-def children_of(parent: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
     """Return the ids of a process's children that run."""
-    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    return sorted(
-        pid
-        for pid in pids
-        if (stat := _stat(pid)) is not None and stat[1] == parent and stat[0] != "Z"
-    )
+    return sorted(child for child in children(pid) if parent(child) == pid)
 
 
 def started_with(mark: str, command: str = "") -> list[int]:
@@ -41,7 +28,7 @@ def started_with(mark: str, command: str = "") -> list[int]:
             is_marked = is_marked and command.encode() in (path / "cmdline").read_bytes()
         except OSError:  # the process is gone, or belongs to another user
             continue
-        if is_marked and (stat := _stat(int(path.name))) is not None and stat[0] not in "ZX":
+        if is_marked and parent(int(path.name)) is not None:
             found.append(int(path.name))
     return found
 
@@ -65,14 +52,14 @@ class Processes:
     """Processes that run now; another process that gets one of their ids later does not count."""
 
     def __init__(self, pids: Iterable[int]) -> None:
-        self.started = {pid: stat[2] for pid in pids if (stat := _stat(pid))}
+        self.started = {pid: start_ticks(pid) for pid in pids if parent(pid) is not None}
 
     def living(self) -> list[int]:
-        """Return the ids of the processes that still run; a zombie does not."""
+        """Return the ids of the processes of which a thread still runs, and may hold a lock."""
         return [
             pid
             for pid, started in self.started.items()
-            if (stat := _stat(pid)) and stat[0] not in "ZX" and stat[2] == started
+            if parent(pid) is not None and start_ticks(pid) == started
         ]
 
     def wait_until_gone(self) -> None:
