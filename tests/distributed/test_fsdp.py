@@ -470,7 +470,7 @@ def test_compile_is_refused_by_the_command_and_by_each_rank(
 def test_all_ranks_refuse_a_task_that_cannot_be_sharded(
     ranks: Ranks, setting: str, message: str
 ) -> None:
-    ended = ranks(2, *_command(setting, "--set", setting))
+    ended = ranks(2, *_command(setting, "--set", setting, "--rehearsal"))
     assert (ended.codes, ended.errs) == ([2, 2], [f"trainbox: {message}\n"] * 2)
     assert not list((ranks.folder / "runs" / setting).glob("checkpoints/*"))
 

@@ -37,7 +37,7 @@ def test_a_mistake_ends_all_processes_and_a_sample_is_not_judged_alone(
         "--run",
         run,
     )
-    ended = ranks(2, *words, strategy=strategy)
+    ended = ranks(2, *words, "--rehearsal", strategy=strategy)
     if mistake == "sample":
         assert ended.codes == [0, 0], ended.errs
         assert "validated the whole set" in ended.out
@@ -72,7 +72,7 @@ def test_a_sample_that_figures_refuses_on_the_first_rank_is_followed_by_a_valida
         "--run",
         "drawn",
     )
-    ended = ranks(2, *words, "--fast")
+    ended = ranks(2, *words, "--fast", "--rehearsal")
     assert ended.codes == [0, 0], ended.errs
     assert "validated the whole set" in ended.out
     sizes = [(ranks.folder / f"validated-{rank}").read_text().split() for rank in range(2)]

@@ -117,10 +117,10 @@ def test_a_rank_that_is_lost_ends_the_wait(ranks: Ranks) -> None:
 
 def test_long_work_of_one_rank_is_not_limited(ranks: Ranks) -> None:
     words = (f"{__file__}:Watched", "--run", "r", "--max-steps", "4", "--device", "cpu")
-    ranks.train(2, *words, "--batch-size", "8", "--eval-every", "1")
+    ranks.train(2, *words, "--batch-size", "8", "--eval-every", "1", "--rehearsal")
     of_start = {"train_dataset", "validation_dataset", "build_model"}
     assert _waits(ranks) == of_start | {"metrics", "figures", "wait", "problem", "load"}
-    ranks.train(2, *words, "--batch-size", "8", "--eval-every", "1")
+    ranks.train(2, *words, "--batch-size", "8", "--eval-every", "1", "--rehearsal")
     assert _waits(ranks) == of_start | {"problem", "load", "restore_best"}
     ended = ranks(2, "evaluate", "runs/r", "--device", "cpu")
     assert ended.codes == [0, 0], ended
@@ -138,7 +138,7 @@ def test_the_waits_for_unread_streams_are_shorter_than_an_exchange() -> None:
 
 def test_memory_that_one_rank_lacks_for_figures_makes_smaller_micro_batches(ranks: Ranks) -> None:
     words = (f"{__file__}:Cramped", "--run", "r", "--max-steps", "2", "--device", "cpu")
-    ended = ranks.train(2, *words, "--batch-size", "8")
+    ended = ranks.train(2, *words, "--batch-size", "8", "--rehearsal")
     assert (
         "process 0: the host's memory is used up with 4 examples at once: restarting" in ended.out
     )

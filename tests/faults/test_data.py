@@ -18,10 +18,8 @@ from tests.support.faults import (
 from tests.support.ranks import EndedRanks, Ranks
 from trainer.data.schedule import epoch_order
 
-_REHEARSED = 3  # forwards of the rehearsal before the first step
 
-
-def _seen(folder: Path, rank: int, start: int = _REHEARSED) -> list[list[int]]:
+def _seen(folder: Path, rank: int, start: int = 0) -> list[list[int]]:
     """Return the examples of each step of a start, whose steps begin at line `start`."""
     lines = (folder / f"seen-{rank}.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines[start:]]
@@ -51,7 +49,7 @@ def test_row_46_resumed_on_fewer_processes_each_example_is_seen_once(ranks: Rank
     resumed = ranks.train(1, *words, *more)
     assert f"resume     from step {stopped}, epoch 2" in resumed.out
     both = [one + other for one, other in zip(first, second, strict=True)]
-    later = _seen(ranks.folder, 0, start=_REHEARSED + stopped)
+    later = _seen(ranks.folder, 0, start=stopped)
     both += [one + other for one, other in zip(later[::2], later[1::2], strict=True)]
     assert len(both) == 120
     for epoch, steps in enumerate(zip(*[iter(both)] * 40, strict=True)):

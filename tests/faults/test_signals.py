@@ -15,18 +15,18 @@ from tests.support.ranks import Ranks
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_row_05_a_signal_before_the_first_step(trainbox: Trainbox, processes: int) -> None:
+def test_row_05_a_signal_before_the_first_step(ranks: Ranks, processes: int) -> None:
     """The data would be read forever."""
-    gate = Gate(trainbox.folder, 0)
-    process = trainbox.start("train", *GATED, "--processes", str(processes))
+    gate = Gate(ranks.folder, 0)
+    process = ranks.launch("train", *GATED, "--processes", str(processes))
     gate.wait_for(process)
     process.send_signal(signal.SIGTERM)
-    ended = finish(process)
+    ended = process.wait()
     assert ended.code == 75
-    assert "Traceback" not in ended.err
+    assert "Traceback" not in ended.errs[0]
     stopped = "stopped by SIGTERM, and nothing is lost: start the same command again"
     assert any(text.endswith(stopped) for text in messages(ended))
-    assert checkpoints(trainbox.folder) == []
+    assert checkpoints(ranks.folder) == []
 
 
 def test_row_06_a_signal_during_a_save(ranks: Ranks, digest_of: Callable[..., str]) -> None:

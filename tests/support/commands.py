@@ -88,6 +88,16 @@ def logged(run: Path, kind: str) -> list[dict[str, Any]]:
     return [entry for line in lines if (entry := json.loads(line))["kind"] == kind]
 
 
+def quick(words: Sequence[str]) -> Sequence[str]:
+    """Return the words of a command, of which a training does not rehearse its resume.
+
+    A rehearsal takes longer than the few steps of a test. Its own tests give --rehearsal.
+    """
+    if words[:1] == ("train",) and "--rehearsal" not in words:
+        return "train", "--no-rehearsal", *words[1:]
+    return words
+
+
 class Running(Protocol):
     """A command that `wait_until` can watch."""
 
@@ -111,7 +121,7 @@ class Trainbox:
     ) -> subprocess.Popen[str]:
         """Start a command; `inside` is a command that runs it in another environment."""
         process = subprocess.Popen(
-            [*inside, sys.executable, "-P", "-m", module, *words],
+            [*inside, sys.executable, "-P", "-m", module, *quick(words)],
             cwd=self.folder,
             env=clean_environment(
                 **({"OMP_NUM_THREADS": "1"} if "train" in words else {}) | dict(env or {})

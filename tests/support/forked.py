@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Ended, Trainbox, clean_environment
+from tests.support.commands import Ended, Trainbox, clean_environment, quick
 
 
 class CommandForks:
@@ -76,7 +76,7 @@ class ForkedTrainbox(Trainbox):
         self, *words: str, module: str = "entrypoint", env: Mapping[str, str] | None = None
     ) -> Ended:
         assert self.forks is not None and module == "entrypoint"
-        return self.forks.run(words, self.folder, clean_environment(**(env or {})))
+        return self.forks.run(tuple(quick(words)), self.folder, clean_environment(**(env or {})))
 
 
 @pytest.fixture(scope="session")

@@ -295,7 +295,7 @@ def _without_other_tests() -> Iterator[None]:
     others = {
         name: module
         for name, module in sys.modules.copy().items()
-        if name.startswith("tests.")
+        if name.partition(".")[0] in ("tests", "deploy")
         and name != own
         and (".test_" in name or not _defines_tasks(module))
     }

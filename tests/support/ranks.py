@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import digest_in, logged, wait_until
+from tests.support.commands import digest_in, logged, quick, wait_until
 from tests.support.fork_server import LAUNCHES, SHARED, start
 from trainbox.contract.internal import Internal, LaunchFacts
 
@@ -189,7 +189,7 @@ class Ranks:
             folder=str(self.folder),
             job=str(job),
             module=module,
-            words=words,
+            words=quick(words),
             environments=environments,
         )
         self.started.append(StartedRanks(self.forks, job, pids))

@@ -1,6 +1,6 @@
 """`trainbox bench` on CPU processes: its tables, a case that fails, a signal.
 
-The bench and its trainings are forks. The test of a signal starts real processes.
+The bench and its trainings are forks.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Trainbox, finish
+from tests.support.commands import Trainbox, wait_until
 from tests.support.ranks import EndedRanks, Ranks
 
 TASK = '''
@@ -112,20 +112,19 @@ def test_a_batch_that_does_not_fit_is_a_row_without_a_result(
 
 
 def test_a_signal_ends_the_case_and_prints_the_finished_cases(
-    trainbox: Trainbox, hungry: str
+    trainbox: Trainbox, ranks: Ranks, hungry: str
 ) -> None:
     arguments = ["bench", hungry, "--processes", "1", "--batch-size", "16,32", "--rounds", "1"]
     env = {"TMPDIR": str(trainbox.folder / "tmp")}
-    process = trainbox.start(*arguments, "--seconds", "0.1", env=env)
-    assert process.stderr is not None
-    lines = iter(process.stderr.readline, "")
-    assert any("batch 32" in line for line in lines), "the second case did not begin"
+    process = ranks.launch(*arguments, "--seconds", "0.1", env=env)
+    wait_until(lambda: "batch 32" in process.printed("err")[0], process)
     process.send_signal(signal.SIGTERM)
-    ended = finish(process)
+    ended = process.wait()
     assert ended.code == 75
     assert re.search(r"^\| 1 \| single \| 16 \| 16 \| 0 \| [\d,]+ \| ", ended.out, re.MULTILINE)
     assert "- 1 process single, batch 32: `not measured`\n" in ended.out
-    assert ended.err == "trainbox: SIGTERM received: the tables show the cases measured before it\n"
+    text = "\ntrainbox: SIGTERM received: the tables show the cases measured before it\n"
+    assert ended.errs[0].endswith(text)
     assert left_over(trainbox) == []
 
 

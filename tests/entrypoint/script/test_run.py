@@ -479,7 +479,7 @@ def test_a_drill_on_more_processes_than_gpus_trains_nothing(
     words = ("--compare", "a.pt", "--processes", "1,3", script(forked, ""))
     ended = forked("drill", "run", *words, env=stub_env(library.parent, config))
     assert (ended.code, ended.out) == (2, "")
-    assert "--processes 3 needs as many GPUs, and 2 are visible: use fewer, or" in ended.err
+    assert "--processes 3 needs as many GPUs, and 2 are used: use fewer, or" in ended.err
 
 
 REFUSALS = [
