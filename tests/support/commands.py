@@ -89,7 +89,7 @@ def logged(run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def quick(words: Sequence[str]) -> Sequence[str]:
-    """Return the words of a command, of which a training does not rehearse its resume.
+    """Return the arguments of a command, of which a training does not rehearse its resume.
 
     A rehearsal takes longer than the few steps of a test. Its own tests give --rehearsal.
     """
