@@ -353,6 +353,6 @@ def test_row_47_a_batch_that_does_not_fit(ranks: Ranks) -> None:
     assert ended.out.count("restarting with smaller micro-batches of the same batch") == 1
     assert "\nbatch      32 = 2 processes x 8 x 2 accumulation\n" in ended.out
     assert ended.digest == asked.digest
-    early = ranks.train(2, *two, "--run", "early")  # in the rehearsal
+    early = ranks.train(2, *two, "--run", "early", "--rehearsal")
     assert "process 1: the host's memory is used up (" in early.out
     assert early.digest == asked.digest
