@@ -9,8 +9,9 @@ from entrypoint.bench import report, tables
 from entrypoint.bench.runs import ANOTHER_FOLDER, Bench, write_files
 from entrypoint.cli.training import gpus_for_trainings, parsed_training
 from entrypoint.cli.verb import verb
+from entrypoint.launch.request import detect_cluster
 from entrypoint.system.cgroup import usable_cpus
-from trainbox.contract.errors import ExitCode, Failure, WrongUse
+from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.secret_rule import shown_variable
 from trainbox.contract.storage import show, writing
 from trainbox.contract.streams import message
@@ -54,12 +55,9 @@ def bench(
     """
     training = parsed_training("bench", arguments, _OWN_OPTIONS)
     cpus = usable_cpus()
-    if processes:
-        if device == "cuda":
-            raise WrongUse("--processes is for CPU runs, and --device cuda is given: drop one")
-        device = "cpu"
+    detect_cluster(os.environ)  # several tasks of a job would measure each other
     most = max(counts) if counts else None
-    gpus = gpus_for_trainings(gpus=most, gpu_ids=gpu_ids, device=device)
+    gpus = gpus_for_trainings(most, gpu_ids, device, on_cpu=bool(processes))
     cpu, numbers = tables.choose_counts(counts, processes, gpus, cpus)
     named = tables.check_strategies(strategies, cpu)
     table = tables.lines(numbers, named, batch_sizes or (None,), workers or (None,))

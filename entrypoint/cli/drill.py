@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from entrypoint.cli.run import find_target
 from entrypoint.cli.training import gpus_for_trainings, parsed_training
@@ -13,7 +12,16 @@ from trainbox.contract.storage import show
 
 
 @verb("drill")
-def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, **device: Any) -> None:
+def drill(
+    tasks: tuple[str, ...],
+    shards: int,
+    steps: int,
+    seed: int | None,
+    gpus: int | str | None,
+    gpu_ids: str | None,
+    device: str | None,
+    processes: int | None,
+) -> None:
     """Check that TASKS (default: digits and digits_augmented) train to the same bits through kills.
 
     Each task is trained on 1 to V processes (or GPUs), then killed at random steps and resumed on
@@ -36,13 +44,13 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, **d
     for task in tasks:
         parsed_training("drill", [task])  # a mistake needs no training
     seed = _drawn(seed)
-    gpus = gpus_for_trainings(**device)
-    largest = min(shards, gpus or 4)
-    show(f"drill on up to {largest} {_unit(gpus)}, {steps} steps of {shards} shards, --seed {seed}")
+    count = gpus_for_trainings(gpus, gpu_ids, device, on_cpu=bool(processes))
+    most = min(shards, count or processes or 4)
+    show(f"drill on up to {most} {_unit(count)}, {steps} steps of {shards} shards, --seed {seed}")
     for task in tasks:
         # The random numbers select the steps of the kills. They are not secrets.
         draw = random.Random(seed)  # noqa: S311
-        for line in drill_task(task, shards, steps, _device(gpus), largest, draw):
+        for line in drill_task(task, shards, steps, _device(count), most, draw):
             show(line)
 
 
@@ -62,7 +70,9 @@ def drill_run(
     seed: int | None,
     torchrun: bool | None,
     module: str | None,
-    **device: Any,
+    gpus: int | str | None,
+    gpu_ids: str | None,
+    device: str | None,
 ) -> None:
     """Check that SCRIPT resumes: train it undisturbed and with kills, and compare FILE.
 
@@ -88,26 +98,27 @@ def drill_run(
     check_file(file)
     if not module and not arguments:
         raise WrongUse("drill run needs a script, as in drill run train.py --compare last.pt")
-    find_target(module, list(arguments[:1]))  # a mistake in the name needs no training
+    python = find_target(module, list(arguments[:1])).python  # a mistake needs no training
     if not module:
         # A training runs in a copy of the current folder.
         arguments = (from_here(Path(arguments[0])), *arguments[1:])
     script = ("-m", module, "--", *arguments) if module else (*arguments[:1], "--", *arguments[1:])
-    gpus = gpus_for_trainings(**device)
+    is_ours = python is not None and python.is_ours
+    used = gpus_for_trainings(gpus, gpu_ids, device, of_our_torch=is_ours)
     if counts and torchrun is False:
         raise WrongUse("--no-torchrun and --processes contradict each other: drop one")
-    if gpus and max(counts or (1,)) > gpus:
+    if used and max(counts or (1,)) > used:
         raise WrongUse(
-            f"--processes {max(counts or (1,))} needs as many GPUs, and {gpus} are used: use "
+            f"--processes {max(counts or (1,))} needs as many GPUs, and {used} are used: use "
             "fewer, or --gpus 0 for the CPU"
         )
     options = [] if torchrun is None else ["--torchrun" if torchrun else "--no-torchrun"]
-    if torchrun is False and gpus:
-        counts, where = (1,), f"one process with {gpus} GPUs"
-    elif gpus or counts:
-        counts = counts or (gpus,)
-        options += _device(gpus)
-        unit = _unit(gpus) if max(counts) > 1 else "GPU" if gpus else "CPU process"
+    if torchrun is False and used:
+        counts, where = (1,), f"one process with {used} GPUs"
+    elif used or counts:
+        counts = counts or (used,)
+        options += _device(used)
+        unit = _unit(used) if max(counts) > 1 else "GPU" if used else "CPU process"
         where = f"{', '.join(map(str, counts))} {unit}"
     else:
         counts, where = (1,), "one CPU process"

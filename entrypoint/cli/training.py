@@ -111,16 +111,34 @@ def parsed_training(
     return values
 
 
-def gpus_for_trainings(**device: Any) -> int:
+def gpus_for_trainings(
+    gpus: int | str | None,
+    gpu_ids: str | None,
+    device: str | None,
+    on_cpu: bool = False,
+    of_our_torch: bool = True,
+) -> int:
     """Return how many GPUs the trainings of this command may use, and show them only these.
 
-    `device` has the values of --gpus, --gpu-ids and --device. 0 is the CPU.
+    By default, these are all GPUs, as for a sweep. 0 is the CPU, also if --processes asks for it
+    (`on_cpu`). Trainings that are not `of_our_torch` may support other GPUs.
 
     Raises:
-        Failure: they contradict each other, or GPUs are missing or cannot be used.
+        Failure: the options contradict each other, or GPUs are missing or cannot be used.
     """
-    unused = {"processes": None, "health": False, "health_limits": None}
-    plan = make_launch(("trainer",), device | unused, _on_slots(1)).plan
+    if on_cpu:
+        if gpus or gpu_ids or device == "cuda":
+            raise WrongUse("--processes is for CPU runs, and GPUs are requested: drop one of them")
+        return 0
+
+    def decide(request: LaunchRequest, found: tuple[Gpu, ...]) -> LaunchPlan:
+        if not of_our_torch:
+            request = dataclasses.replace(request, architectures=())
+        return plan_sweep(request, found, per_gpu=1)
+
+    options = {"gpus": gpus, "gpu_ids": gpu_ids, "device": device, "processes": None}
+    unchecked = {"health": False, "health_limits": None}  # each training checks its GPUs
+    plan = make_launch(("trainer",), options | unchecked, decide).plan
     os.environ["CUDA_VISIBLE_DEVICES"] = plan.env["CUDA_VISIBLE_DEVICES"]
     return len(plan.gpus)
 

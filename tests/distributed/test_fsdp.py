@@ -90,7 +90,7 @@ def runs(ranks: Ranks) -> Trainbox:
     for processes in (2, 4):
         if processes == 4:
             _copy(trainbox.folder / "runs/on2", trainbox.folder / "runs/on4", 4)
-        ended = ranks(processes, *_command(f"on{processes}"))
+        ended = ranks(processes, *_command(f"on{processes}", "--rehearsal"))
         assert (ended.codes, ended.errs) == ([0] * processes, [""] * processes)
         held = json.loads((trainbox.folder / f"held-{processes}-0.json").read_text())["model"]
         assert f"sharded    {held:,} of them on rank 0\n" in ended.out

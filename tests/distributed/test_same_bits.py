@@ -89,7 +89,7 @@ def test_models_of_all_kinds_have_the_same_bits_also_after_a_resume(ranks: Ranks
     Five shards are trained on one, two and three processes.
     """
     ranks.train(1, _MIXED, *_MIXED_WORDS, "--run", "one", "--checkpoint-steps", "3", "--keep", "99")
-    ranks.train(3, _MIXED, *_MIXED_WORDS, "--run", "three")
+    ranks.train(3, _MIXED, *_MIXED_WORDS, "--run", "three", "--rehearsal")
     runs = ranks.folder / "runs"
     shutil.copytree(runs / "one", runs / "again")
     for path in (runs / "again" / "checkpoints").iterdir():

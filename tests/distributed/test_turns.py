@@ -28,7 +28,6 @@ def test_the_first_rank_of_each_machine_goes_before_its_others(ranks: Ranks) -> 
     """Ranks 0 and 1 are on one machine, ranks 2 and 3 on another."""
     local = [{"LOCAL_RANK": str(rank % 2)} for rank in range(4)]
     command = ("train", f"{__file__}:Noted", "--max-steps", "1", "--batch-size", "4")
-    command = (*command, "--no-rehearsal")
     ended = ranks(4, *command, "--device", "cpu", env_by_rank=local)
     assert ended.codes == [0] * 4, ended.errs
     turns = (ranks.folder / "turns").read_text().splitlines()

@@ -460,6 +460,8 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
         Option("--shards", _COUNT, "Shards of a batch.", 4, metavar="V"),
         Option("--steps", Whole(10), "Length of each training.", 60),
         _DRILL_SEED, *_USED,
+        dataclasses.replace(_DEVICE[2], section="",
+            help="Largest number of CPU processes. Default: 4."),
         Argument("tasks", count=-1, required=False, variables=("TASK",)),
     ),
     "drill run": (
@@ -467,7 +469,7 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
             "File in the run folder with the result: .safetensors, .pt, .npz, .csv, .json.",
             name="file", metavar="FILE", required=True),
         Option("--processes", Numbers(1, MOST_PROCESSES),
-            "Numbers of GPUs or CPU processes. Default: all visible GPUs, or 1 process.",
+            "Numbers of GPUs or CPU processes. Default: all GPUs in use, or 1 process.",
             name="counts"),
         Option("--kills", Whole(1, 100), "Kills of each training, by SIGKILL and SIGTERM in turn.",
             2),

@@ -15,6 +15,7 @@ from entrypoint.bench.tables import (
     Spread,
     cases,
     check_strategies,
+    choose_counts,
     doubling,
     lines,
     measurement_order,
@@ -50,6 +51,15 @@ def measured(speed: float, **others: Any) -> Measured:
 
 def outcome(*speeds: float, **others: Any) -> BenchResult:
     return BenchResult({number: measured(speed, **others) for number, speed in enumerate(speeds)})
+
+
+def test_the_counts_are_those_of_gpus_or_of_processes() -> None:
+    assert choose_counts(None, None, gpus=4, cpus=8) == (False, (1, 2, 4))
+    assert choose_counts((1, 3), None, gpus=3, cpus=8) == (False, (1, 3))
+    assert choose_counts((0,), None, gpus=0, cpus=2) == (True, (1, 2))
+    assert choose_counts(None, (1, 3), gpus=0, cpus=8) == (True, (1, 3))
+    with pytest.raises(WrongUse, match="--gpus 0 is the CPU"):
+        choose_counts((0, 1), None, gpus=1, cpus=8)
 
 
 @pytest.mark.parametrize(("most", "counts"), [(1, (1,)), (4, (1, 2, 4)), (6, (1, 2, 4, 6))])

@@ -144,9 +144,9 @@ _REFUSED = [
     (["--gpus", "2", "--device", "cpu"], 2,
      "--gpus 2 and --device cpu contradict each other"),
     (["--gpus", "1,2"], 3, "--gpus 2 requested, no GPU found: run on a GPU host"),
-    (["--processes", "1", "--gpu-ids", "0"], 2, "--gpu-ids 0 and --device cpu contradict"),
+    (["--processes", "1", "--gpu-ids", "0"], 2, "--processes is for CPU runs, and GPUs are"),
     (["--processes", "2", "--device", "cuda"], 2,
-     "--processes is for CPU runs, and --device cuda is given: drop one"),
+     "--processes is for CPU runs, and GPUs are requested: drop one"),
     (["--processes", "1,two"], 2, "'1,two' is not a list of whole numbers from 1, such as 1,4"),
     (["--workers", "4,4"], 2, "'4,4' repeats a number: give each number once"),
     (["--processes", "1", "--run", "mine"], 2, "bench sets --run itself"),
@@ -167,3 +167,11 @@ def test_a_bench_that_cannot_run_is_refused_at_once(
     (line,) = ended.err.splitlines()
     assert text in line
     assert [path.name for path in Path(forked.folder).iterdir()] == []
+
+
+def test_tasks_of_a_job_do_not_measure_each_other(forked: Trainbox) -> None:
+    job = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1"}
+    job |= {"SLURM_STEP_NUM_TASKS": "2", "CUDA_VISIBLE_DEVICES": ""}
+    ended = forked("bench", "digits", "--processes", "1", env=job)
+    assert (ended.code, ended.out) == (2, "")
+    assert "SLURM started 2 tasks on 1 node(s), and each would train" in ended.err

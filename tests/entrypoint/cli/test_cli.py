@@ -1,5 +1,6 @@
 """The command line: verbs, other programs, options, their environment variables, and errors."""
 
+import dataclasses
 import json
 import os
 import re
@@ -137,6 +138,7 @@ def test_a_drill_or_bench_of_a_wrong_name_trains_nothing(
         ),
         (["drill", "--gpus", "0", "digts"], "no task 'digts': did you mean digits?"),
         (["bench", "digts"], "no task 'digts': did you mean digits?"),
+        (["drill", "--processes", "2", "--gpus", "2"], "--processes is for CPU runs, and GPUs are"),
         (["bench", "digits", "extra"], "Got unexpected extra argument (extra): the usage is `"),
     ):
         ended = in_this_process(entrypoint.cli.commands.main, arguments, {})
@@ -206,6 +208,29 @@ def test_a_drill_or_bench_trains_on_the_chosen_gpus(
     line = f"{started[-1][0]} "
     most = 1 if verb == "drill" else len(seen)
     assert (f" --gpus {most} " if seen else " --device cpu ") in line
+
+
+def test_a_drill_of_another_python_may_use_gpus_that_our_torch_does_not_support(
+    in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class OldGpus(FourGpus):
+        def detect(self) -> Detection:
+            return Detection(tuple(dataclasses.replace(gpu, capability=(3, 5)) for gpu in FOUR))
+
+    def start_child(*_: object, **__: object) -> None:
+        raise Failure("not started")
+
+    monkeypatch.setattr("entrypoint.launch.nested.start_child", start_child)
+    monkeypatch.setattr(entrypoint.cli.planning, "Driver", OldGpus)
+    monkeypatch.setattr(entrypoint.cli.planning, "torch_architectures", lambda: ("sm_90",))
+    (tmp_path / "ours.py").touch()
+    (tmp_path / "other.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "other.sh").chmod(0o755)
+    for script, text in (("ours.py", "torch has no code for GPU 0"), ("./other.sh", "not started")):
+        arguments = ["drill", "run", "--compare", "a.pt", script]
+        main = entrypoint.cli.commands.main
+        ended = in_this_process(main, arguments, {}, without="CUDA_VISIBLE_DEVICES")
+        assert text in ended.err
 
 
 def test_a_current_folder_that_was_removed(
