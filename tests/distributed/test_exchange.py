@@ -126,6 +126,7 @@ def test_a_node_that_sends_pickles_ends_the_training_with_7(trainbox: Trainbox) 
         "r",
         "--max-steps",
         "4",
+        "--no-rehearsal",
     )
     here = {"PYTHONPATH": str(ROOT)}
     first = trainbox.start(*words, *place, "--node-rank", "0", env=here)
