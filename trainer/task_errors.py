@@ -32,9 +32,9 @@ _OF_THE_MACHINE = re.compile(
     r"(?i)(cuda|cublas|cudnn|nccl|hip|mps)[ _](error|status)|^DataLoader worker \(pid"
 )
 
-# The file and the source of a line in the traceback of a loader worker or of a replica.
 # The first line of an error in a traceback. Lines of the frames begin with a space.
 _AFTER_FRAMES = re.compile(r"^ .*\n([\w.]+(?:: .*)?)$", re.MULTILINE)
+# The file and the source of a line in the traceback of a loader worker or of a replica.
 _LAST_LINE_IN_WORKER = re.compile(r'File "(.+)", line \d+, in \S+\n +(.*)')
 
 # Patterns of torch's and Python's errors for common mistakes, with the fix. The first match counts.

@@ -98,13 +98,12 @@ def drill_run(
     check_file(file)
     if not module and not arguments:
         raise WrongUse("drill run needs a script, as in drill run train.py --compare last.pt")
-    python = find_target(module, list(arguments[:1])).python  # a mistake needs no training
+    target = find_target(module, list(arguments[:1]))  # a mistake needs no training
     if not module:
         # A training runs in a copy of the current folder.
         arguments = (from_here(Path(arguments[0])), *arguments[1:])
     script = ("-m", module, "--", *arguments) if module else (*arguments[:1], "--", *arguments[1:])
-    is_ours = python is not None and python.is_ours
-    used = gpus_for_trainings(gpus, gpu_ids, device, of_our_torch=is_ours)
+    used = gpus_for_trainings(gpus, gpu_ids, device, of_our_torch=target.has_our_python)
     if counts and torchrun is False:
         raise WrongUse("--no-torchrun and --processes contradict each other: drop one")
     if used and max(counts or (1,)) > used:

@@ -56,10 +56,12 @@ def make_launch(
     argv: tuple[str, ...],
     values: dict[str, Any],
     decide: Callable[[LaunchRequest, tuple[Gpu, ...]], LaunchPlan],
+    of_our_torch: bool = True,
 ) -> Launch:
     """Return the launch that `decide` plans of the launch options and of the GPUs found here.
 
-    `argv` is what each process runs, and `values` has the values of the parameters.
+    `argv` is what each process runs, and `values` has the values of the parameters. A program that
+    is not `of_our_torch` may support other GPUs.
 
     Raises:
         Failure: the file of the limits is wrong, the driver does not answer, or `decide` refuses
@@ -93,7 +95,7 @@ def make_launch(
     if gpus:
         request = dataclasses.replace(
             request,
-            architectures=torch_architectures(),
+            architectures=torch_architectures() if of_our_torch else (),
             network=read_infiniband(os.environ).network,
         )
     plan = decide(request, gpus)

@@ -87,8 +87,6 @@ def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:
     command = (*command_of("entrypoint.script.rank"), *target.command(path))
 
     def decide(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
-        if target.python is None or not target.python.is_ours:  # it may have another torch
-            request = dataclasses.replace(request, architectures=())
         plan = plan_script(request, gpus, detect_cluster(os.environ), options["torchrun"])
         if restarts and plan.nnodes > 1:
             raise WrongUse(
@@ -97,7 +95,7 @@ def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:
             )
         return dataclasses.replace(plan, env={**plan.env, "TRAINBOX_RUN": str(path)})
 
-    return make_launch(command, options, decide), target, path
+    return make_launch(command, options, decide, target.has_our_python), target, path
 
 
 def find_target(module: str | None, arguments: list[str], python: str | None = None) -> Target:

@@ -131,14 +131,9 @@ def gpus_for_trainings(
             raise WrongUse("--processes is for CPU runs, and GPUs are requested: drop one of them")
         return 0
 
-    def decide(request: LaunchRequest, found: tuple[Gpu, ...]) -> LaunchPlan:
-        if not of_our_torch:
-            request = dataclasses.replace(request, architectures=())
-        return plan_sweep(request, found, per_gpu=1)
-
     options = {"gpus": gpus, "gpu_ids": gpu_ids, "device": device, "processes": None}
     unchecked = {"health": False, "health_limits": None}  # each training checks its GPUs
-    plan = make_launch(("trainer",), options | unchecked, decide).plan
+    plan = make_launch(("trainer",), options | unchecked, _on_slots(1), of_our_torch).plan
     os.environ["CUDA_VISIBLE_DEVICES"] = plan.env["CUDA_VISIBLE_DEVICES"]
     return len(plan.gpus)
 

@@ -32,6 +32,11 @@ class Target:
         """Return the folder of the script, or for a module the current one."""
         return Path.cwd() if self.is_module else Path(self.name).absolute().parent
 
+    @property
+    def has_our_python(self) -> bool:
+        """Return whether Trainbox's own Python runs the target, and so also its torch."""
+        return self.python is not None and self.python.is_ours
+
     def command(self, run: Path) -> list[str]:
         """Return the command of each process; `{run}` in its arguments becomes `run`."""
         arguments = [argument.replace("{run}", str(run)) for argument in self.arguments]

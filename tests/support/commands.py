@@ -88,15 +88,15 @@ def logged(run: Path, kind: str) -> list[dict[str, Any]]:
     return [entry for line in lines if (entry := json.loads(line))["kind"] == kind]
 
 
-def quick(words: Sequence[str]) -> Sequence[str]:
+def quick(arguments: Sequence[str]) -> Sequence[str]:
     """Return the arguments of a command, of which a training does not rehearse its resume.
 
     A rehearsal takes longer than the few steps of a test. Its own tests give --rehearsal. A command
     in a program of a test, as in a mount namespace, still rehearses.
     """
-    if words[:1] == ("train",) and "--rehearsal" not in words:
-        return "train", "--no-rehearsal", *words[1:]
-    return words
+    if arguments[:1] == ("train",) and "--rehearsal" not in arguments:
+        return "train", "--no-rehearsal", *arguments[1:]
+    return arguments
 
 
 class Running(Protocol):

@@ -210,7 +210,7 @@ def test_a_drill_or_bench_trains_on_the_chosen_gpus(
     assert (f" --gpus {most} " if seen else " --device cpu ") in line
 
 
-def test_a_drill_of_another_python_may_use_gpus_that_our_torch_does_not_support(
+def test_another_python_may_use_gpus_that_our_torch_does_not_support(
     in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class OldGpus(FourGpus):
@@ -226,11 +226,14 @@ def test_a_drill_of_another_python_may_use_gpus_that_our_torch_does_not_support(
     (tmp_path / "ours.py").touch()
     (tmp_path / "other.sh").write_text("#!/bin/sh\n")
     (tmp_path / "other.sh").chmod(0o755)
+    main = entrypoint.cli.commands.main
     for script, text in (("ours.py", "torch has no code for GPU 0"), ("./other.sh", "not started")):
         arguments = ["drill", "run", "--compare", "a.pt", script]
-        main = entrypoint.cli.commands.main
         ended = in_this_process(main, arguments, {}, without="CUDA_VISIBLE_DEVICES")
         assert text in ended.err
+    for script, code in (("ours.py", 3), ("./other.sh", 0)):
+        arguments = ["plan", "run", script]
+        assert in_this_process(main, arguments, {}, without="CUDA_VISIBLE_DEVICES").code == code
 
 
 def test_a_current_folder_that_was_removed(
