@@ -11,62 +11,73 @@ from typing import TYPE_CHECKING
 from trainbox.contract.internal import Internal
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub lacks it
+    from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # its stub lacks it
 
 
-def use_store(arguments: argparse.Namespace, address: str, port: int) -> None:
-    """Set the address of the store of all ranks in torchrun's arguments.
+def use_store(
+    arguments: argparse.Namespace,
+    store: "Store | None",
+    address: str = "127.0.0.1",
+    port: int = 0,
+) -> None:
+    """Make torchrun use this store, instead of a rendezvous of its own.
 
-    With the static rendezvous, each node knows its rank. torchrun would open a store on all
-    interfaces, but it uses the store that this process has already opened.
+    Ranks connect to it at `address` and `port`, unless the port is 0. Without a `store`, torchrun
+    connects to it as well, when it begins. It is open until this process ends.
     """
-    arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_conf = "static", "", ""
-    arguments.master_addr, arguments.master_port = address, port
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
+    from trainer.launch.known_nodes import KnownNodes
+
+    if arguments.standalone:
+        arguments.standalone, arguments.nnodes, arguments.node_rank = False, "1", 0
+    nodes = KnownNodes(store, arguments.node_rank, int(arguments.nnodes), address, port)
+    rendezvous_handler_registry.register(nodes.get_backend(), lambda _: nodes)
+    arguments.rdzv_backend = nodes.get_backend()
+    arguments.rdzv_endpoint = arguments.rdzv_conf = ""
 
 
 def serve(listening: socket.socket) -> "TCPStore":
     """Return torch's network store on a socket that listens at an address of this machine.
 
-    The store exists as long as the returned object. Without a socket, torch would listen on all
-    interfaces.
+    Without a socket, torch would listen on all interfaces.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub does not list it
 
     address, port, *_ = listening.getsockname()
+    descriptor = listening.detach()
     return TCPStore(
-        address,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        multi_tenant=True,
-        master_listen_fd=listening.detach(),
+        address, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
     )
 
 
 def use_file_store(arguments: argparse.Namespace, folder: Path) -> None:
-    """Use a file as the store of a single machine.
+    """Use a file as the store of the ranks of a single machine.
 
-    torch's network store has no authentication and listens on all interfaces.
+    torch's network store has no authentication.
     """
-    arguments.standalone = False
-    arguments.rdzv_backend, arguments.rdzv_id = "c10d", "trainbox"
-    arguments.rdzv_endpoint, arguments.rdzv_conf = str(folder / "agent"), "store_type=file"
+    from torch.distributed import HashStore  # type: ignore[attr-defined]  # its stub does not list it
+
+    use_store(arguments, HashStore())
     os.environ[Internal.STORE] = str(folder / "ranks")
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    _use_loopback()
 
 
 def use_loopback_store(arguments: argparse.Namespace) -> "TCPStore":
     """Open torch's network store for the ranks of a user's program, and return it.
 
-    The program connects to MASTER_ADDR and MASTER_PORT. torchrun's own store would listen on all
-    interfaces.
+    The program connects to MASTER_ADDR and MASTER_PORT.
     """
-    arguments.standalone, arguments.nnodes, arguments.node_rank = False, "1", 0
     listening = socket.create_server(("127.0.0.1", 0))
+    address, port = listening.getsockname()
+    store = serve(listening)
+    use_store(arguments, store, address, port)
+    _use_loopback()
+    return store
+
+
+def _use_loopback() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-    use_store(arguments, *listening.getsockname())
-    return serve(listening)
 
 
 def have_met(keys: Iterable[str]) -> bool:

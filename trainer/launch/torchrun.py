@@ -137,8 +137,8 @@ def _run_on_nodes(
     # Connect to the other nodes.
     try:
         meeting = _meet(arguments)
-        use_store(arguments, meeting.address, meeting.store_port)
         store = serve(meeting.store) if meeting.store else None
+        use_store(arguments, store, meeting.address, meeting.store_port)
     except Failure:
         raise
     except Exception as error:
@@ -194,7 +194,6 @@ def _run_on_nodes(
         meeting.leave(ExitCode.PREEMPTED)
         raise
     meeting.leave(code)
-    del store  # node 0 serves the store of all nodes until here
     return code
 
 
