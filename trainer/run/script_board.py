@@ -9,14 +9,16 @@ import contextlib
 import select
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainbox.contract.entries import EntryReader, step_of
 from trainbox.contract.files import replacing
 from trainbox.contract.processes import die_with_parent
-from trainer.run.event_file import EventFile
 from trainer.run.gpu_events import show_events
 from trainer.run.jsonl import numbers
+
+if TYPE_CHECKING:
+    from trainer.run.event_file import EventFile
 
 _LOOK_EVERY_S = 5.0
 # TensorBoard cannot store a name that is not Unicode, or a time that is not a number.
@@ -40,7 +42,10 @@ class Follower:
         """Copy the new entries."""
         events: dict[int, list[dict[str, Any]]] = {}
         for entry in self._reader.read():
-            self._file = self._file or EventFile(self._folder)
+            if self._file is None:
+                from trainer.run.event_file import EventFile  # half a second, if it is needed
+
+                self._file = EventFile(self._folder)
             if (step := step_of(entry)) is None:
                 continue
             if entry.get("kind") == "health":
