@@ -43,7 +43,7 @@ def _with_bank(monkeypatch: pytest.MonkeyPatch, moves: Callable[[_Bank], bool]) 
     monkeypatch.setattr(Tiny, "build_model", lambda _task: _Bank())
 
 
-def test_large_tensors_are_not_copied() -> None:
+def test_large_tensors_are_not_copied(here: Here) -> None:
     model = _Bank()
     model.table = numpy.zeros(2**23)  # 64 MiB
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -58,7 +58,7 @@ class _Names(set[int]):
     """A set of a user's class, whose order depends on what was added first."""
 
 
-def test_the_elements_of_a_set_are_state_and_their_order_is_not() -> None:
+def test_the_elements_of_a_set_are_state_and_their_order_is_not(here: Here) -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
