@@ -72,17 +72,17 @@ def test_a_full_disk_or_a_reader_that_left_only_loses_the_output(
         assert (folder / "end").exists()
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])  # the images set it
 @pytest.mark.parametrize("command", ["entrypoint plan digits", "trainer tasks"])
 def test_a_command_whose_output_meets_a_full_disk_exits_with_code_4(
-    tmp_path: Path, command: str
+    tmp_path: Path, command: str, unbuffered: str
 ) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("/dev/full does not exist")
     words = [sys.executable, "-P", "-m", *command.split()]
+    env = clean_environment(PYTHONUNBUFFERED=unbuffered)
     with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(
-            words, cwd=tmp_path, env=clean_environment(), stdout=full, stderr=subprocess.PIPE
-        )
+        ended = subprocess.run(words, cwd=tmp_path, env=env, stdout=full, stderr=subprocess.PIPE)
     assert ended.returncode == 4
     assert re.fullmatch(rb"trainbox: cannot write /dev/stdout: No space left .*\n", ended.stderr)
 

@@ -19,6 +19,7 @@ from trainbox.contract.variables import LAUNCH_NAMES
 # Variables that a shell or a scheduler may set and a test must not inherit. COLUMNS is the width of
 # help texts.
 _LAUNCH_NAMES = {*LAUNCH_NAMES, "SET", "RUN_IN", "COLUMNS", "VIRTUAL_ENV", "CONDA_PREFIX"}
+_LAUNCH_NAMES.add("PYTHONUNBUFFERED")  # a machine of CI may set it, and users do not
 _LAUNCH_PREFIXES = (
     "TRAINBOX_",
     "RDZV_",

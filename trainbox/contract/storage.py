@@ -12,6 +12,7 @@ from typing import TextIO
 
 from trainbox.contract.errors import StorageFailure
 from trainbox.contract.hints import runs_dir
+from trainbox.contract.streams import discard
 
 
 def storage_failure(
@@ -62,8 +63,12 @@ def show(text: str, end: str = "\n", output: TextIO | None = None) -> None:
     """
     output = output or sys.stdout
     with writing(Path("/dev/stdout"), "write it to another disk"):
-        output.write(f"{text}{end}")
-        output.flush()
+        try:
+            output.write(f"{text}{end}")
+            output.flush()
+        except OSError:
+            discard(output.fileno())  # Python writes what the stream still has at its end
+            raise
 
 
 _SPARE_BYTES = 2**24  # with more free bytes than this, the space was not the cause

@@ -90,7 +90,7 @@ def say(text: str, file: TextIO | None = None) -> None:
     except io.UnsupportedOperation:  # a stream in memory
         print(printable(text), file=file)
     except OSError:
-        _discard(file.fileno())
+        discard(file.fileno())
 
 
 def show_progress(text: str = "") -> None:
@@ -119,7 +119,7 @@ class _Lasting(io.FileIO):
             rest = write_in_time(self.fileno(), data, self._patience_s)
             self._patience_s = 0.0 if rest else _UNREAD_S
         except OSError:
-            _discard(self.fileno())
+            discard(self.fileno())
         return memoryview(data).nbytes
 
 
@@ -136,7 +136,7 @@ def _lasting(stream: Any) -> io.TextIOWrapper:
     )
 
 
-def _discard(descriptor: int) -> None:
+def discard(descriptor: int) -> None:
     """Let the descriptor write to /dev/null from now on."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), descriptor)

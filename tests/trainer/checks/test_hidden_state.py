@@ -96,7 +96,7 @@ def test_a_large_tensor_that_a_late_validation_changes_is_refused(
         here.train(max_steps=18)
 
 
-def test_all_processes_fail_if_an_attribute_changes_on_one() -> None:
+def test_all_processes_fail_if_an_attribute_changes_on_one(here: Here) -> None:
     """Only the fingerprint of another process differs."""
     model = StepCounter()
     other = "scale, which checkpoints leave out"
