@@ -18,7 +18,8 @@ def save(*_):
     (run / f"saved-{rank}").touch()
     sys.exit(int(sys.argv[1]))
 signal.signal(signal.SIGTERM, save)
-names = ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+names = ["WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+names.append("TORCHELASTIC_RUN_ID")
 print(json.dumps({"step": int(rank), **{name: os.environ[name] for name in names}}), flush=True)
 (run / f"ready-{rank}").touch()
 while True:
@@ -31,7 +32,8 @@ def test_a_stop_of_one_node_stops_all_and_each_rank_saves(
     trainbox: Trainbox, stopped: int, code: int
 ) -> None:
     (trainbox.folder / "mine.py").write_text(SCRIPT)
-    meet = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--run", "r")
+    meet = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "job 7")
+    meet += ("--run", "r")
     nodes = [
         trainbox.start(
             *("run", *meet, "--node-rank", str(rank), "--processes", str(rank + 1)),
@@ -55,6 +57,7 @@ def test_a_stop_of_one_node_stops_all_and_each_rank_saves(
     assert [one["step"] for one in found] == [0, 1, 2]
     assert [one["LOCAL_RANK"] for one in found] == ["0", "0", "1"]
     assert {one["WORLD_SIZE"] for one in found} == {"3"}
+    assert {one["TORCHELASTIC_RUN_ID"] for one in found} == {"job 7"}
     assert len({(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in found}) == 1
     # Only node 0 writes the records, with the report of rank 0.
     (start,) = json.loads((run / "manifest.json").read_text())["starts"]

@@ -9,7 +9,7 @@ from torch.distributed.elastic.rendezvous import (
 
 
 class KnownNodes(RendezvousHandler):
-    """Gives torchrun the `store` of all `nnodes`, and the number of this node.
+    """Gives torchrun the `store` of all `nnodes` of the job `job`, and the number of this node.
 
     torchrun's own rendezvous would open a store on all interfaces. The ranks connect to the store
     at `address` and `port`, and so does torchrun if `store` is None. If the port is 0, the ranks
@@ -17,9 +17,9 @@ class KnownNodes(RendezvousHandler):
     """
 
     def __init__(
-        self, store: Store | None, node_rank: int, nnodes: int, address: str, port: int
+        self, job: str, node_rank: int, nnodes: int, store: Store | None, address: str, port: int
     ) -> None:
-        self._store, self._node_rank, self._nnodes = store, node_rank, nnodes
+        self._job, self._node_rank, self._nnodes, self._store = job, node_rank, nnodes, store
         self._where = RendezvousStoreInfo(address, port)
 
     @property
@@ -30,7 +30,7 @@ class KnownNodes(RendezvousHandler):
         return "trainbox"
 
     def get_run_id(self) -> str:
-        return "trainbox"
+        return self._job
 
     def next_rendezvous(self) -> RendezvousInfo:
         store = self._store or TCPStore(self._where.master_addr, self._where.master_port)

@@ -31,7 +31,8 @@ def use_store(
 
     if arguments.standalone:
         arguments.standalone, arguments.nnodes, arguments.node_rank = False, "1", 0
-    nodes = KnownNodes(store, arguments.node_rank, int(arguments.nnodes), address, port)
+    job, node_rank, nnodes = arguments.rdzv_id, arguments.node_rank, int(arguments.nnodes)
+    nodes = KnownNodes(job, node_rank, nnodes, store, address, port)
     rendezvous_handler_registry.register(nodes.get_backend(), lambda _: nodes)
     arguments.rdzv_backend = nodes.get_backend()
     arguments.rdzv_endpoint = arguments.rdzv_conf = ""
