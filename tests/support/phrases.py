@@ -62,7 +62,8 @@ _SUBJECT_CHARS = 65
 def findings(text: str) -> Iterator[tuple[int, str]]:
     """Yield the offset of each forbidden phrase in `text`, and a message with a better one."""
     for match in _EXPRESSION.finditer(text):
-        better = _BETTER[int((match.lastgroup or "").removeprefix("p"))]
+        assert match.lastgroup
+        better = _BETTER[int(match.lastgroup.removeprefix("p"))]
         found = " ".join(match[0].split())
         yield match.start(), f"phrase {found!r} is not plain English: write {better}"
 

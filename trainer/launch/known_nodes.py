@@ -1,5 +1,7 @@
 """torchrun's rendezvous for nodes that have met already."""
 
+from datetime import timedelta
+
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # its stub lacks both
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -7,24 +9,31 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
+STORE_TIMEOUT = timedelta(minutes=15)  # that of torchrun's own rendezvous
+
 
 class KnownNodes(RendezvousHandler):
-    """Gives torchrun the `store` of all `nnodes` of the job `job`, and the number of this node.
+    """The nodes of the job `job`, which share a `store` at the address and port `where`.
 
-    torchrun's own rendezvous would open a store on all interfaces. The ranks connect to the store
-    at `address` and `port`, and so does torchrun if `store` is None. If the port is 0, the ranks
-    have a store of their own.
+    torchrun's own rendezvous would open a store on all interfaces. The ranks connect to the store,
+    and so does torchrun if `store` is None. Without `where`, only this torchrun uses the store, and
+    the ranks have another one.
     """
 
     def __init__(
-        self, job: str, node_rank: int, nnodes: int, store: Store | None, address: str, port: int
+        self,
+        job: str,
+        node_rank: int,
+        nnodes: int,
+        store: Store | None,
+        where: tuple[str, int] | None,
     ) -> None:
-        self._job, self._node_rank, self._nnodes, self._store = job, node_rank, nnodes, store
-        self._where = RendezvousStoreInfo(address, port)
+        self._job, self._node_rank, self._nnodes = job, node_rank, nnodes
+        self._store, self._where = store, where
 
     @property
     def use_agent_store(self) -> bool:
-        return self._where.master_port > 0
+        return self._where is not None
 
     def get_backend(self) -> str:
         return "trainbox"
@@ -33,8 +42,14 @@ class KnownNodes(RendezvousHandler):
         return self._job
 
     def next_rendezvous(self) -> RendezvousInfo:
-        store = self._store or TCPStore(self._where.master_addr, self._where.master_port)
-        return RendezvousInfo(store, self._node_rank, self._nnodes, self._where)
+        where, store = self._where, self._store
+        if store is None:
+            assert where is not None
+            store = TCPStore(*where, timeout=STORE_TIMEOUT)
+        # Without `where`, MASTER_PORT is a free port, for a task that needs one.
+        build = RendezvousStoreInfo.build
+        info = RendezvousStoreInfo(*where) if where else build(self._node_rank, store, "127.0.0.1")
+        return RendezvousInfo(store, self._node_rank, self._nnodes, info)
 
     def is_closed(self) -> bool:
         return False

@@ -15,24 +15,19 @@ if TYPE_CHECKING:
 
 
 def use_store(
-    arguments: argparse.Namespace,
-    store: "Store | None",
-    address: str = "127.0.0.1",
-    port: int = 0,
+    arguments: argparse.Namespace, store: "Store | None", where: tuple[str, int] | None
 ) -> None:
     """Make torchrun use this store, instead of a rendezvous of its own.
 
-    Ranks connect to it at `address` and `port`, unless the port is 0. Without a `store`, torchrun
-    connects to it as well, when it begins. It is open until this process ends.
+    Ranks connect to it at the address and port `where`, unless this is None. Without a `store`,
+    torchrun connects to it as well, when it begins. The store is open until this process ends.
     """
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
     from trainer.launch.known_nodes import KnownNodes
 
-    if arguments.standalone:
-        arguments.standalone, arguments.nnodes, arguments.node_rank = False, "1", 0
     job, node_rank, nnodes = arguments.rdzv_id, arguments.node_rank, int(arguments.nnodes)
-    nodes = KnownNodes(job, node_rank, nnodes, store, address, port)
+    nodes = KnownNodes(job, node_rank, nnodes, store, where)
     rendezvous_handler_registry.register(nodes.get_backend(), lambda _: nodes)
     arguments.rdzv_backend = nodes.get_backend()
     arguments.rdzv_endpoint = arguments.rdzv_conf = ""
@@ -43,12 +38,18 @@ def serve(listening: socket.socket) -> "TCPStore":
 
     Without a socket, torch would listen on all interfaces.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub does not list it
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub lacks it
+
+    from trainer.launch.known_nodes import STORE_TIMEOUT
 
     address, port, *_ = listening.getsockname()
-    descriptor = listening.detach()
     return TCPStore(
-        address, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
+        address,
+        port,
+        is_master=True,
+        timeout=STORE_TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
     )
 
 
@@ -57,11 +58,11 @@ def use_file_store(arguments: argparse.Namespace, folder: Path) -> None:
 
     torch's network store has no authentication.
     """
-    from torch.distributed import HashStore  # type: ignore[attr-defined]  # its stub does not list it
+    from torch.distributed import HashStore  # type: ignore[attr-defined]  # its stub lacks it
 
-    use_store(arguments, HashStore())
+    _use_one_machine(arguments)
+    use_store(arguments, HashStore(), None)
     os.environ[Internal.STORE] = str(folder / "ranks")
-    _use_loopback()
 
 
 def use_loopback_store(arguments: argparse.Namespace) -> "TCPStore":
@@ -69,15 +70,15 @@ def use_loopback_store(arguments: argparse.Namespace) -> "TCPStore":
 
     The program connects to MASTER_ADDR and MASTER_PORT.
     """
+    _use_one_machine(arguments)
     listening = socket.create_server(("127.0.0.1", 0))
-    address, port = listening.getsockname()
-    store = serve(listening)
-    use_store(arguments, store, address, port)
-    _use_loopback()
+    where = listening.getsockname()
+    use_store(arguments, store := serve(listening), where)
     return store
 
 
-def _use_loopback() -> None:
+def _use_one_machine(arguments: argparse.Namespace) -> None:
+    arguments.standalone, arguments.nnodes, arguments.node_rank = False, "1", 0
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
 
 

@@ -138,7 +138,7 @@ def _run_on_nodes(
     try:
         meeting = _meet(arguments)
         store = serve(meeting.store) if meeting.store else None
-        use_store(arguments, store, meeting.address, meeting.store_port)
+        use_store(arguments, store, (meeting.address, meeting.store_port))
     except Failure:
         raise
     except Exception as error:

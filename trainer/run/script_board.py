@@ -43,7 +43,7 @@ class Follower:
         events: dict[int, list[dict[str, Any]]] = {}
         for entry in self._reader.read():
             if self._file is None:
-                from trainer.run.event_file import EventFile  # half a second, if it is needed
+                from trainer.run.event_file import EventFile  # takes half a second
 
                 self._file = EventFile(self._folder)
             if (step := step_of(entry)) is None:
