@@ -1,7 +1,9 @@
 """Standard streams that are closed or full, or that nobody reads, do not stop a training."""
 
+import fcntl
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -181,3 +183,20 @@ def test_a_training_whose_streams_are_closed_trains(
     assert [entry["step"] for entry in trainbox.entries("lauf-ä", "validation")] == [4]
     assert "digest     " in (folder / "logs" / "rank-0.log").read_text(encoding="utf-8")
     assert [path.name for path in trainbox.folder.iterdir()] == ["runs"]
+
+
+def test_a_line_is_written_while_a_thousand_files_are_open() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < 2000:
+        pytest.skip("the limit of open files is too low")
+    reading, writing = os.pipe()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    far = fcntl.fcntl(writing, fcntl.F_DUPFD, 1500)
+    try:
+        assert not write_in_time(far, b"line", 5.0)
+        assert os.read(reading, 10) == b"line"
+    finally:
+        for descriptor in (reading, writing, far):
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

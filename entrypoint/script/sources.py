@@ -17,11 +17,11 @@ from trainbox.contract.errors import StorageFailure
 from trainbox.contract.files import read_bytes, replacing
 from trainbox.contract.record_folder import MANIFEST
 from trainbox.contract.secret_rule import without_secrets
+from trainbox.contract.storage import writing
 from trainbox.contract.streams import message
 
 TEXTS, BOARD = "sources", "tensorboard"  # folders in the run folder
 _MOST_BYTES = 2**20  # of a file, and of all texts of a start; a larger file is data
-_LONGEST_LINE = 1000  # of settings; a longer line is data, in which a search takes seconds
 _MOST_FILES = 1000
 _SETTLED_S = 1.0
 
@@ -41,9 +41,10 @@ class Sources:
 
     def install(self, folder: Path) -> None:
         """Let each Python that is started with `folder` in PYTHONPATH report its files."""
-        (folder / opened.COPY).write_bytes(Path(opened.__file__).read_bytes())
         roots = "\0".join(os.path.join(root, "") for root in self._roots)  # noqa: PTH118
-        (folder / opened.ROOTS).write_text(roots, encoding="utf-8", errors="surrogateescape")
+        with writing(folder, "set TMPDIR to a folder on another disk"):
+            (folder / opened.COPY).write_bytes(Path(opened.__file__).read_bytes())
+            (folder / opened.ROOTS).write_text(roots, encoding="utf-8", errors="surrogateescape")
 
     def take(self, data: bytes) -> None:
         """Take what the ranks have written to the pipe."""
@@ -103,7 +104,7 @@ class Sources:
             return
         if name.endswith(opened.SETTINGS):
             lines = data.decode(errors="replace").splitlines(keepends=True)
-            data = "".join(map(_without_secrets, lines)).encode()
+            data = "".join(map(without_secrets, lines)).encode()
         self._left -= len(data)
         copy = self._run / TEXTS / name.lstrip("/")
         try:
@@ -142,10 +143,6 @@ def changed(recorded: Mapping[str, str], roots: Sequence[Path]) -> list[str]:
 def _name(path: Path, roots: Sequence[Path]) -> str:
     root = next((root for root in roots if path.is_relative_to(root)), None)
     return str(path.relative_to(root) if root else path)
-
-
-def _without_secrets(line: str) -> str:
-    return line if len(line) > _LONGEST_LINE else without_secrets(line)
 
 
 def _link(path: Path, run: Path, roots: Sequence[Path]) -> None:

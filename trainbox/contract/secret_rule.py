@@ -29,7 +29,9 @@ _PAIR = re.compile(
 )
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*", re.ASCII)  # its value may be the next argument
 _BEARER = re.compile(r"\b(bearer|basic|password|secret)\s+(?![=:])\S+", re.IGNORECASE)
-_LOGIN = re.compile(r"([a-z][\w+.-]*://)\S*@|[^\s/@:]+:[^\s@]+@", re.IGNORECASE)  # user:password@
+_LOGIN = re.compile(  # user:password@
+    r"(?<![\w+.-])([\w+.-]++://)\S*@|(?<![^\s/@:])[^\s/@:]++:[^\s@]++@", re.IGNORECASE
+)
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"(?:hf_|gh[oprsu]_|github_pat_|glpat-|xox[a-z]-|AKIA|ASIA|AIza|eyJ|npm_|pypi-|nvapi-|ya29\.|hvs\.|dckr_pat_)[\w.+/=-]{6,}"
@@ -37,8 +39,8 @@ _TOKEN = re.compile(
 )
 # Public values that look random: a GPU's UUID, an image's digest, and the commit of this build.
 _KNOWN = re.compile(
-    r"(?:GPU-|MIG-){1,2}[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-    r"|sha256:[0-9a-f]{64}|\brevision [0-9a-f]{40}(?![0-9a-f])"
+    r"((?:GPU-|MIG-){1,2}[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+    r"|sha256:[0-9a-f]{64}|\brevision [0-9a-f]{40}(?![0-9a-f]))"
 )
 _PART = re.compile(r"[\w+=-]{20,}", re.ASCII)
 _PART_WITH_SLASHES = re.compile(r"[\w+/=-]{32,}", re.ASCII)
@@ -58,15 +60,16 @@ def shown_variable(name: str, value: str) -> str:
 
 def is_secret(name: str, value: str) -> bool:
     """Return whether the value of the setting or option `name` must be hidden completely."""
-    return bool(_SECRET_NAME.search(name) or _TOKEN.search(value) or _random_parts(value))
+    if _SECRET_NAME.search(name) or _TOKEN.search(value):
+        return True
+    return any(_without_random(part) != part for part in _KNOWN.split(value)[::2])
 
 
 def without_secrets(text: str) -> str:
     """Return `text` with each secret replaced."""
-    text = _without_marked(text)
-    for part in _random_parts(text):
-        text = text.replace(part, _CUT)
-    return text
+    parts = _KNOWN.split(_without_marked(text))  # each second part is a public value
+    parts[::2] = map(_without_random, parts[::2])
+    return "".join(parts)
 
 
 def arguments_without_secrets(arguments: Iterable[str], to_copy: bool = False) -> list[str]:
@@ -94,19 +97,16 @@ def _without_marked(text: str) -> str:
     """Return `text` without the secrets that have a name or a known format."""
     text = _BEARER.sub(rf"\1 {_CUT}", text)
     text = _PAIR.sub(rf"\1{_CUT}", text)
-    text = _LOGIN.sub(lambda match: f"{match[1] or ''}{_CUT}@", text)
+    if "@" in text:
+        text = _LOGIN.sub(lambda match: f"{match[1] or ''}{_CUT}@", text)
     return _TOKEN.sub(_CUT, text)
 
 
-def _random_parts(text: str) -> list[str]:
-    """Return the parts that look randomly generated."""
-    text = _KNOWN.sub(" ", text)
-    return [
-        part
-        for pattern in (_PART_WITH_SLASHES, _PART)
-        for part in pattern.findall(text)
-        if _looks_random(part)
-    ]
+def _without_random(text: str) -> str:
+    """Return `text` without the parts that look randomly generated."""
+    for pattern in (_PART_WITH_SLASHES, _PART):
+        text = pattern.sub(lambda part: _CUT if _looks_random(part[0]) else part[0], text)
+    return text
 
 
 def _looks_random(part: str) -> bool:

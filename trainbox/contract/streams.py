@@ -151,10 +151,12 @@ def write_in_time(descriptor: int, data: bytes | memoryview, limit_s: float) -> 
     deadline_s = time.monotonic() + limit_s
     rest = memoryview(data).cast("B")
     written_to = _without_waiting(descriptor)
+    room = select.poll()  # `select.select` refuses a descriptor above 1023
+    room.register(written_to, select.POLLOUT)
     try:
         while rest:
             left_s = max(deadline_s - time.monotonic(), 0.0)
-            if not select.select((), (written_to,), (), left_s)[1]:
+            if not room.poll(left_s * 1000):
                 break
             try:
                 # A part of this size never blocks when the reader of a pipe has made room.

@@ -55,7 +55,7 @@ def test_executed_files_are_recorded_with_their_text(project: Trainbox) -> None:
 
 def test_the_copy_of_a_settings_file_has_no_secrets(project: Trainbox) -> None:
     settings = project.folder / "settings.yaml"
-    settings.write_text("lr: 0.1\napi_key: abc-123-def\n")
+    settings.write_text(f"lr: 0.1\napi_key: abc-123-def\nids: {[*range(9000)]} api_key: abc-123\n")
     (project.folder / "train.py").write_text("open('settings.yaml').read()\n")
     manifest, _ = _run(project, "train.py")
     assert manifest["sources"]["settings.yaml"] == hashlib.sha256(settings.read_bytes()).hexdigest()

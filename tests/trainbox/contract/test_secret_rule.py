@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainbox.contract.secret_rule import arguments_without_secrets
+from trainbox.contract.secret_rule import arguments_without_secrets, without_secrets
 
 HEX = "3fa94c0b7715d2e8a6610fb49c8d27e05b13aa9f"
 
@@ -37,3 +37,14 @@ def test_a_value_is_hidden_after_its_option(arguments: list[str], shown: list[st
 def test_a_value_that_looks_random_stays_in_a_command_to_copy() -> None:
     assert arguments_without_secrets(["--init", HEX]) == ["--init", "(not shown)"]
     assert arguments_without_secrets(["--init", HEX], to_copy=True) == ["--init", HEX]
+
+
+@pytest.mark.parametrize("text", [",".join(map(str, range(20000))), "a" * 10**5, "x:y," * 10**4])
+def test_a_long_text_without_a_secret_is_shown_as_it_is(text: str) -> None:
+    """A search whose time grew with the square of the length would take minutes."""
+    assert without_secrets(f"{text} @") == f"{text} @"
+
+
+def test_the_login_at_the_end_of_a_long_text_is_not_shown() -> None:
+    text = ",".join(map(str, range(20000)))
+    assert without_secrets(f"{text} user:pw@host") == f"{text} (not shown)@host"
