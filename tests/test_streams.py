@@ -4,6 +4,7 @@ import fcntl
 import os
 import re
 import resource
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -189,14 +190,14 @@ def test_a_line_is_written_while_a_thousand_files_are_open() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most < 2000:
         pytest.skip("the limit of open files is too low")
-    reading, writing = os.pipe()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    far = fcntl.fcntl(writing, fcntl.F_DUPFD, 1500)
-    try:
-        assert not write_in_time(far, b"line", 5.0)
-        assert os.read(reading, 10) == b"line"
-    finally:
-        for descriptor in (reading, writing, far):
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    reading, writing = socket.socketpair()
+    with reading, writing:
+        far = fcntl.fcntl(writing, fcntl.F_DUPFD, 1500)
+        try:
+            assert not write_in_time(far, b"line", 5.0)
+            assert reading.recv(10) == b"line"
+        finally:
+            os.close(far)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
