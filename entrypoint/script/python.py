@@ -77,9 +77,14 @@ def choose_python(wanted: str | None, first_line: str, env: Mapping[str, str]) -
             python = str(Path(folder).absolute() / "bin/python")
             return Python((_found(python, f"{name} {folder}", env),), name)
     if first_line.startswith("#!") and "python" in first_line:
-        path, *options = shlex.split(first_line[2:])
-        if path.endswith("/env"):
-            path, *options = [part for part in options if part != "-S" and "=" not in part]
+        try:
+            path, *options = shlex.split(first_line[2:])
+            if path.endswith("/env"):
+                path, *options = [part for part in options if part != "-S" and "=" not in part]
+        except ValueError:  # an open quote, or no program
+            raise WrongUse(
+                f"the first line {first_line} names no program: name a Python with --python"
+            ) from None
         return Python((_found(path, f"the first line {first_line}", env), *options), "first line")
     return Python()
 

@@ -115,6 +115,13 @@ def test_the_order_of_the_choice(environment: Path, tmp_path: Path) -> None:
         ("/no/python", "", {}, "--python /no/python: /no/python is not an executable file"),
         (None, "", {"VIRTUAL_ENV": "/no"}, "VIRTUAL_ENV /no: /no/bin/python is not an executable"),
         (None, "#!/no/python", {}, "the first line #!/no/python: /no/python is not an executable"),
+        (
+            None,
+            '#!/usr/bin/python3 "x',
+            {},
+            'the first line #!/usr/bin/python3 "x names no program',
+        ),
+        (None, "#!/usr/bin/env FOO=python", {}, "#!/usr/bin/env FOO=python names no program"),
     ],
 )
 def test_a_python_that_does_not_exist_is_refused(
