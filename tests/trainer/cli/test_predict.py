@@ -141,12 +141,14 @@ def test_a_full_disk_is_reported(here: Here, files: Path, monkeypatch: pytest.Mo
     class Full(Captured):
         def write(self, text: str) -> int:
             if text.startswith('{"file": '):
+                self.fileno = null.fileno
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().write(text)
 
     here.train(task=TASK, max_steps=2, workers=0)
     monkeypatch.setattr("tests.support.here.Captured", Full)
-    code, out, err = _predict(here, "new", "--format", "jsonl")
+    with Path(os.devnull).open("w") as null:
+        code, out, err = _predict(here, "new", "--format", "jsonl")
     assert code == 4
     assert "cannot write /dev/stdout: No space left on device (" in err
     assert "or write it to another disk" in err
