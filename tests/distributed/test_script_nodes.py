@@ -18,8 +18,7 @@ def save(*_):
     (run / f"saved-{rank}").touch()
     sys.exit(int(sys.argv[1]))
 signal.signal(signal.SIGTERM, save)
-names = ["WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
-names.append("TORCHELASTIC_RUN_ID")
+names = "WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID".split()
 print(json.dumps({"step": int(rank), **{name: os.environ[name] for name in names}}), flush=True)
 (run / f"ready-{rank}").touch()
 while True:

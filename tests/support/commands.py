@@ -17,9 +17,10 @@ import pytest
 from trainbox.contract.variables import LAUNCH_NAMES
 
 # Variables that a shell or a scheduler may set and a test must not inherit. COLUMNS is the width of
-# help texts.
-_LAUNCH_NAMES = {*LAUNCH_NAMES, "SET", "RUN_IN", "COLUMNS", "VIRTUAL_ENV", "CONDA_PREFIX"}
-_LAUNCH_NAMES.add("PYTHONUNBUFFERED")  # a machine of CI may set it, and users do not
+# help texts. PYTHONUNBUFFERED hides what happens to users, who do not set it.
+_LAUNCH_NAMES = {*LAUNCH_NAMES, "SET", "RUN_IN", "COLUMNS", "VIRTUAL_ENV", "CONDA_PREFIX"} | {
+    "PYTHONUNBUFFERED"
+}
 _LAUNCH_PREFIXES = (
     "TRAINBOX_",
     "RDZV_",

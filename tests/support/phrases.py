@@ -51,7 +51,7 @@ _EXPRESSION = re.compile(
     ).replace(" ", r"\s+"),
     re.IGNORECASE,
 )
-_BETTER = list(_PHRASES.values())
+_BETTER = {f"p{number}": better for number, better in enumerate(_PHRASES.values())}
 _QUESTION = re.compile(r"^#{1,6} +(?:What|Who|Whose|Where|When|Which|Whether)\b.*", re.MULTILINE)
 _PLAIN_SUFFIXES = {".sh", ".yml", ".yaml", ".toml", ".sbatch", ".def", ".service"}
 _PLAIN_NAMES = {"Makefile", "Dockerfile", "run"}
@@ -62,8 +62,7 @@ _SUBJECT_CHARS = 65
 def findings(text: str) -> Iterator[tuple[int, str]]:
     """Yield the offset of each forbidden phrase in `text`, and a message with a better one."""
     for match in _EXPRESSION.finditer(text):
-        assert match.lastgroup
-        better = _BETTER[int(match.lastgroup.removeprefix("p"))]
+        better = _BETTER[str(match.lastgroup)]
         found = " ".join(match[0].split())
         yield match.start(), f"phrase {found!r} is not plain English: write {better}"
 

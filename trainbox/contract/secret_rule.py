@@ -29,6 +29,8 @@ _PAIR = re.compile(
 )
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*", re.ASCII)  # its value may be the next argument
 _BEARER = re.compile(r"\b(bearer|basic|password|secret)\s+(?![=:])\S+", re.IGNORECASE)
+# A part between spaces until its last @. In the rest, a search for logins would take minutes.
+_WITH_LOGINS = re.compile(r"(?<!\S)\S*@")
 _LOGIN = re.compile(  # user:password@
     r"(?<![\w+.-])([\w+.-]++://)\S*@|(?<![^\s/@:])[^\s/@:]++:[^\s@]++@", re.IGNORECASE
 )
@@ -97,9 +99,12 @@ def _without_marked(text: str) -> str:
     """Return `text` without the secrets that have a name or a known format."""
     text = _BEARER.sub(rf"\1 {_CUT}", text)
     text = _PAIR.sub(rf"\1{_CUT}", text)
-    if "@" in text:
-        text = _LOGIN.sub(lambda match: f"{match[1] or ''}{_CUT}@", text)
+    text = _WITH_LOGINS.sub(_without_logins, text)
     return _TOKEN.sub(_CUT, text)
+
+
+def _without_logins(part: re.Match[str]) -> str:
+    return _LOGIN.sub(lambda login: f"{login[1] or ''}{_CUT}@", part[0])
 
 
 def _without_random(text: str) -> str:

@@ -45,13 +45,6 @@ from trainer.launch.meeting import Meeting
 from trainer.launch.messages import End
 from trainer.launch.node import Node
 from trainer.launch.rendezvous import meet
-from trainer.launch.store import (
-    have_met,
-    serve,
-    use_file_store,
-    use_loopback_store,
-    use_store,
-)
 from trainer.system.signals import STOP_SIGNALS, forwarded_signal, handle_stop_signals
 
 if TYPE_CHECKING:
@@ -91,6 +84,8 @@ def main() -> int:
     # Trainbox reports failed connections itself. torch would log a C++ stack and host names.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from torch.distributed.run import parse_args
+
+    from trainer.launch.store import use_file_store, use_loopback_store
 
     _silence_torchrun()
     # torchrun replaces our handlers of the signals that it handles, so it gets an unused signal.
@@ -134,6 +129,8 @@ def _run_on_nodes(
     Raises:
         Failure: The rendezvous failed.
     """
+    from trainer.launch.store import serve, use_store
+
     # Connect to the other nodes.
     try:
         meeting = _meet(arguments)
@@ -257,6 +254,8 @@ def _warn_if_separate(store: "TCPStore", count: int) -> None:
 
     `store` is that of all `count` ranks.
     """
+    from trainer.launch.store import have_met
+
     if count > 1 and not have_met(store.list_keys()):
         message(
             f"the {count} processes did not call init_process_group, so each has trained alone: "

@@ -54,7 +54,7 @@ _OF_THE_START = (
     "environment.OMP_",
     # torchrun and Trainbox set these for several processes.
     "environment.TORCH_CPP_LOG_LEVEL",
-    "environment.TORCH_DISABLE_SHARE_RDZV_TCP_STORE",  # until November 2026
+    "environment.TORCH_DISABLE_SHARE_RDZV_TCP_STORE",  # by earlier versions
     "environment.TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "did_not_fit",
     "init.",

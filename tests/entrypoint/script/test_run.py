@@ -62,6 +62,7 @@ dist.init_process_group("gloo")
 total = torch.tensor([dist.get_rank() + 1])
 dist.all_reduce(total)
 names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR CUDA_VISIBLE_DEVICES".split()
+names.append("TORCHELASTIC_USE_AGENT_STORE")  # otherwise rank 0 opens one on all interfaces
 seen = {name: os.environ[name] for name in names}
 seen |= {"arguments": sys.argv[1:], "run": os.environ["TRAINBOX_RUN"], "total": int(total)}
 seen |= {"modules": [entrypoint.name, trainer.name]}
@@ -95,6 +96,7 @@ sys.exit(9)
             "LOCAL_WORLD_SIZE": "2",
             "MASTER_ADDR": "127.0.0.1",
             "CUDA_VISIBLE_DEVICES": "",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
             "arguments": ["--out", f"{run}/x", "--gpus", "4", "--api-key", "abc"],
             "run": str(run),
             "total": 3,

@@ -39,7 +39,9 @@ def test_a_value_that_looks_random_stays_in_a_command_to_copy() -> None:
     assert arguments_without_secrets(["--init", HEX], to_copy=True) == ["--init", HEX]
 
 
-@pytest.mark.parametrize("text", [",".join(map(str, range(20000))), "z" * 10**5, "x:y," * 10**4])
+@pytest.mark.parametrize(
+    "text", [",".join(map(str, range(20000))), "z" * 10**5, "x:y," * 10**4, "a://x," * 10**4]
+)
 def test_a_long_text_without_a_secret_is_shown_as_it_is(text: str) -> None:
     """A search whose time grew with the square of the length would take minutes."""
     assert without_secrets(f"{text} @") == f"{text} @"
