@@ -74,12 +74,16 @@ def show(text: str, end: str = "\n", output: TextIO | None = None) -> None:
 _SPARE_BYTES = 2**24  # with more free bytes than this, the space was not the cause
 
 
+def disk_is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def is_of_disk(error: BaseException, folder: Path) -> bool:
     """Return whether `error` was raised by the disk of `folder`, and not by another file."""
     if not isinstance(error, OSError):
         return False
     inside = isinstance(error.filename, str) and Path(error.filename).is_relative_to(folder)
-    return inside or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    return inside or disk_is_full(error) or error.errno == errno.EROFS
 
 
 # The details and the remedies of all other errors.

@@ -16,7 +16,7 @@ from trainbox.contract.errors import (
     called_exit,
     raised_interrupt,
 )
-from trainbox.contract.storage import is_of_disk, storage_failure
+from trainbox.contract.storage import disk_is_full, is_of_disk, storage_failure
 from trainer.loop.out_of_memory import NO_ENGINE, memory_used_up
 from trainer.parallel.exchange_failures import exchange_failure
 from trainer.parallel.gpu_failures import gpu_failure
@@ -68,9 +68,11 @@ def errors_as_failures(
     except Exception as error:
         if log is not None:
             logging.getLogger(__name__).exception("stopped by an error")
-        failure = _of_the_machine(error, runs_dir, instead)
-        if failure is None and task:
+        failure = _of_the_machine(error)
+        if failure is None and task and not disk_is_full(error):
             failure = mistake_of(error, task, log)
+        if failure is None and isinstance(error, OSError) and is_of_disk(error, runs_dir):
+            failure = storage_failure(runs_dir, error, instead=instead)
         # A task may connect to a server. Other connections are those of Trainbox's processes.
         if failure is None and isinstance(error, ConnectionError):
             failure = NetworkFailure(f"lost contact with another process: {error}")
@@ -79,11 +81,8 @@ def errors_as_failures(
         raise failure from error
 
 
-def _of_the_machine(error: Exception, folder: Path, instead: str | None) -> Failure | None:
-    """Return the failure for an error of torch, of memory or of the storage of `folder`, or None.
-
-    An example of None is an error of the user's own file.
-    """
+def _of_the_machine(error: Exception) -> Failure | None:
+    """Return the failure for an error of torch or of memory, or None."""
     if isinstance(error, RuntimeError):
         if raised_by_task(error):
             return None
@@ -95,8 +94,6 @@ def _of_the_machine(error: Exception, folder: Path, instead: str | None) -> Fail
             f"{found}: lower --batch-size{workers}, or raise --accumulation, which splits the "
             "same batch into smaller micro-batches"
         )
-    if isinstance(error, OSError) and is_of_disk(error, folder):
-        return storage_failure(folder, error, instead=instead)
     return _of_torch(str(error)) if isinstance(error, RuntimeError) else None
 
 

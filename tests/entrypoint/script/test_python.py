@@ -40,6 +40,17 @@ def _ran(forked: Trainbox, *words: str, **env: str) -> tuple[str, dict[str, Any]
     return ended.out.strip(), json.loads((forked.folder / "runs/r/manifest.json").read_text())
 
 
+def test_a_first_line_changes_variables(forked: Trainbox, environment: Path) -> None:
+    (forked.folder / "train.py").write_text(
+        f"#!/usr/bin/env -S -u GONE SET=x=1 {environment}/bin/python -X dev\n"
+        "import os, sys; print(os.getenv('GONE'), os.getenv('SET'), sys.prefix, sys.flags.dev_mode)"
+    )
+    out, manifest = _ran(forked, "train.py", GONE="here")
+    assert out == f"None x=1 {environment} True"
+    assert manifest["interpreter"] == {"path": "/usr/bin/env", "from": "first line"}
+    assert manifest["packages"] == {"only_here": "1.2"}
+
+
 @pytest.mark.parametrize("way", ["--python", "VIRTUAL_ENV", "first line"])
 def test_the_python_of_the_user_runs_the_script_and_is_recorded(
     forked: Trainbox, environment: Path, way: str
@@ -98,8 +109,8 @@ def test_the_order_of_the_choice(environment: Path, tmp_path: Path) -> None:
         (choose_python(None, line, {"VIRTUAL_ENV": sys.prefix}).command, (python, "-X", "dev")),
         (choose_python(None, "#!/usr/bin/env python3", path).command, (f"{tmp_path}/python3",)),
         (
-            choose_python(None, "#!/usr/bin/env -S A=1 python3 -X dev", path).command,
-            (f"{tmp_path}/python3", "-X", "dev"),
+            choose_python(None, "#!/usr/bin/env -S python3 -X name=1", path).command,
+            (f"{tmp_path}/python3", "-X", "name=1"),
         ),
         (choose_python(None, line, {"CONDA_PREFIX": str(environment)}).origin, "CONDA_PREFIX"),
         (choose_python("python3", line, path | {"VIRTUAL_ENV": "/no"}).origin, "--python"),
@@ -121,7 +132,7 @@ def test_the_order_of_the_choice(environment: Path, tmp_path: Path) -> None:
             {},
             'the first line #!/usr/bin/python3 "x names no program',
         ),
-        (None, "#!/usr/bin/env FOO=python", {}, "#!/usr/bin/env FOO=python names no program"),
+        (None, "#!/opt/python/env", {}, "the first line #!/opt/python/env names no program"),
     ],
 )
 def test_a_python_that_does_not_exist_is_refused(

@@ -1,6 +1,7 @@
 """Known errors of torch and the system become failures with an exit code."""
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,23 @@ def test_a_long_error_of_a_task_is_cut(here: Here, monkeypatch: pytest.MonkeyPat
     err = here.refused("train", TINY, "--device", "cpu", code=WrongUse.exit_code)
     (line,) = (line for line in err.splitlines() if line.startswith("trainbox: task "))
     assert f"raised ValueError: {'x' * 488}... (" in line and "; traceback in " in line
+
+
+def test_a_file_that_a_task_misses_below_the_runs_is_its_mistake(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def losses(*_: object) -> None:
+        Path("runs/teacher/model.pt").read_bytes()
+
+    monkeypatch.setattr(Tiny, "losses", losses)
+    err = here.refused("train", TINY, "--device", "cpu", code=WrongUse.exit_code)
+    assert (
+        "losses() raised FileNotFoundError: [Errno 2] No such file or directory: 'runs/tea" in err
+    )
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "cache/x")
+    monkeypatch.setattr(Tiny, "losses", lambda *_: raise_in_library(full))
+    err = here.refused("train", TINY, "--device", "cpu", code=StorageFailure.exit_code)
+    assert "cannot write cache/x: No space left on device (" in err
 
 
 def test_an_error_that_a_task_raises_again_is_still_that_of_the_library() -> None:
