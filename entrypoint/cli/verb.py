@@ -11,7 +11,7 @@ from trainbox.contract import hints, options
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.experiment import FileSettings, read_settings
 from trainbox.contract.options import COMMANDS, CONFIG, PREFIX
-from trainbox.contract.usage import PAGE, no_such_option
+from trainbox.contract.usage import PAGE, no_such_option, variable_of
 
 # Options of one of these names replace those of the others in a file.
 _ALTERNATIVES = (
@@ -203,12 +203,11 @@ def on_command_line(name: str) -> bool:
 
 def environment_names() -> list[str]:
     """Return the environment variables that have set an option."""
-    given = [
-        param.envvar
+    return [
+        variable_of(param)
         for param in click.get_current_context().command.params
         if param.name and _source(param.name) is _FROM_USER[1]
     ]
-    return [next(name for name in names or () if os.environ.get(name)) for names in given]
 
 
 def origin() -> str:

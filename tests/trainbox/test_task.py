@@ -29,7 +29,7 @@ _LOSSES = [
     (torch.ones(4), "losses\\(\\) returned Tensor: return a dict"),
     ((torch.ones(4),), "losses\\(\\) returned tuple: return a dict"),
     (None, "losses\\(\\) returned None: return a dict"),
-    ({}, "losses\\(\\) returned dict: return a dict"),
+    ({}, "losses\\(\\) returned \\{\\}: return a dict"),
 ]
 # fmt: on
 

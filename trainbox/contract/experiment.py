@@ -178,7 +178,7 @@ def _option_defaults(
 def _unknown(key: str, rows: Mapping[str, Option]) -> str:
     """Return what is wrong with a key that the table does not have, and the remedy."""
     for row in rows.values():
-        if key == row.flags.partition("/")[2].lstrip("-"):
+        if f"--{key}" == row.flags.partition("/")[2]:
             return f"is the opposite of {row.key}: write {row.key} = true or false"
     if key in ("set", "task"):
         return "is unknown: write the task and its fields below [task]"

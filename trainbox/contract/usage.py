@@ -1,5 +1,6 @@
 """What the commands of both programs share: their help page, and the refusal of unknown names."""
 
+import os
 import re
 from collections.abc import Collection, Iterable
 
@@ -37,15 +38,33 @@ def failure_of(error: click.ClickException | Failure) -> Failure:
     """Return an error of click as a failure, with the form of what was mistyped as its cure."""
     if isinstance(error, Failure):
         return error
-    problem, ctx = error.format_message(), getattr(error, "ctx", None)
+    ctx = getattr(error, "ctx", None)
+    if ctx and isinstance(error, click.BadParameter) and error.param:
+        error.param_hint = error.param.get_error_hint(ctx) + _source(error.param, ctx)
+    problem = error.format_message()
     if isinstance(error, click.NoSuchOption):
         return WrongUse(no_such_option(error) + _as_a_field(error))
     if ctx and (type(error) is click.UsageError or isinstance(error, click.MissingParameter)):
         pieces = " ".join(ctx.command.collect_usage_pieces(ctx))
-        problem = f"{problem.rstrip('.')}: the usage is `{hints.command(ctx.command.name, pieces)}`"
+        verb = ctx.command.name if ctx.parent else ""
+        problem = f"{problem.rstrip('.')}: the usage is `{hints.command(verb, pieces)}`"
         if "=" in error.message and _has_fields(ctx):
             problem += ", and a field of the task is set by --set NAME=VALUE"
     return WrongUse(problem)
+
+
+def _source(param: click.Parameter, ctx: click.Context) -> str:
+    """Return ` (from LR)` for a value of the environment or of a file, and else nothing."""
+    source = ctx.get_parameter_source(param.name or "")
+    if source is click.core.ParameterSource.ENVIRONMENT:
+        return f" (from {variable_of(param)})"
+    return " (from --config)" if source is click.core.ParameterSource.DEFAULT_MAP else ""
+
+
+def variable_of(param: click.Parameter) -> str:
+    """Return the variable that has set the parameter: the first of its names with a value."""
+    names = [param.envvar] if isinstance(param.envvar, str) else param.envvar or ()
+    return next(name for name in names if os.environ.get(name))
 
 
 def _as_a_field(error: click.NoSuchOption) -> str:

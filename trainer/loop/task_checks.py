@@ -246,7 +246,8 @@ def wrong_result(task: Task, method: str, value: Any, wanted: str) -> WrongUse:
     """Return the error for a `method` that returned `value` instead of `wanted`."""
     forgotten = " (is a `return` missing?)" if value is None else ""
     found = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-    found = "None" if value is None else found
+    if value is None or (isinstance(value, dict) and not value):
+        found = str(value)
     return WrongUse(f"task {_name(task)}: {method}() returned {found}: return {wanted}{forgotten}")
 
 

@@ -546,9 +546,11 @@ def test_contradictions_and_typing_errors_are_reported(
 
 
 def test_arguments_override_training_options_of_the_environment(check: Command) -> None:
-    assert refused(check(STRATEGY="ring")).startswith("Invalid value for '--strategy': 'ring'")
+    assert refused(check(STRATEGY="ring")).startswith(
+        "Invalid value for '--strategy' (from STRATEGY): 'ring'"
+    )
     assert refused(check(TRAINBOX_EPOCHS="0")).startswith(
-        "Invalid value for '--epochs': 0 is less than 1"
+        "Invalid value for '--epochs' (from TRAINBOX_EPOCHS): 0 is less than 1"
     )
     assert accepted(check("--epochs", "1", TRAINBOX_EPOCHS="0")) == ""
     assert refused(check(SET="width=64 dropout=x")) == "--set dropout=x: give a value of type float"
@@ -600,10 +602,10 @@ CONFIGS: list[tuple[str | bytes, str]] = [
     ('{"fields": {"width": [64]}}', "--set width=[64]: give a value of type int"),
     ('{"epochs": 1, "max_steps": 2}',
      "--epochs 1 and --max-steps 2 both set the length of the run: drop one"),
-    *((f'{{"epochs": {value}}}', "Invalid value for '--epochs': ")
+    *((f'{{"epochs": {value}}}', "Invalid value for '--epochs' (from --config): ")
       for value in ("NaN", "[]", "true", f'"{BIG}"')),
-    (f'{{"learning_rate": 1{"0" * 400}}}', "Invalid value for '--lr': "),
-    ('{"deterministic": 3}', "Invalid value for '--deterministic': "),
+    (f'{{"learning_rate": 1{"0" * 400}}}', "Invalid value for '--lr' (from --config): "),
+    ('{"deterministic": 3}', "Invalid value for '--deterministic' (from --config): "),
 ]
 # fmt: on
 
@@ -639,6 +641,11 @@ def test_a_required_option_is_required(
     ended = in_this_process(entrypoint.cli.commands.main, [*command.split(), "a"], {})
     assert refused(ended).startswith(f"Missing option '{flag}'")
     assert "the usage is `trainbox " in ended.err
+
+
+def test_a_missing_verb_is_reported_with_the_usage(in_this_process: Callable[..., Ended]) -> None:
+    problem = refused(in_this_process(entrypoint.cli.commands.main, ["--"], {}))
+    assert problem == "Missing command: the usage is `trainbox [OPTIONS] COMMAND [ARGS]...`"
 
 
 _OF_THE_LAUNCHER = ("plan", "bench", "doctor", "drill", "drill run", "health", "plan run", "run")

@@ -173,6 +173,7 @@ _TEXTS = [
      f"[train] optimizer = lion: 'lion' is not one of {', '.join(map(repr, OPTIMIZERS))}\n"),
     ("[train]\ndeterministic = 'false'",
      '[train] deterministic = "false": write true or false, without quotes'),
+    ("[train]\n'' = true", "[train] is unknown: use some of init, "),
     ("[train]\nfast = true",
      "[train] fast is the opposite of deterministic: write deterministic = true or false"),
     ("[train]\nrun = 'a\\b'\nruns-dir = \"a\\u0000\"", "[train] runs-dir = 'a\\x00' has a "),
