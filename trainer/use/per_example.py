@@ -108,6 +108,15 @@ class Predictions(PerExample):
                 f"{len(self.ids)} ids: make `ids` a sequence with one name for each example"
             )
 
+    def __call__(self, batch: Any) -> None:
+        """Collect the predictions of a batch, or raise WrongUse if they would be too many."""
+        super().__call__(batch)
+        if self._too_many:
+            raise WrongUse(
+                f"task {type(self._job.task).__name__}: predictions() returns more than "
+                f"{MOST_NUMBERS:,} numbers for all examples: return fewer columns"
+            )
+
 
 def prediction_columns(
     task: Task, first: str, ids: Sequence[str], values: Mapping[str, Tensor]
@@ -119,13 +128,8 @@ def prediction_columns(
     float32.
 
     Raises:
-        WrongUse: The values were dropped because they are too many, or two columns share a name.
+        WrongUse: Two columns share a name.
     """
-    if not values:
-        raise WrongUse(
-            f"task {type(task).__name__}: predictions() returns more than {MOST_NUMBERS:,} numbers "
-            "for all examples: return fewer columns"
-        )
     class_names = task.class_names if isinstance(task, Classification) else ()
     columns: dict[str, Sequence[int | float | str]] = {first: ids}
     for name, value in values.items():

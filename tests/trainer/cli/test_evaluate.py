@@ -10,13 +10,14 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from tests.support.here import Here, files_of
 from tests.support.ranks import Ranks
-from tests.support.tiny import Split, StepCounter, Tiny
+from tests.support.tiny import Predicting, Split, StepCounter, Tiny
 from trainbox.order import derive_seed
 from trainer.run.run_folder import RunFolder
 from trainer.run.run_record import RunRecord
@@ -341,5 +342,7 @@ def test_too_many_numbers_have_no_intervals_and_no_predictions(
     monkeypatch.setattr("trainer.use.per_example.MOST_NUMBERS", 19)
     out = here.succeeds(*_EVALUATE)
     assert "no intervals: the statistics of each example cannot be collected\n" in out
-    err = here.refused(*_EVALUATE, "--predictions", "p.csv")
+    with patch.object(Predicting, "losses", autospec=True, side_effect=Predicting.losses) as losses:
+        err = here.refused(*_EVALUATE, "--predictions", "p.csv")
     assert "predictions() returns more than " in err
+    assert losses.call_count == 1  # of three batches
