@@ -18,6 +18,7 @@ from trainer.loop.build import build_prediction
 from trainer.loop.evaluate import add_up
 from trainer.loop.task_checks import check_defines
 from trainer.session.agreement import refuse_difference
+from trainer.session.record import with_fields_from_data
 from trainer.system.signals import StopRequest
 from trainer.use.per_example import Predictions, csv_rows, json_lines, prediction_columns
 from trainer.use.stored_model import Request, opened, stopping
@@ -50,7 +51,7 @@ def predict_run(request: PredictRequest, stop: StopRequest) -> None:
     # A task may print.
     with contextlib.redirect_stdout(sys.stderr), opened(request) as run:
         # Build the examples and the model, and load the weights.
-        task, world = run.task, run.strategy.world
+        task, world = with_fields_from_data(run.task, run.record.manifest), run.strategy.world
         if type(task).prediction_dataset is Task.prediction_dataset:
             remedy = " to return the example of a file, and add --anyway, as this changes the task"
             check_defines(task, "load_example", remedy)

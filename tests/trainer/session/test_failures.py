@@ -128,7 +128,7 @@ def test_a_long_error_of_a_task_is_cut(here: Here, monkeypatch: pytest.MonkeyPat
     assert f"raised ValueError: {'x' * 488}... (" in line and "; traceback in " in line
 
 
-def test_a_file_that_a_task_misses_below_the_runs_is_its_mistake(
+def test_a_full_disk_is_not_a_mistake_of_the_task(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def losses(*_: object) -> None:
@@ -139,6 +139,10 @@ def test_a_file_that_a_task_misses_below_the_runs_is_its_mistake(
     assert (
         "losses() raised FileNotFoundError: [Errno 2] No such file or directory: 'runs/tea" in err
     )
+    read_only = OSError(errno.EROFS, os.strerror(errno.EROFS), "cache/x")
+    monkeypatch.setattr(Tiny, "losses", lambda *_: raise_in_library(read_only))
+    err = here.refused("train", TINY, "--device", "cpu", code=WrongUse.exit_code)
+    assert "'cache/x' (" in err and "write to a folder that is mounted for writing; trace" in err
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "cache/x")
     monkeypatch.setattr(Tiny, "losses", lambda *_: raise_in_library(full))
     err = here.refused("train", TINY, "--device", "cpu", code=StorageFailure.exit_code)
