@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,14 @@ class Classification(Task):
 
     class_names: ClassVar[tuple[str, ...]] = ()
     best_by: ClassVar[str] = "max:accuracy"
+
+    def with_classes(self, names: tuple[str, ...]) -> Self:
+        """Return this task with the classes of its training, if they are fields.
+
+        `trainbox predict` calls this before `with_data`. If the result has all that `with_data`
+        reads, the data of the training is not needed.
+        """
+        return self
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         inputs, labels_B = self._pair(batch)

@@ -49,9 +49,7 @@ class Task:
         """Return this task with the fields that depend on the data, such as its classes.
 
         This is called before every other method. A task is frozen, so return
-        `dataclasses.replace(self, ...)`. `data_dir` is the folder of `--data-dir`. For `trainbox
-        predict`, the fields already have the values of the training: if they are set, return
-        `self`, so that the data is not needed.
+        `dataclasses.replace(self, ...)`. `data_dir` is the folder of `--data-dir`.
 
         Raises:
             WrongUse: the data is missing or cannot be used.

@@ -1,6 +1,5 @@
 """Report an exception of a task's own code in one line: the task, the method, the line, the fix."""
 
-import errno
 import opcode
 import re
 import sysconfig
@@ -27,6 +26,7 @@ _LASTING = (
     NotADirectoryError,
     PermissionError,
 )
+_READ_ONLY = "Read-only file system"  # has no class of its own
 
 # A failed device, driver or loader process may raise in any method. The task is not the cause.
 _OF_THE_MACHINE = re.compile(
@@ -73,7 +73,7 @@ _REMEDIES = {
     r"Connection\w*Error|RemoteDisconnected|BrokenPipeError": (
         "check that this machine reaches the server that the task connects to"
     ),
-    r"Read-only file system": "write to a folder that is mounted for writing",
+    _READ_ONLY: "write to a folder that is mounted for writing",
     r"PermissionError": "make it readable for this user",
     r"FrozenInstanceError|cannot assign to field": (
         "a task is frozen: return dataclasses.replace(self, ...) from with_data(), or "
@@ -142,7 +142,7 @@ def mistake_of(error: Exception, task: str, log: Path | None) -> Failure | None:
     message = f"task {task}: {found}: {_remedy(found)}"
     if log is not None:
         message += f"; traceback in {log}"
-    if isinstance(error, _LASTING) or getattr(error, "errno", None) == errno.EROFS:
+    if isinstance(error, _LASTING) or _READ_ONLY in found:
         return WrongUse(message)
     code = ExitCode.UNEXPECTED if isinstance(error, OSError) else ExitCode.WRONG_USE
     return Failure(message, exit_code=code)

@@ -50,8 +50,7 @@ class Python:
     """A Python.
 
     Attributes:
-        command: its path, and the options of the script's first line. If that line changes
-            variables, this is `env` and its arguments.
+        command: its path, and the options of the script's first line.
         origin: what has chosen it, such as `VIRTUAL_ENV`.
     """
 
@@ -81,10 +80,8 @@ def choose_python(wanted: str | None, first_line: str, env: Mapping[str, str]) -
         try:
             path, *options = shlex.split(first_line[2:])
             if path.endswith("/env"):
-                options = options[options[:1] == ["-S"] :]
-                if not options[0].startswith("-") and "=" not in options[0]:
-                    path, *options = options  # otherwise, env changes variables first
-        except (ValueError, IndexError):  # an open quote, or no program
+                path, *options = options[options[:1] == ["-S"] :]
+        except ValueError:  # an open quote, or no program
             raise WrongUse(
                 f"the first line {first_line} names no program: name a Python with --python"
             ) from None

@@ -75,6 +75,7 @@ _SPARE_BYTES = 2**24  # with more free bytes than this, the space was not the ca
 
 
 def disk_is_full(error: BaseException) -> bool:
+    """Return whether `error` means that a disk or a quota is used up."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -41,6 +41,7 @@ _REQUIRED = {
 
 # The class of what a method returns, and its description for a message.
 _RESULTS: dict[str, tuple[type, str]] = {
+    "with_classes": (Task, "the task, as in dataclasses.replace(self, ...)"),
     "with_data": (Task, "the task, as in dataclasses.replace(self, ...)"),
     "notes": (dict, "a dict {name: line}, which may be empty"),
     "build_model": (nn.Module, "an nn.Module"),

@@ -50,7 +50,6 @@ _OF_THE_START = (
     "argv",
     "classes",  # compared by itself where it matters
     "config_file",
-    "fields_from_data.",
     "plan.",
     "environment.OMP_",
     # torchrun and Trainbox set these for several processes.

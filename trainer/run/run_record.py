@@ -233,7 +233,6 @@ _ENTRIES = {
     "sources": dict,
     "settings": dict,
     "classes": list | None,
-    "fields_from_data": dict,
     "resumes": list,
     "run_id": str,
 }
@@ -247,7 +246,7 @@ def read_manifest(folder: RunFolder) -> dict[str, Any] | None:
 
 def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
     """Return which of the entries that are read is wrong, or None."""
-    entries = {"data": {}, "sources": {}, "resumes": [], "fields_from_data": {}, **manifest}
+    entries = {"data": {}, "sources": {}, "resumes": [], **manifest}
     for name, kind in _ENTRIES.items():
         if name not in entries or not isinstance(entries[name], kind):
             return f"{name} is missing or malformed"

@@ -11,8 +11,6 @@ from torch.utils.data import Dataset
 from trainbox.classification import Classification
 from trainbox.contract.config import FREE_AT_RESUME, Config
 from trainbox.contract.errors import Changed, WrongUse
-from trainbox.contract.secret_rule import is_secret
-from trainbox.task import Task
 from trainer.loop.state import Inference, Job
 from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy
@@ -111,33 +109,6 @@ def changing_state(job: Job) -> list[str] | None:
     return changing if isinstance(changing, list) else None
 
 
-def fields_from_data(task: Task) -> dict[str, Any]:
-    """Return the fields of a task with with_data() that are not their defaults.
-
-    Those that JSON does not have, and secrets, are left out.
-    """
-    if type(task).with_data is Task.with_data:
-        return {}
-    found = {}
-    for field in dataclasses.fields(task):
-        value = getattr(task, field.name)
-        parts = value if isinstance(value, tuple) else (value,)
-        is_plain = all(isinstance(part, str | int | float) for part in parts)
-        if is_plain and value != field.default and not is_secret(field.name, str(value)):
-            found[field.name] = value
-    return found
-
-
-def with_fields_from_data(task: Task, manifest: Mapping[str, Any]) -> Task:
-    """Return the task as with_data() returned it at the run's start, without the data."""
-    stored = manifest.get("fields_from_data", {})
-    names = {field.name for field in dataclasses.fields(task)} & stored.keys()
-    values = {name: stored[name] for name in names}
-    return dataclasses.replace(
-        task, **{n: tuple(x) if isinstance(x, list) else x for n, x in values.items()}
-    )
-
-
 def _stored(job: Job) -> Config:
     """Return the settings for config.json, without shards under fsdp.
 
@@ -168,7 +139,6 @@ def _write_manifest(
     if job.initial is not None:
         found["init"] = job.initial
     found["classes"] = list(job.task.class_names) if isinstance(job.task, Classification) else None
-    found["fields_from_data"] = fields_from_data(job.task)
     if step == 0:
         found["rehearsal"] = job.rehearsal
     attempts = {"did_not_fit": list(did_not_fit)} if did_not_fit else {}

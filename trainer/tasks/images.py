@@ -109,6 +109,9 @@ class Images(Classification):
         """The classes in the order of the model's outputs."""
         return tuple(self.classes.split("/")) if self.classes else ()
 
+    def with_classes(self, names: tuple[str, ...]) -> Self:
+        return replace(self, classes="/".join(names))
+
     def with_data(self, data_dir: Path) -> Self:
         fetch_weights(self.model, self.weights)  # the first process downloads before the others
         if self.classes:

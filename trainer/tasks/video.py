@@ -60,6 +60,9 @@ class Video(Classification):
         if self.classes:
             check_classes(self.class_names)
 
+    def with_classes(self, names: tuple[str, ...]) -> Self:
+        return replace(self, classes="/".join(names))
+
     def with_data(self, data_dir: Path) -> Self:
         if self.classes:
             return self

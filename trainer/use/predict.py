@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainbox.classification import Classification
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.storage import show
 from trainbox.found_files import files_in
 from trainbox.task import Task
 from trainer.loop.build import build_prediction
 from trainer.loop.evaluate import add_up
-from trainer.loop.task_checks import check_defines
+from trainer.loop.task_checks import check_defines, checked
 from trainer.session.agreement import refuse_difference
-from trainer.session.record import with_fields_from_data
 from trainer.system.signals import StopRequest
 from trainer.use.per_example import Predictions, csv_rows, json_lines, prediction_columns
 from trainer.use.stored_model import Request, opened, stopping
@@ -51,10 +51,13 @@ def predict_run(request: PredictRequest, stop: StopRequest) -> None:
     # A task may print.
     with contextlib.redirect_stdout(sys.stderr), opened(request) as run:
         # Build the examples and the model, and load the weights.
-        task, world = with_fields_from_data(run.task, run.record.manifest), run.strategy.world
+        task, world = run.task, run.strategy.world
         if type(task).prediction_dataset is Task.prediction_dataset:
             remedy = " to return the example of a file, and add --anyway, as this changes the task"
             check_defines(task, "load_example", remedy)
+        if isinstance(task, Classification):
+            names = tuple(run.record.manifest["classes"])
+            task = checked(task, "with_classes", task.with_classes(names))
         files = given_files(request.files, task.example_endings)
         refuse_difference(world, {"files": files}, "copy the same files to all machines")
         job = build_prediction(run.settings, task, run.strategy, request.data_dir, files)

@@ -156,8 +156,6 @@ def _record(name: str, **changes: Any) -> Callable[[Path], None]:
 _RECORDS: dict[str, tuple[Callable[[Path], object], str]] = {
     "classes": (lambda run: _without(run / "manifest.json", "classes"),
      "runs/r/manifest.json is damaged (classes is missing or malformed)"),
-    "fields": (_record("manifest.json", fields_from_data=[]),
-     "runs/r/manifest.json is damaged (fields_from_data is missing or malformed)"),
     "plan": (_record("manifest.json", plan={"strategy": "ddp"}),
      "runs/r/manifest.json is damaged (plan is missing or malformed)"),
     "config.json": (lambda run: (run / "config.json").write_text("{"),

@@ -128,7 +128,7 @@ def test_a_long_error_of_a_task_is_cut(here: Here, monkeypatch: pytest.MonkeyPat
     assert f"raised ValueError: {'x' * 488}... (" in line and "; traceback in " in line
 
 
-def test_a_full_disk_is_not_a_mistake_of_the_task(
+def test_an_error_of_a_task_s_file_is_its_mistake_unless_the_disk_is_full(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def losses(*_: object) -> None:
@@ -141,6 +141,14 @@ def test_a_full_disk_is_not_a_mistake_of_the_task(
     )
     read_only = OSError(errno.EROFS, os.strerror(errno.EROFS), "cache/x")
     monkeypatch.setattr(Tiny, "losses", lambda *_: raise_in_library(read_only))
+    err = here.refused("train", TINY, "--device", "cpu", code=WrongUse.exit_code)
+    assert "'cache/x' (" in err and "write to a folder that is mounted for writing; trace" in err
+    in_worker = OSError(
+        "Caught OSError in DataLoader worker process 0.\nOriginal Traceback (most recent call last)"
+        f':\n  File "{__file__}", line 1, in __getitem__\n    open(path, "w")\n'
+        "OSError: [Errno 30] Read-only file system: 'cache/x'\n"
+    )
+    monkeypatch.setattr(Tiny, "losses", lambda *_: raise_in_library(in_worker))
     err = here.refused("train", TINY, "--device", "cpu", code=WrongUse.exit_code)
     assert "'cache/x' (" in err and "write to a folder that is mounted for writing; trace" in err
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "cache/x")
