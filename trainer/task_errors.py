@@ -1,5 +1,6 @@
 """Report an exception of a task's own code in one line: the task, the method, the line, the fix."""
 
+import errno
 import opcode
 import re
 import sysconfig
@@ -26,7 +27,6 @@ _LASTING = (
     NotADirectoryError,
     PermissionError,
 )
-_READ_ONLY = "Read-only file system"  # has no class of its own
 
 # A failed device, driver or loader process may raise in any method. The task is not the cause.
 _OF_THE_MACHINE = re.compile(
@@ -35,6 +35,7 @@ _OF_THE_MACHINE = re.compile(
 
 # The first line of an error in a traceback. Lines of the frames begin with a space.
 _AFTER_FRAMES = re.compile(r"^ .*\n([\w.]+(?:: .*)?)$", re.MULTILINE)
+_OF_THE_SYSTEM = re.compile(r"\w+: \[Errno (\d+)\] (.*?)(?:: '(.*)')?")
 # The file and the source of a line in the traceback of a loader worker or of a replica.
 _LAST_LINE_IN_WORKER = re.compile(r'File "(.+)", line \d+, in \S+\n +(.*)')
 
@@ -73,7 +74,7 @@ _REMEDIES = {
     r"Connection\w*Error|RemoteDisconnected|BrokenPipeError": (
         "check that this machine reaches the server that the task connects to"
     ),
-    _READ_ONLY: "write to a folder that is mounted for writing",
+    r"Read-only file system": "write to a folder that is mounted for writing",
     r"PermissionError": "make it readable for this user",
     r"FrozenInstanceError|cannot assign to field": (
         "a task is frozen: return dataclasses.replace(self, ...) from with_data(), or "
@@ -142,7 +143,8 @@ def mistake_of(error: Exception, task: str, log: Path | None) -> Failure | None:
     message = f"task {task}: {found}: {_remedy(found)}"
     if log is not None:
         message += f"; traceback in {log}"
-    if isinstance(error, _LASTING) or _READ_ONLY in found:
+    is_read_only = getattr(original_error(error), "errno", None) == errno.EROFS
+    if isinstance(error, _LASTING) or is_read_only:
         return WrongUse(message)
     code = ExitCode.UNEXPECTED if isinstance(error, OSError) else ExitCode.WRONG_USE
     return Failure(message, exit_code=code)
@@ -255,6 +257,15 @@ def original_line(error: Exception) -> str:
     """
     found = _AFTER_FRAMES.findall(str(error)) if str(error).startswith("Caught ") else []
     return found[-1] if found else ""
+
+
+def original_error(error: Exception) -> Exception:
+    """Return the error of the system that a loader worker raised, of which torch keeps the text.
+
+    All other errors are returned unchanged.
+    """
+    found = _OF_THE_SYSTEM.fullmatch(original_line(error))
+    return OSError(int(found[1]), found[2], found[3]) if found else error
 
 
 def _in_one_line(error: Exception) -> str:

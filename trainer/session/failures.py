@@ -20,7 +20,7 @@ from trainbox.contract.storage import disk_is_full, is_of_disk, storage_failure
 from trainer.loop.out_of_memory import NO_ENGINE, memory_used_up
 from trainer.parallel.exchange_failures import exchange_failure
 from trainer.parallel.gpu_failures import gpu_failure
-from trainer.task_errors import mistake_of, original_line, raised_by_task
+from trainer.task_errors import mistake_of, original_error, original_line, raised_by_task
 
 _SHM = "/dev/shm"  # noqa: S108 - the system's name of it
 # A loader worker could not allocate shared memory, or had a bus error.
@@ -68,11 +68,11 @@ def errors_as_failures(
     except Exception as error:
         if log is not None:
             logging.getLogger(__name__).exception("stopped by an error")
-        failure = _of_the_machine(error)
-        if failure is None and task and not disk_is_full(error):
+        failure, source = _of_the_machine(error), original_error(error)
+        if failure is None and task and not disk_is_full(source):
             failure = mistake_of(error, task, log)
-        if failure is None and isinstance(error, OSError) and is_of_disk(error, runs_dir):
-            failure = storage_failure(runs_dir, error, instead=instead)
+        if failure is None and isinstance(source, OSError) and is_of_disk(source, runs_dir):
+            failure = storage_failure(runs_dir, source, instead=instead)
         # A task may connect to a server. Other connections are those of Trainbox's processes.
         if failure is None and isinstance(error, ConnectionError):
             failure = NetworkFailure(f"lost contact with another process: {error}")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import Dataset
 
 from tests.support.here import Here
 from tests.support.library import raise_in_library
@@ -128,33 +129,37 @@ def test_a_long_error_of_a_task_is_cut(here: Here, monkeypatch: pytest.MonkeyPat
     assert f"raised ValueError: {'x' * 488}... (" in line and "; traceback in " in line
 
 
-def test_an_error_of_a_task_s_file_is_its_mistake_unless_the_disk_is_full(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def losses(*_: object) -> None:
-        Path("runs/teacher/model.pt").read_bytes()
+class _Unreadable(Dataset[Any]):
+    def __init__(self, number: int) -> None:
+        self.number = number
 
-    monkeypatch.setattr(Tiny, "losses", losses)
-    err = here.refused("train", TINY, "--device", "cpu", code=WrongUse.exit_code)
-    assert (
-        "losses() raised FileNotFoundError: [Errno 2] No such file or directory: 'runs/tea" in err
-    )
-    read_only = OSError(errno.EROFS, os.strerror(errno.EROFS), "cache/x")
-    monkeypatch.setattr(Tiny, "losses", lambda *_: raise_in_library(read_only))
-    err = here.refused("train", TINY, "--device", "cpu", code=WrongUse.exit_code)
-    assert "'cache/x' (" in err and "write to a folder that is mounted for writing; trace" in err
-    in_worker = OSError(
-        "Caught OSError in DataLoader worker process 0.\nOriginal Traceback (most recent call last)"
-        f':\n  File "{__file__}", line 1, in __getitem__\n    open(path, "w")\n'
-        "OSError: [Errno 30] Read-only file system: 'cache/x'\n"
-    )
-    monkeypatch.setattr(Tiny, "losses", lambda *_: raise_in_library(in_worker))
-    err = here.refused("train", TINY, "--device", "cpu", code=WrongUse.exit_code)
-    assert "'cache/x' (" in err and "write to a folder that is mounted for writing; trace" in err
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "cache/x")
-    monkeypatch.setattr(Tiny, "losses", lambda *_: raise_in_library(full))
-    err = here.refused("train", TINY, "--device", "cpu", code=StorageFailure.exit_code)
-    assert "cannot write cache/x: No space left on device (" in err
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> Any:
+        raise OSError(self.number, os.strerror(self.number), "runs/x")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("number", "code", "text"),
+    [
+        (errno.ENOENT, 2, "__getitem__() raised FileNotFoundError: [Errno 2] No such file"),
+        (errno.EROFS, 2, "): write to a folder that is mounted for writing; traceback in "),
+        (errno.ENOSPC, 4, "trainbox: cannot write runs/x: No space left on device ("),
+    ],
+)
+def test_an_error_of_a_task_s_file_is_its_mistake_unless_the_disk_is_full(
+    here: Here,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    code: int,
+    text: str,
+    workers: int,
+) -> None:
+    monkeypatch.setattr(Tiny, "train_dataset", lambda *_: _Unreadable(number))
+    words = ("train", TINY, "--device", "cpu", "--workers", f"{workers}")
+    assert text in here.refused(*words, code=code)
 
 
 def test_an_error_that_a_task_raises_again_is_still_that_of_the_library() -> None:
