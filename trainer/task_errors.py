@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from trainbox.contract.errors import ExitCode, Failure, WrongUse
+from trainbox.contract.errors import ExitCode, Failure, StorageFailure, WrongUse
+from trainbox.contract.storage import disk_is_full
 from trainbox.task import Task
 
 _TRAINER = Path(__file__).parent
@@ -74,13 +75,14 @@ _REMEDIES = {
     r"Connection\w*Error|RemoteDisconnected|BrokenPipeError": (
         "check that this machine reaches the server that the task connects to"
     ),
+    r"No space left|quota exceeded": "free some space on the disk of this file",
     r"Read-only file system": "write to a folder that is mounted for writing",
     r"PermissionError": "make it readable for this user",
     r"FrozenInstanceError|cannot assign to field": (
         "a task is frozen: return dataclasses.replace(self, ...) from with_data(), or "
         "compute the value in a method"
     ),
-    r"with_data\(\).*unexpected keyword argument": (
+    r"with_(data|classes)\(\).*unexpected keyword argument": (
         "only fields can be replaced: declare a field (class_names: tuple[str, ...] = ()), "
         "not a ClassVar"
     ),
@@ -143,8 +145,10 @@ def mistake_of(error: Exception, task: str, log: Path | None) -> Failure | None:
     message = f"task {task}: {found}: {_remedy(found)}"
     if log is not None:
         message += f"; traceback in {log}"
-    is_read_only = getattr(original_error(error), "errno", None) == errno.EROFS
-    if isinstance(error, _LASTING) or is_read_only:
+    source = original_error(error)
+    if disk_is_full(source):
+        return StorageFailure(message)
+    if isinstance(error, _LASTING) or getattr(source, "errno", None) == errno.EROFS:
         return WrongUse(message)
     code = ExitCode.UNEXPECTED if isinstance(error, OSError) else ExitCode.WRONG_USE
     return Failure(message, exit_code=code)

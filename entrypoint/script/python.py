@@ -50,7 +50,8 @@ class Python:
     """A Python.
 
     Attributes:
-        command: its path, and the options of the script's first line.
+        command: its path, and the options of the script's first line. If that line changes
+            variables, this is `env` with its arguments.
         origin: what has chosen it, such as `VIRTUAL_ENV`.
     """
 
@@ -80,8 +81,12 @@ def choose_python(wanted: str | None, first_line: str, env: Mapping[str, str]) -
         try:
             path, *options = shlex.split(first_line[2:])
             if path.endswith("/env"):
-                path, *options = options[options[:1] == ["-S"] :]
-        except ValueError:  # an open quote, or no program
+                words = options[options[:1] == ["-S"] :]
+                if words[0].startswith("-") or "=" in words[0]:  # env has more to do
+                    options = ["-S", first_line[2:].split(maxsplit=1)[1].removeprefix("-S")]
+                else:
+                    path, *options = words
+        except (ValueError, IndexError):  # an open quote, or no program
             raise WrongUse(
                 f"the first line {first_line} names no program: name a Python with --python"
             ) from None
@@ -121,7 +126,7 @@ def ask(
         )
         # A module that Python imports at its start may print as well.
         version, packages, error, defined = json.loads(answer.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError, TypeError):
         return None, {}
     if error is not None:
         raise WrongUse(f"{script}, {error} (Python {version}): correct it, or use another --python")

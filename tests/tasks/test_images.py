@@ -1,6 +1,7 @@
 """The task `images`: the layout of the folder, decoding, damaged files, models and trainings."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -243,6 +244,24 @@ def test_pictures_are_predicted_without_the_training_data(
     assert code == 0 and out.count("\n") == 13
     columns = [f"probability_{name}" for name in (classes or "cross/disc/stripes").split("/")]
     assert out.startswith(f"file,prediction,{','.join(columns)}\n")
+
+
+def test_pictures_are_predicted_without_a_file_of_weights_but_not_without_classes(
+    here: Here, shapes: Path
+) -> None:
+    here.train("a", **_SHORT)
+    weights = {"weights": "runs/a/model.safetensors"}
+    here.train("r", **_SHORT | {"fields": FIELDS | weights})
+    files = str(shapes / "disc")
+    before = here.command(*_PREDICT, files)
+    shutil.rmtree("runs/a")
+    assert before[0] == 0 and here.command(*_PREDICT, files) == before
+    manifest = here.json("manifest.json") | {"classes": None}
+    Path("runs/r/manifest.json").write_text(json.dumps(manifest))
+    err = here.refused(*_PREDICT, files)
+    assert err.startswith(
+        "trainbox: class 0 of runs/r is missing, but class 0 of the data is cross"
+    )
 
 
 def test_damaged_pictures_are_refused_or_left_out_as_in_the_training(

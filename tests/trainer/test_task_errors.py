@@ -278,6 +278,10 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a method with other parameters": (Tiny, {"prepare": lambda _task, batch: batch},
      "task Tiny: prepare() has the wrong parameters (got an unexpected keyword argument "
      "'training'): write def prepare(self, batch, training)"),
+    "a method of a Classification with other parameters": (Three,
+     {"with_classes": lambda _task: _task},
+     "task Three: with_classes() has the wrong parameters (too many positional arguments): write "
+     "def with_classes(self, names)"),
     "with_data that replaces a ClassVar": (Three, {"with_data": with_data},
      ": only fields can be replaced: declare a field (class_names: tuple[str, ...] = ()), not a "
      "ClassVar"),

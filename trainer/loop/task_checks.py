@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
+from trainbox.classification import Classification
 from trainbox.contract.errors import WrongUse
 from trainbox.nested import tensors_in
 from trainbox.task import Task
@@ -87,7 +88,10 @@ def check_task(task: Task) -> None:
         _check_name(task, "train_metrics has the name", name, _KEYS_OF_TRAINING, "loss_", "gpu_")
     for name, remedy in _REQUIRED.items():
         check_defines(task, name, f", and {remedy}")
-    for name, method in vars(Task).items():
+    methods = dict(vars(Task))
+    if isinstance(task, Classification):
+        methods |= vars(Classification)
+    for name, method in methods.items():
         if not inspect.isfunction(method) or name.startswith("_"):
             continue
         _, *parameters = inspect.signature(method).parameters
@@ -195,7 +199,8 @@ def checked_predictions(task: Task, returned: Any, size: int) -> dict[str, Tenso
     """Return `returned`, the result of predictions() for `size` examples, or raise WrongUse."""
     for name, value in checked(task, "predictions", returned).items():
         shape = tuple(getattr(value, "shape", ()))
-        if not isinstance(value, Tensor) or len(shape) not in (1, 2) or shape[0] != size:
+        is_table = len(shape) in (1, 2) and shape[0] == size and 0 not in shape[1:]
+        if not isinstance(value, Tensor) or not is_table:
             raise WrongUse(
                 f"task {_name(task)}: predictions() returned {name!r} as {type(value).__name__} of "
                 f"shape {shape}: return a tensor of shape ({size},) or ({size}, K)"

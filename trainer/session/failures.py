@@ -16,7 +16,7 @@ from trainbox.contract.errors import (
     called_exit,
     raised_interrupt,
 )
-from trainbox.contract.storage import disk_is_full, is_of_disk, storage_failure
+from trainbox.contract.storage import is_of_disk, storage_failure
 from trainer.loop.out_of_memory import NO_ENGINE, memory_used_up
 from trainer.parallel.exchange_failures import exchange_failure
 from trainer.parallel.gpu_failures import gpu_failure
@@ -69,7 +69,7 @@ def errors_as_failures(
         if log is not None:
             logging.getLogger(__name__).exception("stopped by an error")
         failure, source = _of_the_machine(error), original_error(error)
-        if failure is None and task and not disk_is_full(source):
+        if failure is None and task:
             failure = mistake_of(error, task, log)
         if failure is None and isinstance(source, OSError) and is_of_disk(source, runs_dir):
             failure = storage_failure(runs_dir, source, instead=instead)

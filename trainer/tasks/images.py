@@ -32,6 +32,7 @@ from trainer.tasks.imaging.folder import (
     refuse_other_classes,
 )
 from trainer.tasks.imaging.models import (
+    WEIGHTS_FILES,
     Averaged,
     build_model,
     check_model,
@@ -110,7 +111,9 @@ class Images(Classification):
         return tuple(self.classes.split("/")) if self.classes else ()
 
     def with_classes(self, names: tuple[str, ...]) -> Self:
-        return replace(self, classes="/".join(names))
+        # The weights of the run replace those of a file, which may be missing now.
+        weights = "" if self.weights.endswith(WEIGHTS_FILES) else self.weights
+        return replace(self, classes="/".join(names), weights=weights)
 
     def with_data(self, data_dir: Path) -> Self:
         fetch_weights(self.model, self.weights)  # the first process downloads before the others

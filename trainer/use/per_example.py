@@ -55,6 +55,9 @@ class PerExample:
         """Return the values of all examples in their order, (N, ...), or none if they are too many.
 
         All ranks must call this. Floats become float64, and all other types int64.
+
+        Raises:
+            WrongUse: The names or shapes differ between batches.
         """
         world, batches = self._job.world, self._job.evaluation
         if world.from_first(self._too_many):
@@ -66,6 +69,12 @@ class PerExample:
         columns = world.from_first(
             own and [[n, list(x.shape[1:]), x.is_floating_point()] for n, x in own[0].items()]
         )
+        expected = {name: shape for name, shape, _ in columns}
+        if any({n: list(x.shape[1:]) for n, x in values.items()} != expected for values in own):
+            raise WrongUse(
+                f"task {type(self._job.task).__name__}: the names or shapes that predictions() or "
+                "statistics() returns for an example differ between batches: return the same"
+            )
         counts = world.from_each(sum(len(next(iter(values.values()))) for values in own))
         found = {}
         for name, shape, is_float in columns:

@@ -56,7 +56,7 @@ def predict_run(request: PredictRequest, stop: StopRequest) -> None:
             remedy = " to return the example of a file, and add --anyway, as this changes the task"
             check_defines(task, "load_example", remedy)
         if isinstance(task, Classification):
-            names = tuple(run.record.manifest["classes"])
+            names = tuple(run.record.manifest["classes"] or ())
             task = checked(task, "with_classes", task.with_classes(names))
         files = given_files(request.files, task.example_endings)
         refuse_difference(world, {"files": files}, "copy the same files to all machines")

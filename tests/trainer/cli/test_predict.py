@@ -3,6 +3,7 @@
 import csv
 import errno
 import io
+import itertools
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import torch
 
 from tests.support.here import Captured, Here, files_of
 from tests.support.ranks import Ranks
-from tests.support.tiny import StepCounter
+from tests.support.tiny import FromFiles, StepCounter
 from trainbox.contract.storage import writing
 from trainer.use.predict import given_files
 
@@ -128,6 +129,21 @@ def test_wrong_files_and_options_are_one_line(here: Here, files: Path) -> None:
         assert (code, out) == (2, "")
         lines = [line for line in err.splitlines() if line.startswith("trainbox: ")]
         assert message in lines[-1] and "Traceback" not in err
+
+
+def test_columns_that_change_between_batches_are_refused(
+    here: Here, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.train(task=TASK, max_steps=2, workers=0)
+    sizes = itertools.count(2)
+    monkeypatch.setattr(
+        FromFiles, "predictions", lambda _, __, batch: {"x": torch.ones(len(batch[1]), next(sizes))}
+    )
+    code, _, err = _predict(here, *["new"] * 4)
+    assert code == 2 and "for an example differ between batches: return the same\n" in err
+    monkeypatch.setattr(FromFiles, "predictions", lambda _, __, batch: {"x": batch[0][:, :0]})
+    code, _, err = _predict(here, "new/a.txt")
+    assert code == 2 and "'x' as Tensor of shape (1, 0): return a tensor of shape (1,) or" in err
 
 
 def test_a_task_that_cannot_read_files_is_refused(here: Here, files: Path) -> None:

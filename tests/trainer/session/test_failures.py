@@ -146,10 +146,10 @@ class _Unreadable(Dataset[Any]):
     [
         (errno.ENOENT, 2, "__getitem__() raised FileNotFoundError: [Errno 2] No such file"),
         (errno.EROFS, 2, "): write to a folder that is mounted for writing; traceback in "),
-        (errno.ENOSPC, 4, "trainbox: cannot write runs/x: No space left on device ("),
+        (errno.ENOSPC, 4, "): free some space on the disk of this file; traceback in "),
     ],
 )
-def test_an_error_of_a_task_s_file_is_its_mistake_unless_the_disk_is_full(
+def test_an_error_of_a_task_s_file_names_the_task_and_the_cure(
     here: Here,
     monkeypatch: pytest.MonkeyPatch,
     number: int,

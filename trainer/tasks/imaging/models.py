@@ -26,7 +26,7 @@ from trainer.tasks.reading.download import answering, cause
 _SIZE_ARGUMENTS = {"vit_": "image_size", "maxvit_": "input_size"}
 # Modules that only training uses, for additional losses.
 _AUXILIARY = ("AuxLogits", "aux1", "aux2")
-_FILES = (".safetensors", ".pt", ".pth")
+WEIGHTS_FILES = (".safetensors", ".pt", ".pth")
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Colour = tuple[float, float, float]
@@ -41,7 +41,7 @@ def check_model(name: str, weights: str) -> None:
     if name not in known:
         fix = _nearest(name, known)
         raise WrongUse(f"--set model={name}: torchvision has no classification model {name}: {fix}")
-    if weights and not weights.endswith(_FILES):
+    if weights and not weights.endswith(WEIGHTS_FILES):
         _entry(name, weights)
 
 
@@ -53,7 +53,7 @@ def fetch_weights(name: str, weights: str) -> None:
     """
     if not weights:
         return
-    if weights.endswith(_FILES):
+    if weights.endswith(WEIGHTS_FILES):
         if not Path(weights).is_file():
             raise WrongUse(f"--set weights={weights}: {weights} does not exist: check the path")
         return
@@ -99,7 +99,7 @@ def describe_weights(name: str, classes: int, size: int, weights: str) -> str:
     model = _without_values(lambda: build_model(name, classes, size))
     tensors: Mapping[str, Tensor]
     removed = ""
-    if weights.endswith(_FILES):
+    if weights.endswith(WEIGHTS_FILES):
         tensors, removed = read_weights(Path(weights), model)
     else:
         meta = _entry(name, weights).meta
@@ -114,7 +114,7 @@ def normalization(name: str, weights: str) -> tuple[Colour, Colour]:
 
     Those of ImageNet are used for new weights and for files.
     """
-    if not weights or weights.endswith(_FILES):
+    if not weights or weights.endswith(WEIGHTS_FILES):
         return _IMAGENET_MEAN, _IMAGENET_STD
     preset = _entry(name, weights).transforms()
     return tuple(preset.mean), tuple(preset.std)
@@ -188,7 +188,7 @@ def _read(name: str, weights: str, model: nn.Module) -> Mapping[str, Tensor]:
 
     torchvision renames tensors of old files, so it loads its own weights.
     """
-    if weights.endswith(_FILES):
+    if weights.endswith(WEIGHTS_FILES):
         return read_weights(Path(weights), model)[0]
     entry = _entry(name, weights)
     try:
@@ -212,7 +212,7 @@ def _entry(name: str, weights: str) -> WeightsEnum:
     if weights not in known.__members__:
         raise WrongUse(
             f"--set weights={weights}: torchvision has no such weights of {name}: "
-            f"{_nearest(weights, known.__members__)} (a file ends with {', '.join(_FILES)})"
+            f"{_nearest(weights, known.__members__)} (a file ends with {', '.join(WEIGHTS_FILES)})"
         )
     return known[weights]
 
