@@ -7,6 +7,7 @@ import shutil
 import threading
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -213,10 +214,13 @@ def test_a_training_that_fails_does_not_wait_for_its_copies(here: Here) -> None:
     assert not any(thread.name == "mirror" for thread in threading.enumerate())
 
 
-def test_a_full_disk_is_not_a_failure_of_the_storage(here: Here) -> None:
+def test_a_full_disk_is_not_a_failure_of_the_storage(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here.train(mirror=URL)
     shutil.rmtree(here.path())
-    Storages.fail(OSError(errno.ENOSPC, "No space left on device"), "get")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(Storages, "get_file", Mock(side_effect=full))  # raised in a library
     with pytest.raises(StorageFailure, match=r"^cannot write runs: No space left on device"):
         here.train(mirror=URL)
 
