@@ -9,7 +9,8 @@ from tests.support.commands import Ended, Trainbox, finish
 pytestmark = pytest.mark.timeout(900)  # up to nine starts of torchrun
 
 # A start that is to be killed waits for it near its end: the first one of each training but the
-# undisturbed ones. The first rank trains, and the result depends a little on their number.
+# undisturbed ones. It reports all steps at once, so that no kill comes between the last checkpoint
+# and its report. The first rank trains, and the result depends a little on their number.
 _SCRIPT = """
 import csv, json, os, sys, time
 from pathlib import Path
@@ -19,11 +20,13 @@ if os.environ.get("RANK", "0") != "0":
 checkpoint = run / "checkpoint.json"
 resumes = checkpoint.exists()
 step, total = json.loads(checkpoint.read_text()) if resumes else (0, 0.5)
+reports = ""
 while step < 5:
     step, total = step + 1, total * 1.5 + 1e-6 * int(os.environ.get("WORLD_SIZE", "1"))
     (run / "checkpoint.new").write_text(json.dumps([step, total]))
     (run / "checkpoint.new").rename(checkpoint)
-    print(json.dumps({"step": step}))
+    reports += json.dumps({"step": step}) + "\\n"
+sys.stdout.write(reports)
 while int(run.parent.name.partition("-")[2] or 0) >= undisturbed and not resumes:
     time.sleep(1)
 (run / "results").mkdir(exist_ok=True)
@@ -58,7 +61,7 @@ def _drill(trainbox: Trainbox, undisturbed: int, *words: str) -> Ended:
 def test_a_script_that_resumes(trainbox: Trainbox) -> None:
     """The one real start: the undisturbed training, the kill, the resume and the comparison."""
     ended = _drill(trainbox, 1)
-    assert (ended.code, ended.err) == (0, "")
+    assert (ended.code, ended.err) == (0, ""), ended.err
     first, heading, columns, undisturbed, killed, resumed, last = ended.out.splitlines()
     assert first == "drill of train.py on one CPU process, --kills 1 --seed 1"
     assert (heading, columns.split()) == ("results/last.csv", ["processes", "digest"])
@@ -73,7 +76,7 @@ def test_a_script_that_resumes(trainbox: Trainbox) -> None:
 def test_changing_numbers_of_processes(trainbox: Trainbox) -> None:
     """tests/trainbox/test_library_page.py has drills of DDP."""
     ended = _drill(trainbox, 2, "--processes", "1,2", "--tolerance", "1e-4")
-    assert (ended.code, ended.err) == (0, "")
+    assert (ended.code, ended.err) == (0, ""), ended.err
     rows = re.findall(r"^  (\d(?: -> \d)?)  ", ended.out, re.MULTILINE)
     assert rows == ["1", "2", "1 -> 1", "1 -> 2", "2 -> 1"]
     assert "  all 5 trainings agree within 0.0001; the largest difference is " in ended.out
