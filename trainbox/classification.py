@@ -35,10 +35,10 @@ class Classification(Task):
     best_by: ClassVar[str] = "max:accuracy"
 
     def with_classes(self, names: tuple[str, ...]) -> Self:
-        """Return this task with the classes of its training, if they are fields.
+        """Return this task with the classes of its training, if its classes are a field.
 
-        `trainbox predict` calls this before `with_data`. If the result has all that `with_data`
-        reads, the data of the training is not needed.
+        `trainbox predict` calls this before `with_data`, which can then do without the data of the
+        training.
         """
         return self
 

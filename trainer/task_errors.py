@@ -253,7 +253,7 @@ def _part_of_a_task(frame: _Frame) -> str | None:
     )
 
 
-def original_line(error: Exception) -> str:
+def original_line(error: BaseException) -> str:
     """Return the error of a loader worker or a replica, such as `ValueError: bad value`.
 
     torch raises it with the traceback as its message. This is the first line after the frames; it
@@ -263,7 +263,7 @@ def original_line(error: Exception) -> str:
     return found[-1] if found else ""
 
 
-def original_error(error: Exception) -> Exception:
+def original_error(error: BaseException) -> BaseException:
     """Return the error of the system that a loader worker raised, of which torch keeps the text.
 
     All other errors are returned unchanged.

@@ -82,7 +82,7 @@ def choose_python(wanted: str | None, first_line: str, env: Mapping[str, str]) -
             path, *options = shlex.split(first_line[2:])
             if path.endswith("/env"):
                 words = options[options[:1] == ["-S"] :]
-                if words[0].startswith("-") or "=" in words[0]:  # env has more to do
+                if words[0].startswith("-") or "=" in words[0]:  # env changes variables
                     options = ["-S", first_line[2:].split(maxsplit=1)[1].removeprefix("-S")]
                 else:
                     path, *options = words
@@ -126,7 +126,7 @@ def ask(
         )
         # A module that Python imports at its start may print as well.
         version, packages, error, defined = json.loads(answer.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError, TypeError):
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None, {}
     if error is not None:
         raise WrongUse(f"{script}, {error} (Python {version}): correct it, or use another --python")

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainbox.contract.errors import WrongUse
 from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count
 from trainer.loop.losses import autocast
 from trainer.loop.state import Inference
-from trainer.loop.task_checks import checked_metrics, checked_statistics
+from trainer.loop.task_checks import check_same, checked_metrics, checked_statistics
 from trainer.parallel.buffers import evaluating
 from trainer.parallel.world import World
 
@@ -124,12 +123,8 @@ def _add(
     shapes = world.from_first(
         [[name, list(value.shape)] for name, value in rows[0].items()] if rows else None
     )
-    for row in rows:
-        if [[name, list(value.shape)] for name, value in row.items()] != shapes:
-            raise WrongUse(
-                f"task {type(task).__name__}: the names or shapes that statistics() returns "
-                "differ between batches: return sums over the examples of the batch"
-            )
+    found = ([[name, list(value.shape)] for name, value in row.items()] for row in rows)
+    check_same(task, "statistics()", found, shapes, "sums over the examples of the batch")
     # Make each row flat, and gather the rows (N, K) of all ranks.
     width = sum(torch.Size(shape).numel() for _, shape in shapes)
     flat = [

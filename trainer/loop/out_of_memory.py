@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trainbox.contract.config import Settings
 from trainbox.contract.errors import OutOfMemory
 from trainer.parallel.strategy import Strategy
-from trainer.task_errors import raised_by_task
+from trainer.task_errors import original_error, raised_by_task
 
 # The second step is the first one with the optimizer's state, and so with all that a step needs.
 FIRST_STEPS = 2
@@ -50,8 +50,9 @@ def memory_used_up(error: BaseException, failed_before: int = 0) -> str | None:
     if isinstance(error, MemoryError):
         text = f" ({lines[0]})" if lines[0] else ""
         return f"the host's memory is used up{text}"
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return f"the host's memory is used up ({error.strerror})"
+    source = original_error(error)
+    if isinstance(source, OSError) and source.errno == errno.ENOMEM:
+        return f"the host's memory is used up ({source.strerror})"
     if isinstance(error, torch.OutOfMemoryError):
         return f"the GPU's memory is used up ({lines[0]})"
     if isinstance(error, RuntimeError) and not raised_by_task(error):

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,7 +42,7 @@ _REQUIRED = {
 
 # The class of what a method returns, and its description for a message.
 _RESULTS: dict[str, tuple[type, str]] = {
-    "with_classes": (Task, "the task, as in dataclasses.replace(self, ...)"),
+    "with_classes": (Classification, "the task, as in dataclasses.replace(self, ...)"),
     "with_data": (Task, "the task, as in dataclasses.replace(self, ...)"),
     "notes": (dict, "a dict {name: line}, which may be empty"),
     "build_model": (nn.Module, "an nn.Module"),
@@ -246,6 +246,19 @@ def drawn_figures(task: Task, figures: Mapping[str, "Picture"]) -> dict[str, Ten
                 "(3, H, W)"
             )
     return pictures
+
+
+def check_same(task: Task, methods: str, found: Iterable[Any], expected: Any, wanted: str) -> None:
+    """Check that the names and shapes `found` in each batch are those `expected`.
+
+    Raises:
+        WrongUse: they differ. The message has `wanted` as what to return.
+    """
+    if any(each != expected for each in found):
+        raise WrongUse(
+            f"task {_name(task)}: the names or shapes that {methods} returns differ between "
+            f"batches: return {wanted}"
+        )
 
 
 def wrong_result(task: Task, method: str, value: Any, wanted: str) -> WrongUse:

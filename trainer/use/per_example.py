@@ -18,6 +18,7 @@ from trainer.data.batches import evaluation_batch_count
 from trainer.loop.state import Inference
 from trainer.loop.task_checks import (
     check_defines,
+    check_same,
     checked_metrics,
     checked_predictions,
     checked_statistics,
@@ -70,11 +71,10 @@ class PerExample:
             own and [[n, list(x.shape[1:]), x.is_floating_point()] for n, x in own[0].items()]
         )
         expected = {name: shape for name, shape, _ in columns}
-        if any({n: list(x.shape[1:]) for n, x in values.items()} != expected for values in own):
-            raise WrongUse(
-                f"task {type(self._job.task).__name__}: the names or shapes that predictions() or "
-                "statistics() returns for an example differ between batches: return the same"
-            )
+        shapes = ({name: list(x.shape[1:]) for name, x in values.items()} for values in own)
+        check_same(
+            self._job.task, "predictions() or statistics()", shapes, expected, "the same columns"
+        )
         counts = world.from_each(sum(len(next(iter(values.values()))) for values in own))
         found = {}
         for name, shape, is_float in columns:

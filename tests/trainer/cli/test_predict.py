@@ -140,7 +140,10 @@ def test_columns_that_change_between_batches_are_refused(
         FromFiles, "predictions", lambda _, __, batch: {"x": torch.ones(len(batch[1]), next(sizes))}
     )
     code, _, err = _predict(here, *["new"] * 4)
-    assert code == 2 and "for an example differ between batches: return the same\n" in err
+    assert (
+        code == 2
+        and "statistics() returns differ between batches: return the same columns\n" in err
+    )
     monkeypatch.setattr(FromFiles, "predictions", lambda _, __, batch: {"x": batch[0][:, :0]})
     code, _, err = _predict(here, "new/a.txt")
     assert code == 2 and "'x' as Tensor of shape (1, 0): return a tensor of shape (1,) or" in err

@@ -233,6 +233,16 @@ def test_each_library_has_its_own_message_for_used_up_memory(text: str, device: 
     assert memory_used_up(ValueError(text)) is None
 
 
+def test_memory_that_a_loader_worker_has_used_up_is_that_of_the_host() -> None:
+    text = (
+        "Caught OSError in DataLoader worker process 0.\nOriginal Traceback (most recent call last)"
+    )
+    text += (
+        ':\n  File "a.py", line 1, in f\n    fork()\nOSError: [Errno 12] Cannot allocate memory\n'
+    )
+    assert memory_used_up(OSError(text)) == "the host's memory is used up (Cannot allocate memory)"
+
+
 @pytest.mark.parametrize("mode", ["GET", "FIND"])
 def test_a_convolution_without_an_algorithm_is_out_of_memory_if_an_allocation_failed(
     monkeypatch: pytest.MonkeyPatch, mode: str

@@ -51,7 +51,8 @@ def test_a_torch_without_nccl_is_recorded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_variables_that_several_processes_get_are_left_out() -> None:
-    several = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    several = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    several["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     found = manifest_differences({"environment": {}}, {"environment": several})
     assert found == {}
 

@@ -149,7 +149,7 @@ class _Unreadable(Dataset[Any]):
         (errno.ENOSPC, 4, "): free some space on the disk of this file; traceback in "),
     ],
 )
-def test_an_error_of_a_task_s_file_names_the_task_and_the_cure(
+def test_an_error_of_a_dataset_has_its_code_and_cure_also_in_a_loader_worker(
     here: Here,
     monkeypatch: pytest.MonkeyPatch,
     number: int,

@@ -52,7 +52,7 @@ def test_two_columns_of_one_name_are_refused(values: dict[str, Tensor], name: st
 
 def test_whole_numbers_keep_all_their_digits() -> None:
     batches = SimpleNamespace(size=2, batch_size=2)
-    job = SimpleNamespace(world=World(0, 1, torch.device("cpu")), evaluation=batches)
+    job = SimpleNamespace(task=Digits(), world=World(0, 1, torch.device("cpu")), evaluation=batches)
     large_B = torch.tensor([2**62 + 1, -(2**53) - 1])
     observer = PerExample(job, lambda batch: {"n": batch, "x": batch / 3})  # type: ignore[arg-type]
     observer(large_B)
