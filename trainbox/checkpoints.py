@@ -9,8 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, TextIO
 
-import torch
-from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from trainbox import ranks
@@ -21,12 +19,11 @@ from trainbox.contract.sidecar import FIRST_CHECKPOINT, complete_or_remove
 from trainbox.contract.storage import storage_failure, writing
 from trainbox.contract.streams import message
 from trainbox.folder import run_folder
+from trainbox.plain_state import plain_state
 from trainbox.stored_checkpoints import StoredCheckpoints
 
 _INSTEAD = "use another folder"
 _NONE, _LOST = -1, -2  # what rank 0 reports instead of a step
-# What torch.load reads without running code from the file.
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 class TrainState(SimpleNamespace):
@@ -186,14 +183,13 @@ class Checkpoints:
                 f"step {step} is before step {newest} of the newest checkpoint in {self.folder}: "
                 "call load() before the first step, or use another folder"
             )
-        state = _as_dict(state)
-        _refuse_unsafe(state, "state")
+        saved: dict[str, Any] = plain_state(_as_dict(state), "state")
         value = None if metric is None or not math.isfinite(metric) else float(metric)
         with writing(self.folder, _INSTEAD):
             self.folder.mkdir(parents=True, exist_ok=True)
         self._own_folder()
         best_step = next(reversed(self._by_metric({step: value})[0]), None)
-        self._writer.save(step, state, {"metric": value}, best_step)
+        self._writer.save(step, saved, {"metric": value}, best_step)
 
     def wait(self) -> None:
         """Wait until the last save is on the disk. All ranks must call this, before they exit.
@@ -290,38 +286,6 @@ def _as_dict(state: TrainState | Mapping[str, Any]) -> Mapping[str, Any]:
             f"state is a {type(state).__name__}: save a TrainState or a dict of its parts"
         )
     return state
-
-
-def _refuse_unsafe(tree: Any, path: str) -> None:
-    """Refuse values that `load` could not read, while the training can still be changed.
-
-    Raises:
-        WrongUse: `tree`, which is at `path` of the state, has such a value.
-    """
-    if isinstance(tree, Mapping):
-        for name, value in tree.items():
-            if not isinstance(name, str | int | float | bool):
-                raise WrongUse(
-                    f"{path} has the key {name!r}, a {type(name).__name__}: use a string"
-                )
-            _refuse_unsafe(value, f"{path}[{name!r}]")
-    elif isinstance(tree, list | tuple):
-        for index, value in enumerate(tree):
-            _refuse_unsafe(value, f"{path}[{index}]")
-    elif hasattr(tree, "full_tensor"):
-        raise WrongUse(
-            f"{path} is sharded over the ranks: gather the state first, such as with "
-            "torch.distributed.checkpoint.state_dict and full_state_dict=True"
-        )
-    elif isinstance(tree, Tensor):
-        if tree.layout is not torch.strided or tree.is_quantized:
-            raise WrongUse(f"{path} is a sparse or quantized tensor: save it as dense tensors")
-    elif type(tree) not in _PLAIN:
-        raise WrongUse(
-            f"{path} is a {type(tree).__name__}, which cannot be loaded without running code: "
-            "save tensors, numbers, strings, lists and dicts, such as array.tolist() or a "
-            "state_dict()"
-        )
 
 
 @functools.cache  # the lock of a folder is kept until the process ends

@@ -18,6 +18,11 @@ def to_device(batch: Any, device: torch.device) -> Any:
     )
 
 
+def copied(batch: Any) -> Any:
+    """Return a copy of the batch, for code that may change its tensors in place."""
+    return mapped(Tensor.clone, batch)
+
+
 def take(batch: Any, indices: Tensor) -> Any:
     """Return the examples `indices` of a batch."""
     return mapped(lambda tensor: tensor[indices], batch)

@@ -109,8 +109,8 @@ def test_a_task_that_differs_by_process_is_named(ranks: Ranks) -> None:
     assert "first in head.bias" in ended.errs[0]
 
 
-def test_weights_that_each_process_sets_from_its_own_data_are_refused(ranks: Ranks) -> None:
+def test_weights_that_a_forward_sets_from_the_data_of_a_shard_are_refused(ranks: Ranks) -> None:
     ended = ranks(2, "train", "tests.support.tiny:SetByData", "--rehearsal")
     assert ended.codes == [2, 2]
-    assert "task SetByData: the processes differ at step 2, first in factor_4" in ended.errs[0]
+    assert "a forward changes the trained parameter factor_4, and with shards" in ended.errs[0]
     assert not list((ranks.folder / "runs").glob("*/checkpoints/*"))

@@ -63,6 +63,11 @@ class _Net(nn.Module):
         return output
 
 
+@torch.no_grad()
+def _add_rank(parameter: Any) -> None:
+    parameter += torch.distributed.get_rank() * 1e-3
+
+
 @dataclass(frozen=True)
 class Mixed(Task):
     epochs: ClassVar[int] = 3
@@ -81,9 +86,6 @@ class Mixed(Task):
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         images_B233, targets_B = batch
-        if self.by_rank and model.training:
-            with torch.no_grad():
-                model.head.bias += torch.distributed.get_rank() * 1e-3  # type: ignore[union-attr, operator]
         return {"error": (model(images_B233) - targets_B).square()}
 
     def build_optimizer(
@@ -95,7 +97,10 @@ class Mixed(Task):
             for n, p in model.named_parameters()
             if p.requires_grad and not n.startswith("convolution")
         ]
-        return torch.optim.SGD(rest, lr=0.01, momentum=0.9)
+        optimizer = torch.optim.SGD(rest, lr=0.01, momentum=0.9)
+        if self.by_rank:
+            optimizer.register_step_post_hook(lambda *_: _add_rank(model.head.bias))
+        return optimizer
 
     def _images(self, count: int, seed: int) -> TensorDataset:
         images = torch.randn(count, 2, 3, 3, generator=torch.Generator().manual_seed(seed))

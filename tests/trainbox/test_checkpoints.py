@@ -1,12 +1,14 @@
 """Checkpoints of a script: whole or not there, verified, and never all removed."""
 
+import enum
 import errno
+import http
 import os
 import resource
 import signal
 import subprocess
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -316,7 +318,7 @@ class _Sharded(torch.Tensor):
     [
         ([torch.ones(1)], r"state is a list: save a TrainState or a dict"),
         ({"a": [numpy.ones(1)]}, r"state\['a'\]\[0\] is a ndarray, which cannot be loaded"),
-        ({"a": {"b": numpy.float64(1)}}, r"state\['a'\]\['b'\] is a float64, which cannot"),
+        ({"a": {"b": range(3)}}, r"state\['a'\]\['b'\] is a range, which cannot be loaded"),
         ({"config": Path("x")}, r"state\['config'\] is a PosixPath, which cannot be loaded"),
         ({(1, 2): 3}, r"state has the key \(1, 2\), a tuple: use a string"),
         ({"a": torch.ones(2, 2).to_sparse()}, r"state\['a'\] is a sparse or quantized tensor"),
@@ -328,6 +330,29 @@ def test_values_that_could_not_be_loaded_are_refused(
 ) -> None:
     with pytest.raises(WrongUse, match=f"^{message}"):
         Checkpoints(tmp_path).save(1, state)
+
+
+class _Kind(str, enum.Enum):  # noqa: UP042 - its str() is the name
+    PLAIN = "plain"
+
+
+def test_numbers_and_texts_of_other_classes_are_saved_as_plain_ones(tmp_path: Path) -> None:
+    """torch.load would refuse NumPy's, so the checkpoint would be lost."""
+    given = {
+        "a": [numpy.float64(0.5), numpy.int64(2), numpy.bool_(True), numpy.str_("b")],
+        "kind": _Kind.PLAIN,
+        "count": http.HTTPStatus.OK,
+        "counted": Counter("aab"),
+        "names": {"x", "y"},
+        numpy.int64(7): (torch.float32, None),
+    }
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, given)
+    checkpoints.wait()
+    state, _ = Checkpoints(tmp_path).load() or ({}, 0)
+    assert repr(state["a"]) == "[0.5, 2, True, 'b']"
+    assert (type(state["kind"]), type(state["count"])) == (str, int)
+    assert state == {**given, "a": [0.5, 2, True, "b"]}
 
 
 def test_a_step_is_any_integer_and_nothing_else(tmp_path: Path) -> None:

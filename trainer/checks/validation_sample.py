@@ -11,13 +11,13 @@ import torch
 
 from trainbox.classification import counts_by_class, gives_probabilities
 from trainbox.contract.errors import WrongUse
+from trainbox.nested import copied
 from trainer.checks.hidden_state import on_any_rank
 from trainer.loop.evaluate import Evaluation, add_up, evaluate
 from trainer.loop.out_of_memory import all_fit, memory_used_up
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_metrics
 from trainer.loop.validate import draw, judge
-from trainer.parallel.buffers import evaluating
 from trainer.run.digest import tensor_digests, value_digest
 
 # A task raises these errors for any batch. Other errors may come from the sample, such as a class
@@ -96,8 +96,8 @@ def _warn_of_probabilities(job: Job, batch: Any) -> None:
     """Warn if a Classification ends with a softmax; all ranks must call this."""
     if not counts_by_class(job.task):
         return
-    with evaluating(job.model):
-        found = job.inside(lambda: gives_probabilities(job.model, batch))
+    with job.evaluating():
+        found = job.inside(lambda: gives_probabilities(job.model, copied(batch)))
     if found:
         job.run.report(
             "the model's outputs are probabilities: remove its last softmax, because the "

@@ -158,9 +158,14 @@ class EvaluationBatches:
         return [to_device(batch, self.device) for batch in self._read(self._positions(numbers))]
 
     def _sliced(self, dataset: TensorDataset, numbers: Sequence[int]) -> Iterator[Any]:
-        """Yield the batches `numbers` of a dataset in memory on the device."""
+        """Yield copies of the batches `numbers` of a dataset in memory on the device.
+
+        A task may change its batch in place, which must not change the dataset.
+        """
         for part in (slice(*self._bounds(number)) for number in numbers):
-            yield to_device(tuple(tensor[part] for tensor in dataset.tensors), self.device)
+            batch = tuple(tensor[part] for tensor in dataset.tensors)
+            copies = (t.clone() if t.device == self.device else t.to(self.device) for t in batch)
+            yield tuple(copies)
 
     def _read(self, positions: list[list[tuple[int, int]]]) -> list[Any]:
         return list(read_once(self.dataset, positions, self._workers, self._collate))

@@ -102,7 +102,7 @@ def common_digests(job: Job) -> tuple[dict[str, str], dict[str, str]]:
     Raises:
         WrongUse: A digest differs between ranks.
     """
-    model = job.digests(job.state.model.state_dict())
+    model = job.digests(job.state.model_state())
     optimizer = job.digests(_tensors(_names(job), job.state.optimizer.state_dict()))
     if (name := job.world.first_difference({**model, **optimizer})) is not None:
         raise WrongUse(

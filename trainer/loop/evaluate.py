@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainbox.nested import copied
 from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count
 from trainer.loop.losses import autocast
 from trainer.loop.state import Inference
 from trainer.loop.task_checks import check_same, checked_metrics, checked_statistics
-from trainer.parallel.buffers import evaluating
 from trainer.parallel.world import World
 
 
@@ -89,21 +89,28 @@ def add_up(
     first_batch = None
     batch_count = evaluation_batch_count(batches.size, batches.batch_size)
     batches_of_each_rank, counted = batch_count // world.world_size, len(world.owned(batch_count))
-    with evaluating(model):
+    with job.evaluating() as put_back:
         numbered = zip(batches.own, batches.iterate(), strict=True)
         for number, (count, raw_batch) in shown(numbered, len(batches.own)):
+            # Each batch begins with the same buffers and random numbers, so its statistics do not
+            # depend on the batches that this rank has computed before.
+            put_back()
             world.seed(*seed_parts, number)
             batch = task.prepare(raw_batch, training=False)
-            first_batch = batch if first_batch is None else first_batch
+            # The model may change its inputs in place, so each user but the last gets a copy.
+            if first_batch is None:
+                first_batch = copied(batch)
             with autocast(world.device.type, job.autocast_dtype):
                 sums = {}
                 if statistics:
+                    given = copied(batch) if observers else batch
                     sums = checked_statistics(
                         task,
-                        job.inside(lambda batch=batch: task.statistics(model, batch)),  # type: ignore[misc]
+                        job.inside(lambda given=given: task.statistics(model, given)),  # type: ignore[misc]
                     )
                 for observe in observers:
-                    job.inside(lambda batch=batch, observe=observe: observe(batch))  # type: ignore[misc]
+                    given = copied(batch) if len(observers) > 1 else batch
+                    job.inside(lambda given=given, observe=observe: observe(given))  # type: ignore[misc]
             if len(rows) == counted:
                 # This rank took part only because the forward needs its share of the weights.
                 break

@@ -121,7 +121,7 @@ def closing(job: Job) -> None:
         best_weights = f"{path}/model.safetensors (the best), "
     if progress.ended_early:
         best += f" (ended early at step {progress.step})"
-    digest = digest_of_digests(job.digests(job.state.model.state_dict()))
+    digest = digest_of_digests(job.digests(job.state.model_state()))
     rows = {
         "best": best,
         "trained": f"{progress.step:,} steps in {progress.train_seconds:.1f} s, "

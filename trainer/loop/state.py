@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -14,9 +14,11 @@ from torch.utils.data import Dataset
 
 from trainbox.contract.config import Settings
 from trainbox.contract.errors import WrongUse
+from trainbox.plain_state import plain_state
 from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches
 from trainer.data.schedule import Schedule
+from trainer.parallel.buffers import evaluating
 from trainer.parallel.exchange import Reduction
 from trainer.parallel.loss_sums import RunningLosses
 from trainer.parallel.strategy import Strategy
@@ -86,17 +88,28 @@ class JobState:
     running: RunningLosses
     progress: Progress = field(default_factory=Progress)
     watch: Stopwatch = field(default_factory=Stopwatch)
+    _built: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._built = _shapes(self.model.state_dict())
 
     def capture(self, strategy: Strategy) -> dict[str, Any]:
         """Return the content of a checkpoint; all ranks must call this.
 
         Raises:
-            WrongUse: The strategy could not restore the optimizer's state.
+            WrongUse: A resume could not load the state.
         """
         strategy.check_optimizer(self.optimizer)
-        return strategy.gathered(
+        model = self.model_state()
+        if changed := _first_change(self._built, _shapes(model)):
+            raise WrongUse(
+                f"the model has changed since it was built ({changed}), so a resume could not load "
+                "a checkpoint: create all parameters and buffers in build_model(), with their final "
+                "shapes"
+            )
+        state = strategy.gathered(
             {
-                "model": self.model.state_dict(),
+                "model": model,
                 "buffers": [name for name, _ in self.model.named_buffers()],
                 "optimizer": self.optimizer.state_dict(),
                 "optimizer_class": type(self.optimizer).__name__,
@@ -107,6 +120,14 @@ class JobState:
                 "running_steps": self.running.steps,
             }
         )
+        return {name: plain_state(part, f"the state of the {name}") for name, part in state.items()}
+
+    def model_state(self) -> dict[str, Any]:
+        """Return the model's tensors and extra state, as a checkpoint has them."""
+        state = self.model.state_dict()
+        return {
+            name: plain_state(value, f"the model's {name}", True) for name, value in state.items()
+        }
 
     def restore(self, saved: Mapping[str, Any], strategy: Strategy, path: Path) -> None:
         """Continue from what `capture` returned for the run in `path`, on any number of ranks.
@@ -163,7 +184,11 @@ class Inference:
         evaluation: This rank's batches of the validation set.
         workers: The number of loader workers.
         frozen: A description of the weights that do not train because of `--freeze`.
+        keeps_on_host: Whether an evaluation copies the weights to the CPU, because the device may
+            have less memory than the device of the training.
     """
+
+    keeps_on_host: ClassVar[bool] = True
 
     task: Task
     config: Settings
@@ -178,6 +203,11 @@ class Inference:
     @property
     def world(self) -> World:
         return self.strategy.world
+
+    def evaluating(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
+        """Return a context in which the model is in evaluation mode, as `buffers.evaluating`."""
+        keeps = not self.strategy.forward_is_collective  # FSDP replaces parameters in a forward
+        return evaluating(self.model, keeps, self.keeps_on_host)
 
     def inside(self, compute: Callable[[], T]) -> T:
         """Return `compute()`, which uses the model outside a training forward."""
@@ -200,6 +230,8 @@ class Job(Inference):
         rehearsal: The entry of the manifest about the rehearsal of this start.
         check_hidden_state: Raises WrongUse if state outside checkpoints has changed.
     """
+
+    keeps_on_host: ClassVar[bool] = False  # the copy fits where the gradients were
 
     run: RunLog
     gpus: RunGpus

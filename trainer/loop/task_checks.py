@@ -171,17 +171,14 @@ def _has_collate(task: Task) -> bool:
 
 
 def checked_factor(task: Task, returned: Any) -> float:
-    """Return `returned`, the result of schedule(), or raise WrongUse."""
-    try:
-        finite = math.isfinite(returned)
-    except (TypeError, ValueError, RuntimeError):
-        finite = False
-    if not finite:
-        raise wrong_result(
-            task, "schedule", returned, "a finite number, the factor on the learning rate"
-        )
-    factor: float = returned
-    return factor
+    """Return `returned`, the result of schedule(), as a plain number, or raise WrongUse."""
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
+        # A checkpoint has the learning rate, and cannot have a number of NumPy.
+        if not isinstance(returned, str) and math.isfinite(factor := float(returned)):
+            return factor
+    raise wrong_result(
+        task, "schedule", returned, "a finite number, the factor on the learning rate"
+    )
 
 
 def checked_statistics(task: Task, returned: Any) -> dict[str, Tensor]:

@@ -11,14 +11,13 @@ from torch import Tensor
 from trainbox.classification import counts_by_class, most_mistaken, wrong
 from trainbox.contract.config import split_metric
 from trainbox.contract.errors import WrongUse
-from trainbox.nested import joined, take, tensors_in
+from trainbox.nested import copied, joined, take, tensors_in
 from trainer.loop.evaluate import Evaluation, evaluate
 from trainer.loop.log import TrainingLog
 from trainer.loop.losses import autocast
 from trainer.loop.saving import Saving
 from trainer.loop.state import Inference, Job
 from trainer.loop.task_checks import checked, checked_end, drawn_figures
-from trainer.parallel.buffers import evaluating
 
 _METRICS_OF_A_LINE = 6  # metrics.jsonl has all of them
 
@@ -103,7 +102,7 @@ def draw(
     strategy's forward is collective. The model is used only in this call.
     """
     dtype = job.strategy.inference_dtype(job.autocast_dtype)
-    with evaluating(job.model), autocast(job.world.device.type, dtype):
+    with job.evaluating(), autocast(job.world.device.type, dtype):
         batch = _with_mistakes_first(job, result, seed_parts)
         figures = job.inside(lambda: job.task.figures(job.model, batch, result.totals))
     # The task may change its tensors, and another thread must not wait for the GPU.
@@ -123,7 +122,7 @@ def _with_mistakes_first(
     numbers = most_mistaken(result.by_batch["confusion"])
     if not numbers:
         return result.first_batch
-    mistaken_B = job.inside(lambda: wrong(job.model, result.first_batch))
+    mistaken_B = job.inside(lambda: wrong(job.model, copied(result.first_batch)))
     read = iter(job.evaluation.read([number for number in numbers if number]))
     parts = []
     for number in numbers:
@@ -132,7 +131,7 @@ def _with_mistakes_first(
             continue
         job.world.seed(*seed_parts, number)
         batch = job.task.prepare(next(read), training=False)
-        wrong_B = job.inside(lambda batch=batch: wrong(job.model, batch))  # type: ignore[misc]
+        wrong_B = job.inside(lambda batch=batch: wrong(job.model, copied(batch)))  # type: ignore[misc]
         parts.append(take(batch, wrong_B.nonzero().flatten()))
     others = take(result.first_batch, (~mistaken_B).nonzero().flatten())
     return joined([*parts, others], len(tensors_in(result.first_batch)[0]))

@@ -1,64 +1,121 @@
 """Keep tensors and the mode of a module unchanged during a forward."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
-
-Slot = tuple[dict[str, Any], str]  # the dict in which a module keeps a tensor, and its key
+from torch import Tensor, nn
 
 
-def buffer_slots(module: nn.Module) -> list[Slot]:
+class Slot(NamedTuple):
+    """A place in which a module keeps a tensor: the dict `home` of the module, and its `key`.
+
+    `name` is that of the tensor in the model.
+    """
+
+    home: dict[str, Any]
+    key: str
+    name: str
+
+    @property
+    def tensor(self) -> Tensor | None:
+        found: Tensor | None = self.home[self.key]
+        return found
+
+
+def buffer_slots(model: nn.Module) -> list[Slot]:
     """Return the slots of all buffers, such as running statistics and caches."""
-    return [(owner._buffers, name) for owner in module.modules() for name in owner._buffers]
+    return _slots(model, "_buffers")
 
 
-def frozen_slots(module: nn.Module) -> list[Slot]:
-    """Return the slots of the parameters that are not trained.
+def parameter_slots(model: nn.Module) -> list[Slot]:
+    """Return the slots of all parameters."""
+    return _slots(model, "_parameters")
 
-    Most of these parameters never change. Those of a mean teacher change in each forward.
-    """
-    owned = [
-        (owner._parameters, name, p)
-        for owner in module.modules()
-        for name, p in owner._parameters.items()
-    ]
+
+def _slots(model: nn.Module, kind: str) -> list[Slot]:
     return [
-        (home, name)
-        for home, name, parameter in owned
-        if parameter is not None and not parameter.requires_grad
+        Slot(home, key, f"{path}.{key}".lstrip("."))
+        for path, owner in model.named_modules()
+        for home in [getattr(owner, kind)]
+        for key in home.keys()  # noqa: SIM118 - the dicts of torch.jit have no iterator
     ]
 
 
-@contextlib.contextmanager
-def kept(slots: Sequence[Slot]) -> Iterator[None]:
-    """Put each tensor back after the body, with its old values."""
-    before = [
-        (home, name, home[name], None if home[name] is None else home[name].clone())
-        for home, name in slots
-    ]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for home, name, tensor, values in before:
-                home[name] = tensor
-                if tensor is not None:
-                    tensor.copy_(values)
+# The object of a tensor, its version and its address. A version counts the writes that torch
+# records. Torch does not record a write through `.data`, but an assignment to `.data` changes the
+# address.
+Mark = tuple[int, int, int]
+
+
+def mark(slot: Slot) -> Mark:
+    """Return a mark of the tensor in `slot`, which changes with most writes."""
+    tensor = slot.tensor
+    return (0, 0, 0) if tensor is None else (id(tensor), tensor._version, tensor.data_ptr())
+
+
+class Kept:
+    """The tensors in some slots, and a copy of their values."""
+
+    def __init__(self, slots: Sequence[Slot], on_host: bool = False) -> None:
+        """Copy the values, to the CPU if they are kept `on_host`."""
+        self._slots = [(slot, slot.tensor) for slot in slots]
+        self._tensors = [tensor for _, tensor in self._slots if tensor is not None]
+        self._values = [
+            tensor.detach().to("cpu" if on_host else tensor.device, copy=True)
+            for tensor in self._tensors
+        ]
+        self._marks = self._marks_now()
+
+    def _marks_now(self) -> list[Mark]:
+        return [mark(slot) if slot.key in slot.home else (0, 0, 0) for slot, _ in self._slots]
+
+    def put_back_written(self) -> None:
+        """Put back all tensors if torch has recorded that one of them was written."""
+        if self._marks_now() != self._marks:
+            self.put_back()
+            self._marks = self._marks_now()
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Put each tensor back in its slot, with its old values."""
+        for slot, tensor in self._slots:
+            if slot.key not in slot.home or slot.tensor is not tensor:
+                slot.home[slot.key] = tensor
+        for tensor, values in zip(self._tensors, self._values, strict=True):
+            if tensor.shape != values.shape:  # resized in place
+                tensor.data = values.to(tensor.device, copy=True)
+        if self._tensors:  # torch refuses an empty list
+            torch._foreach_copy_(self._tensors, self._values)
 
 
 @contextlib.contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Run the body in evaluation mode, then restore the mode and the buffers.
+def evaluating(
+    model: nn.Module, keeps_parameters: bool, on_host: bool
+) -> Iterator[Callable[[], None]]:
+    """Run the body in evaluation mode, then put back the mode, the buffers and the parameters.
 
-    A checkpoint saves the buffers, so an evaluation must not change them.
+    A checkpoint saves them, so an evaluation must not change them. Without `keeps_parameters`, the
+    parameters are neither copied nor put back. The copies of parameters are on the CPU if they are
+    kept `on_host`. The function that is yielded is called before each batch, so that each batch
+    begins with the same buffers and parameters.
     """
-    was_training = module.training
-    module.eval()
+    was_training = model.training
+    parameters = parameter_slots(model) if keeps_parameters else []
+    before = Kept(buffer_slots(model)), Kept(parameters, on_host)
+    model.eval()
+    # The modes of some modules change weights, such as those of LoRA.
+    changes = any(type(module).train is not nn.Module.train for module in model.modules())
+    of_batch = Kept(buffer_slots(model)), Kept(parameters, on_host) if changes else before[1]
+
+    def put_back() -> None:
+        of_batch[0].put_back()
+        of_batch[1].put_back_written()
+
     try:
-        with kept(buffer_slots(module)):
-            yield
+        yield put_back
     finally:
-        module.train(was_training)
+        model.train(was_training)
+        for kept in before:
+            kept.put_back()

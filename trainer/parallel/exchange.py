@@ -9,16 +9,17 @@ import contextlib
 import enum
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from trainbox.contract.errors import WrongUse
 from trainer.data.schedule import MicroBatch
-from trainer.parallel.buffers import Slot, buffer_slots, frozen_slots
+from trainer.parallel.buffers import Slot, buffer_slots
 from trainer.parallel.shard_sums import Exchange
 from trainer.parallel.world import World
+from trainer.parallel.written_parameters import WrittenParameters
 from trainer.system.elapsed import Elapsed
 
 _BUCKET_BYTES = 8 * 2**20  # exchanged as soon as the backward has computed all its gradients
@@ -65,17 +66,17 @@ class Reduction:
     ) -> None:
         """Sum the gradients of `parameters`, and average the buffers of `module`."""
         self._world, self._shards, self._accumulation = world, shards, accumulation
-        self._last_shard = world.owned(shards)[-1]
+        self._owned = world.owned(shards)
         # A single shard has the sum and the mean already, so its gradients and buffers stay.
         is_single = shards == 1
         self._buckets = [
             _Bucket(world, shards, group) for group in ([] if is_single else _grouped(parameters))
         ]
-        # A forward may change frozen parameters, such as those of a mean teacher. The first one
-        # shows which. A strategy that adds the gradients itself keeps no such change.
-        self._frozen = [] if is_single or not parameters else frozen_slots(module)
-        slots = [] if is_single else [*buffer_slots(module), *self._frozen]
-        self._moved = _MovedBuffers(world, shards, slots)
+        # A strategy that adds the gradients itself keeps no change of a frozen parameter.
+        watches = not is_single and bool(parameters)
+        self._written = WrittenParameters(module if watches else nn.Module())
+        slots = [] if is_single else buffer_slots(module)
+        self._moved = [_MovedBuffers(world, shards, slots)]
         # The buckets that this step has not sent yet, and those that it has not added yet. All
         # ranks send and add them in this order.
         self._unsent, self._unadded = deque(self._buckets), deque(self._buckets)
@@ -103,23 +104,28 @@ class Reduction:
         # Each shard starts with the buffers from before the step.
         ends_shard = micro.part == self._accumulation - 1
         if micro.part == 0:
-            self._moved.begin(micro.shard)
-        versions = [_buffer(slot)._version for slot in self._frozen]
+            for moved in self._moved:
+                moved.begin() if micro.shard == self._owned[0] else moved.restore()
+        self._written.begin()
 
         # Only the last backward of a rank completes its sums, so only then may buckets be sent.
-        ends_step = ends_shard and micro.shard == self._last_shard
+        ends_step = ends_shard and micro.shard == self._owned[-1]
         self._phase = _Phase.OVERLAP if overlaps and ends_step else _Phase.COLLECT
         yield
-        if self._frozen:
-            self._moved.leave_out_unchanged(self._frozen, versions)
-            self._frozen = []
+        if found := self._written.end():
+            # From now on, these frozen parameters move as buffers do.
+            late = _MovedBuffers(self._world, self._shards, [slot for slot, _ in found])
+            values = {slot.name: old for slot, old in found}
+            late.begin_late(self._owned[: self._owned.index(micro.shard)], values)
+            self._moved.append(late)
         if not ends_shard:
             return
 
         # Add the shard's gradients and moves to those of the previous shards of this rank.
         for bucket in self._unsent:
             bucket.push(micro.shard)
-        self._moved.end(micro.shard)
+        for moved in self._moved:
+            moved.end(micro.shard)
 
     def finish(self) -> None:
         """Exchange with the other ranks, and set each parameter's gradient and the buffers.
@@ -132,17 +138,20 @@ class Reduction:
         while self._unsent:
             self._send_next()
         with self._visible():
-            self._moved.start()
+            for moved in self._moved:
+                moved.start()
 
             # Add the own slice of all subtrees, and send the sums to all ranks.
             for bucket in self._unadded:
                 bucket.exchange.add()
-            self._moved.add()
+            for moved in self._moved:
+                moved.add()
 
             # Set the gradients and the buffers.
             for bucket in self._buckets:
                 bucket.finish()
-            self._moved.finish()
+            for moved in self._moved:
+                moved.finish()
         self._phase = _Phase.COLLECT
         self._unsent, self._unadded = deque(self._buckets), deque(self._buckets)
 
@@ -175,7 +184,7 @@ class Reduction:
             bucket.ready.add(id(parameter))
             # Send buckets in the same order on all ranks, whatever the order of the backward.
             while self._unsent and self._unsent[0].is_ready:
-                self._unsent[0].push(self._last_shard)
+                self._unsent[0].push(self._owned[-1])
                 self._send_next()
 
         return ready
@@ -214,68 +223,74 @@ class _MovedBuffers:
 
     They are the same before each shard. After all shards they move by the mean over the shards.
     Statistics are thus per shard, as they are per process under torch's DistributedDataParallel.
-    Integers, such as a count of batches, move by the mean rounded down. Flags have no mean, and a
-    buffer with an infinity is a mask: such buffers are restored after each shard.
+    Integers, such as a count of batches, move by the mean rounded down. An element that is infinite
+    or NaN before the step, such as a running minimum at its start, becomes the mean of its new
+    values; so a mask stays as it is. A flag changes if it changes in any shard.
     """
 
     def __init__(self, world: World, shards: int, slots: Sequence[Slot]) -> None:
-        self._shards, self._first_shard = shards, world.owned(shards)[0]
-        filled = [(home, name) for home, name in slots if home[name] is not None]
-        moving = [slot for slot in filled if _has_a_mean(_buffer(slot))]
-        # Buffers of one type are copied and added by one operation.
-        self._moving = _by_type(moving)
-        self._groups = [
-            *self._moving,
-            *_by_type([slot for slot in filled if not _has_a_mean(_buffer(slot))]),
-        ]
+        self._world, self._shards = world, shards
+        # Buffers of one type and rule are copied and added by one operation.
+        groups: dict[tuple[torch.dtype, _Rule], list[Slot]] = {}
+        for slot in slots:
+            if (buffer := slot.tensor) is not None and buffer.numel():
+                groups.setdefault((buffer.dtype, _rule(buffer)), []).append(slot)
+        # Tensors of one type are next to each other in the exchange.
+        kept = sorted(groups.items(), key=lambda item: item[0][1].order(item[0][0]))
+        self._groups = [group for _, group in kept]
+        self._rules = [rule for (_, rule), _ in kept]
         self._before: list[list[Tensor]] = []  # the values of each group before the step
-        self._world = world
         self._exchange: Exchange | None = None
 
     @torch.no_grad()
-    def leave_out_unchanged(self, slots: Sequence[Slot], versions: Sequence[int]) -> None:
-        """Leave out those of `slots` that are as at the last `begin`, with these `versions`.
-
-        A version counts the writes, which may have left the values equal.
-        """
-        written = {
-            (id(home), name): home[name]._version != version
-            for (home, name), version in zip(slots, versions, strict=True)
-        }
-        moving = len(self._moving)
+    def begin(self) -> None:
+        """Note the values before the first shard of this rank."""
+        self._before = [list(map(torch.empty_like, map(_buffer, g))) for g in self._groups]
         for group, before in zip(self._groups, self._before, strict=True):
-            kept = [
-                (slot, old)
-                for slot, old in zip(group, before, strict=True)
-                if written.get((id(slot[0]), slot[1]), True) or not torch.equal(_buffer(slot), old)
-            ]
-            group[:], before[:] = [slot for slot, _ in kept], [old for _, old in kept]
-        filled = [bool(group) for group in self._groups]
-        self._before = list(itertools.compress(self._before, filled))
-        self._groups = list(itertools.compress(self._groups, filled))
-        self._moving = self._groups[: sum(filled[:moving])]
+            torch._foreach_copy_(before, list(map(_buffer, group)))
+
+    def begin_late(self, earlier_shards: Sequence[int], values: Mapping[str, Tensor]) -> None:
+        """Begin in a later shard of this rank. The earlier ones have left the `values` by name."""
+        self._before = [[values[slot.name] for slot in group] for group in self._groups]
+        for shard in earlier_shards:
+            self._push(shard, [list(map(torch.zeros_like, before)) for before in self._before])
 
     @torch.no_grad()
-    def begin(self, shard: int) -> None:
-        if shard == self._first_shard:
-            self._before = [list(map(torch.empty_like, map(_buffer, g))) for g in self._groups]
-            for group, before in zip(self._groups, self._before, strict=True):
-                torch._foreach_copy_(before, list(map(_buffer, group)))
-        else:
-            self._restore(self._groups, self._before)
+    def restore(self) -> None:
+        """Put back the values from before the step, for the next shard."""
+        for group, before in zip(self._groups, self._before, strict=True):
+            torch._foreach_copy_(list(map(_buffer, group)), before)
 
     @torch.no_grad()
     def end(self, shard: int) -> None:
-        if not self._moving:
+        """Add the moves of a shard to those of this rank's earlier shards.
+
+        Raises:
+            WrongUse: A forward has changed the size of a buffer.
+        """
+        for group, before in zip(self._groups, self._before, strict=True):
+            for slot, old in zip(group, before, strict=True):
+                if (shape := _buffer(slot).shape) != old.shape:
+                    raise WrongUse(
+                        f"a forward changes the shape of the buffer {slot.name} from "
+                        f"{tuple(old.shape)} to {tuple(shape)}: register it with its final size in "
+                        "build_model()"
+                    )
+        self._push(
+            shard,
+            [
+                rule.moves(list(map(_buffer, group)), before)
+                for rule, group, before in zip(self._rules, self._groups, self._before, strict=True)
+            ],
+        )
+
+    def _push(self, shard: int, moves: Sequence[list[Tensor]]) -> None:
+        flat = list(itertools.chain.from_iterable(moves))
+        if not flat:
             return
         if self._exchange is None:
-            likes = [_buffer(slot) for group in self._moving for slot in group]
-            self._exchange = Exchange(self._world, self._shards, likes)
-        moves = [
-            torch._foreach_sub(list(map(_buffer, group)), before)
-            for group, before in zip(self._moving, self._before, strict=False)
-        ]
-        self._exchange.push(shard, list(itertools.chain.from_iterable(moves)))
+            self._exchange = Exchange(self._world, self._shards, flat)
+        self._exchange.push(shard, flat)
 
     def start(self) -> None:
         if self._exchange is not None:
@@ -288,23 +303,54 @@ class _MovedBuffers:
     @torch.no_grad()
     def finish(self) -> None:
         totals = iter(self._exchange.totals() if self._exchange is not None else [])
-        for group, before in zip(self._moving, self._before, strict=False):
-            means = _means(list(itertools.islice(totals, len(group))), self._shards)
-            torch._foreach_copy_(list(map(_buffer, group)), torch._foreach_add(before, means))
-        moved = len(self._moving)
-        self._restore(self._groups[moved:], self._before[moved:])
-
-    def _restore(self, groups: Sequence[list[Slot]], befores: Sequence[list[Tensor]]) -> None:
-        for group, before in zip(groups, befores, strict=True):
-            torch._foreach_copy_(list(map(_buffer, group)), before)
+        for rule, group, before in zip(self._rules, self._groups, self._before, strict=True):
+            own = [] if rule is _Rule.STAYS else list(itertools.islice(totals, len(group)))
+            torch._foreach_copy_(list(map(_buffer, group)), rule.moved(before, own, self._shards))
 
 
-def _by_type(slots: Sequence[Slot]) -> list[list[Slot]]:
-    """Return the slots in groups whose buffers have one type."""
-    groups: dict[torch.dtype, list[Slot]] = {}
-    for slot in slots:
-        groups.setdefault(_buffer(slot).dtype, []).append(slot)
-    return list(groups.values())
+class _Rule(enum.Enum):
+    """What the shards do to a buffer: its moves in a shard, and its value after all shards."""
+
+    MEAN = enum.auto()
+    FROM_INFINITY = enum.auto()
+    FLAG = enum.auto()
+    STAYS = enum.auto()  # of a type without arithmetic
+
+    def order(self, dtype: torch.dtype) -> tuple[bool, str]:
+        """Return the sort key of buffers of this rule and type."""
+        return self is _Rule.STAYS, str(torch.int32 if self is _Rule.FLAG else dtype)
+
+    def moves(self, after: list[Tensor], before: list[Tensor]) -> list[Tensor]:
+        """Return what is added over the shards."""
+        match self:
+            case _Rule.MEAN:
+                return list(torch._foreach_sub(after, before))
+            case _Rule.FROM_INFINITY:
+                pairs = zip(after, before, strict=True)
+                return [torch.where(old.isfinite(), new - old, new) for new, old in pairs]
+            case _Rule.FLAG:
+                return [(new != old).int() for new, old in zip(after, before, strict=True)]
+        return []
+
+    def moved(self, before: list[Tensor], totals: list[Tensor], shards: int) -> list[Tensor]:
+        """Return the values after the step. `totals` are the sums of the moves."""
+        match self:
+            case _Rule.MEAN:
+                return list(torch._foreach_add(before, _means(totals, shards)))
+            case _Rule.FROM_INFINITY:
+                bases = [old.where(old.isfinite(), 0) for old in before]
+                return list(torch._foreach_add(bases, _means(totals, shards)))
+            case _Rule.FLAG:
+                return [old ^ (total > 0) for old, total in zip(before, totals, strict=True)]
+        return before
+
+
+def _rule(buffer: Tensor) -> _Rule:
+    if buffer.dtype == torch.bool:
+        return _Rule.FLAG
+    if buffer.dtype not in _ADDABLE:
+        return _Rule.STAYS
+    return _Rule.MEAN if bool(torch.isfinite(buffer).all()) else _Rule.FROM_INFINITY
 
 
 def _means(totals: list[Tensor], shards: int) -> list[Tensor]:
@@ -317,13 +363,9 @@ def _means(totals: list[Tensor], shards: int) -> list[Tensor]:
 
 
 def _buffer(slot: Slot) -> Tensor:
-    home, name = slot
-    buffer: Tensor = home[name]
+    buffer = slot.tensor
+    assert buffer is not None
     return buffer
-
-
-def _has_a_mean(buffer: Tensor) -> bool:
-    return buffer.dtype in _ADDABLE and buffer.numel() > 0 and bool(torch.isfinite(buffer).all())
 
 
 def _grouped(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

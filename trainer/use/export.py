@@ -19,10 +19,9 @@ from trainbox.contract.config import CONTIGUOUS
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.files import replacing
 from trainbox.contract.markup import escaped_line
-from trainbox.nested import take, tensors_in
+from trainbox.nested import copied, take, tensors_in
 from trainer.loop.build import build_inference
 from trainer.loop.state import Inference
-from trainer.parallel.buffers import evaluating
 from trainer.run.compare import listed_changes
 from trainer.track.runs import params_of, tags_of
 from trainer.use.export_program import (
@@ -76,8 +75,8 @@ def export_run(request: ExportRequest) -> None:
         model = run.load(job, VALIDATION, relevant=("data.", "sources."))
         batch, largest = _examples(job, _EXAMPLES), 0.0
         sizes = (1, len(tensors_in(batch)[0]))
-        with evaluating(job.model), torch.no_grad(), replacing(out / to.file) as file:
-            exported = export_program(job.task, job.model, batch)
+        with job.evaluating(), torch.no_grad(), replacing(out / to.file) as file:
+            exported = export_program(job.task, job.model, copied(batch))
             to.write(exported, file)
             file.flush()
             loaded = to.load(Path(file.name))
@@ -85,7 +84,7 @@ def export_run(request: ExportRequest) -> None:
             # Compare with one of the first validation examples, and with all of them.
             for size in sizes:
                 part = take(batch, torch.arange(size))
-                inputs = exported.inputs(part)
+                inputs = exported.inputs(copied(part))
                 args, kwargs = first_call(job.task, job.model, part)
                 outputs = tensors_in(job.model(*args, **kwargs))
                 apart = compared(loaded(inputs), outputs, f"{request.run}: on {size}")

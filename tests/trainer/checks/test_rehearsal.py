@@ -179,8 +179,8 @@ class _Counting(StepCounter):
 _KINDS = [
     ("counter", "task Tiny: a resume would change calls from 2 to 1, which checkpoints leave "
      "out: make it a buffer"),
-    ("made", r"task Tiny: a resume could not load a checkpoint \(late: shape \(3,\) -> "
-     r"missing\): create all parameters and buffers in build_model\(\)"),
+    ("made", r"the model has changed since it was built \(late: missing -> shape \(3,\)\), so a "
+     r"resume could not load a checkpoint: create all parameters and buffers in build_model\(\)"),
 ]
 # fmt: on
 

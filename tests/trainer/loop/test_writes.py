@@ -1,0 +1,163 @@
+"""Forwards that write inputs, weights and buffers train as a loop by hand, or are refused."""
+
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.here import Here
+from tests.support.ranks import Ranks
+from tests.support.tiny import StepCounter, Tiny
+from trainbox.contract.errors import WrongUse
+
+_WRITING = "tests.support.writing:Writing"
+_SHARDS = {"shards": 4, "threads": 1}
+
+
+def _of(kind: str, **settings: Any) -> dict[str, Any]:
+    return {"task": _WRITING, "fields": {"kind": kind}, **settings}
+
+
+@pytest.mark.parametrize(
+    ("in_place", "copies"),
+    [("inputs", "copies"), ("prepare", "prepare_copies"), ("statistics", "")],
+)
+def test_a_batch_is_a_copy_of_the_data(here: Here, in_place: str, copies: str) -> None:
+    here.train("in_place", **_of(in_place))
+    here.train("copies", **_of(copies))
+    losses = [[e["loss"] for e in here.entries("validation", r)] for r in ("in_place", "copies")]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 3
+
+
+def test_predictions_and_metrics_see_the_same_inputs(here: Here) -> None:
+    here.train(**_of("inputs"))
+    assert here.command("evaluate", "runs/r", "--intervals")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["merge", "clamp_eval", "new_eval"])
+def test_an_evaluation_puts_back_the_weights(here: Here, kind: str) -> None:
+    here.train("whole", **_of(kind))
+    here.stopped(8, **_of(kind))
+    here.train(**_of(kind))
+    assert here.digest() == here.digest("whole")
+    assert here.command("evaluate", "runs/r")[0] == 0
+    assert here.command("verify", "runs/r", "runs/whole")[0] == 0
+
+
+def test_each_batch_of_a_validation_begins_with_the_same_buffers(here: Here) -> None:
+    here.train("counts", **_of("count_eval", shards=4, threads=1, accumulation=2))
+    assert float(here.weights("counts")["seen"]) == 0
+    # Each batch has seen itself alone, so the loss is that of a constant output.
+    code, out, _ = here.command("evaluate", "runs/counts")
+    assert code == 0
+    assert f"{here.entries('validation', 'counts')[-1]['loss']:.4f}" in out
+
+
+@pytest.mark.parametrize("kind", ["late", "often", "rare"])
+def test_a_teacher_that_moves_late_has_the_same_bits_on_any_number_of_processes(
+    here: Here, ranks: Ranks, kind: str
+) -> None:
+    here.train("alone", **_of(kind, **_SHARDS))
+    words = ("--set", f"kind={kind}", "--shards", "4", "--threads", "1", "--run", "two")
+    ended = ranks.train(2, _WRITING, *words)
+    here.stopped(7, "resumed", **_of(kind, **_SHARDS))
+    here.train("resumed", **_of(kind, **_SHARDS))
+    assert here.digest("resumed") == here.digest("alone")
+    assert here.digests("alone")[-1]["model"] == ended.digest
+    weights = here.weights("alone")
+    assert not torch.equal(
+        weights["teacher.weight"], here.state(6, "alone")["model"]["rows.weight"]
+    )
+
+
+@pytest.mark.parametrize("kind", ["decay", "data", "normal", "max_norm"])
+def test_a_forward_that_changes_a_trained_weight_is_refused_with_shards(
+    here: Here, kind: str
+) -> None:
+    name = "rows.weight" if kind == "max_norm" else "linear.weight"
+    with pytest.raises(WrongUse, match=f"a forward changes the trained parameter {name}, and"):
+        here.train(**_of(kind, **_SHARDS))
+    assert here.steps() == []
+
+
+@pytest.mark.parametrize("kind", ["decay", "data", "normal", "max_norm"])
+def test_one_shard_trains_such_a_model_as_a_loop_by_hand(here: Here, kind: str) -> None:
+    here.train("whole", **_of(kind))
+    here.stopped(4, **_of(kind))
+    here.train(**_of(kind))
+    assert here.digest() == here.digest("whole")
+
+
+def test_a_write_that_changes_nothing_is_not_refused(here: Here) -> None:
+    here.train(**_of("clamp", **_SHARDS))
+    assert here.steps()[-1] == 18
+
+
+def test_a_buffer_that_begins_at_infinity_moves_with_shards(here: Here, ranks: Ranks) -> None:
+    here.train("alone", **_of("least", **_SHARDS))
+    words = ("--set", "kind=least", "--shards", "4", "--threads", "1")
+    ended = ranks.train(2, _WRITING, *words)
+    assert here.weights("alone")["least"].isfinite().all()
+    assert here.digests("alone")[-1]["model"] == ended.digest
+
+
+def test_an_unfrozen_parameter_is_refused_with_shards(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Tiny.losses
+
+    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        model.linear.bias.requires_grad_(int(model.forwards) > 4)
+        return plain(task, model, batch)
+
+    def build_model(_task: Tiny) -> StepCounter:
+        model = StepCounter()
+        model.linear.bias.requires_grad_(False)
+        return model
+
+    monkeypatch.setattr(Tiny, "losses", losses)
+    monkeypatch.setattr(Tiny, "build_model", build_model)
+    with pytest.raises(WrongUse, match=r"a forward unfreezes the parameter linear\.bias, whose"):
+        here.train("sharded", **_SHARDS)
+    here.train("whole")
+    here.stopped(8)
+    here.train()
+    assert here.digest() == here.digest("whole")
+
+
+def test_numbers_of_numpy_are_saved_as_plain_ones(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build_optimizer(_task: Tiny, model: Any, *_: Any) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        optimizer.param_groups[0]["scale"] = numpy.float32(2)
+        optimizer.state[model.linear.bias]["count"] = numpy.int64(3)
+        return optimizer
+
+    monkeypatch.setattr(Tiny, "build_optimizer", build_optimizer)
+    monkeypatch.setattr(Tiny, "schedule", lambda _, step, total, _warmup: numpy.cos(step / total))
+    monkeypatch.setattr(StepCounter, "get_extra_state", lambda _: {"mean": numpy.float64(1.5)})
+    monkeypatch.setattr(StepCounter, "set_extra_state", lambda *_: None)
+    here.stopped(8)
+    here.train()
+    assert here.command("verify", "runs/r")[0] == 0
+    state = here.state(8)["optimizer"]
+    assert (state["param_groups"][0]["scale"], state["state"][1]["count"]) == (2.0, 3)
+    assert here.state(8)["model"]["_extra_state"] == {"mean": 1.5}
+
+
+def test_a_value_that_cannot_be_loaded_is_refused_before_an_older_checkpoint_goes(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def extra(model: StepCounter) -> Any:
+        return numpy.ones(2) if int(model.forwards) >= 8 else 0
+
+    monkeypatch.setattr(StepCounter, "get_extra_state", extra)
+    monkeypatch.setattr(StepCounter, "set_extra_state", lambda *_: None)
+    text = r"the model's _extra_state is a ndarray, which cannot be loaded"
+    with pytest.raises(WrongUse, match=text):
+        here.train(checkpoint_steps=4, keep=1)
+    assert here.steps() == [6]
