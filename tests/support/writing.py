@@ -30,37 +30,42 @@ class _Written(StepCounter):
     def _write(self, inputs_B4: Tensor) -> None:
         step, weight = int(self.forwards), self.linear.weight
         follows = {"late": step >= 5, "often": step % 4 == 3, "rare": step % 6 == 5}
-        if self.training:
-            match self.kind:
-                case "late":
-                    self.teacher.weight.lerp_(weight, 0.3 * follows["late"])
-                case "often" if follows["often"]:
-                    self.teacher.load_state_dict(self.linear.state_dict())
-                case "rare" if follows["rare"]:
-                    self.teacher.weight.data = weight.detach().clone()
-                case "decay":
-                    weight.mul_(0.99)
-                case "data":
-                    weight.data.mul_(0.99)
-                case "normal":
-                    weight.data = weight.data / weight.data.norm()
-                case "clamp":
-                    weight.clamp_(-1e3, 1e3)
-                case "least":
-                    self.get_buffer("least").copy_(
-                        torch.minimum(self.get_buffer("least"), inputs_B4.amin(0))
-                    )
-        else:
-            match self.kind:
-                case "clamp_eval":
-                    weight.clamp_(-1e-3, 1e-3)
-                case "new_eval":
-                    self.linear.weight = nn.Parameter(weight * 2)
-                case "count_eval":
-                    self.get_buffer("seen").add_(1)
+        match self.kind:
+            case "late":
+                self.teacher.weight.lerp_(weight, 0.3 * follows["late"])
+            case "often" if follows["often"]:
+                self.teacher.load_state_dict(self.linear.state_dict())
+            case "rare" if follows["rare"]:
+                self.teacher.weight.data = weight.detach().clone()
+            case "decay":
+                weight.mul_(0.99)
+            case "data":
+                weight.data.mul_(0.99)
+            case "normal":
+                weight.data = weight.data / weight.data.norm()
+            case "clamp":
+                weight.clamp_(-1e3, 1e3)
+            case "least":
+                self.get_buffer("least").copy_(
+                    torch.minimum(self.get_buffer("least"), inputs_B4.amin(0))
+                )
+
+    @torch.no_grad()
+    def _write_in_evaluation(self) -> None:
+        weight = self.linear.weight
+        match self.kind:
+            case "clamp_eval":
+                weight.clamp_(-1e-3, 1e-3)
+            case "new_eval":
+                self.linear.weight = nn.Parameter(weight * 2)
+            case "count_eval":
+                self.get_buffer("seen").add_(1)
 
     def forward(self, inputs_B4: Tensor) -> Tensor:
-        self._write(inputs_B4)
+        if self.training:
+            self._write(inputs_B4)
+        else:
+            self._write_in_evaluation()
         if self.kind == "inputs":
             inputs_B4 = inputs_B4.sub_(0.5).mul_(2)
         elif self.kind == "copies":

@@ -1,26 +1,39 @@
 """The rehearsal: before it trains, a run shows that its own resume gives the same bits.
 
 One job trains a step, validates a sample, saves a checkpoint and trains another step. A second job,
-with nothing in common, loads the checkpoint and trains the other step. Both must have the same bits
-and the same Python state. The reasons are in docs/decisions/0007-the-rehearsal.md.
+with nothing in common, loads the checkpoint and trains the other step. Both must have the same
+bits. If numbers of Python count the steps, more jobs train step 2 with the values that the numbers
+have later in the training. The reasons are in docs/decisions/0007-the-rehearsal.md.
 """
 
 import contextlib
 import dataclasses
-import itertools
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from trainbox.contract.errors import Preempted, StorageFailure, WrongUse
-from trainer.checks.fingerprint import ENVIRONMENT, Part
-from trainer.checks.hidden_state import FAST, described, differing, hidden_state, on_any_rank
-from trainer.checks.validation_sample import validate_sample
+from trainbox.contract.errors import Failure, Preempted, StorageFailure, WrongUse
+from trainbox.nested import copied
+from trainer.checks.aging import Count, Numbers, ages, counts, values_of
+from trainer.checks.batch_parts import batch_dependence
+from trainer.checks.fingerprint import Part, set_numbers
+from trainer.checks.hidden_state import (
+    FAST,
+    differing,
+    hidden_state,
+    named,
+    of_all_ranks,
+    on_any_rank,
+    owners_of,
+)
+from trainer.checks.pure_schedule import check_schedule
+from trainer.checks.validation_sample import impure_methods, validate_sample
 from trainer.data.batches import training_batches
 from trainer.loop.digests import common_digests
 from trainer.loop.losses import check_running
+from trainer.loop.out_of_memory import memory_used_up
 from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
 from trainer.loop.task_checks import collate_of
@@ -35,23 +48,196 @@ _SAVED_STEP, _STEPS = 1, 2
 # The parts of a rehearsal on its progress bar: step 1, a validation, a checkpoint, step 2, and in
 # the other job a load and step 2.
 _PARTS, _PARTS_IF_FAST = 6, 3
+# With later numbers, step 2 may not take this many times as long and this much longer.
+_SLOWER, _SLOWER_S = 10, 3.0
+_MOST_ALONE = 8  # the most counts that are tried one at a time, to name the one that acts
+_CURE = "make it a buffer, or save it with get_extra_state()"
+
+State = Mapping[str, Part]
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a job of `task` computed in step 2, as digests by name, and its hidden state.
+    """What a job computed in step 2 and in a sample of the validation, as digests by name.
 
-    The state is that of the new job, that after the checkpoint was saved, and that at the end. The
-    second job saves none, so its `between` is `before`. If it `validates`, the digests have the
+    The other fields are the hidden state of the job at its start, after step 2 and at its end, and
+    the time of step 2.
+    """
+
+    digests: dict[str, str]
+    start: State
+    after_step_2: State
+    end: State
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _First:
+    """The first job: its outcome, and its hidden state after step 1 and before step 2.
+
+    The training has `steps` steps and `validations`. If it `validates`, the digests have the
     statistics of a sample.
     """
 
     task: str
-    digests: dict[str, str]
-    before: dict[str, Part]
-    between: dict[str, Part]
-    after: dict[str, Part]
+    outcome: _Outcome
+    after_step_1: State
+    before_step_2: State
     validates: bool
+    steps: int
+    validations: int
+
+
+class _Rehearsal:
+    """The jobs of one rehearsal, of which only one lives at a time."""
+
+    def __init__(self, new_job: Callable[[], Job], strategy: Strategy) -> None:
+        self._new_job, self._world = new_job, strategy.world
+        self.notes: list[str] = []
+
+    def run(self) -> list[str]:
+        """Compare a resumed job with the first one, and return the names of changing state.
+
+        Raises:
+            WrongUse: A resume would not have the same bits.
+        """
+        world = self._world
+        first = self._started(self._new_job())
+        if first is None:
+            return []
+        one, other = first.outcome, self._resumed(first)
+        hidden = differing(one.end, other.end)
+        if difference := self._difference(one, other):
+            repeated = self._difference(other, self._resumed(first))
+            names = of_all_ranks(world, differing(first.before_step_2, other.start))
+            raise WrongUse(f"{first.task}: {_digest_problem(difference, repeated, names)}")
+        trials = self._refuse_later_bits(first, other, hidden)
+        # What differs after step 2 depends on more than the checkpoint and the step.
+        if names := of_all_ranks(world, hidden):
+            also = ", also with counts as later in the training" if trials else ""
+            self.notes.append(
+                f"{named(names)} changed in a step, and checkpoints leave this out; step 2 had the "
+                f"same bits without it{also}"
+            )
+        changing = differing(one.start, one.end) | differing(other.start, other.end)
+        return of_all_ranks(world, changing)
+
+    def _difference(self, one: _Outcome, other: _Outcome) -> str | None:
+        """Return the first digest that differs on any rank, or None; all ranks must call this."""
+        names = {**one.digests, **other.digests}
+        own = (n for n in names if one.digests.get(n) != other.digests.get(n))
+        return on_any_rank(self._world, next(own, None))
+
+    def _started(self, job: Job) -> _First | None:
+        """Train step 1, validate a sample and save, then train step 2 unless the run is fast."""
+        console, deterministic = job.run.console, job.config.deterministic
+        console.start_rehearsal_bar(_PARTS if deterministic else _PARTS_IF_FAST)
+        with job.world.wait_for_all("the check of schedule()"):
+            check_schedule(job)
+        state = hidden_state if deterministic else _no_state
+        start, batches = state(job), list[Any]()
+        steps = _steps(job, batches)
+        with job.strategy.lost_writes(job.loss_module) as lost:
+            next(steps)
+        console.count_step()
+        if lost:
+            raise WrongUse(
+                f"{_of(job)}: a forward changes the parameter {lost[0].removeprefix('model.')}, "
+                "which is not trained, and --strategy fsdp would lose the change: make it a "
+                "buffer, or use --strategy ddp"
+            )
+        check_running(job, job.state.running.gather())  # before the weights are saved
+        after_step_1 = state(job)
+        sample = validate_sample(job, is_first=True)
+        console.count_step()
+        saved = job.state.capture(job.strategy)
+        best = job.state.progress.best_step
+        with job.world.wait_for_all("the checkpoint of the rehearsal"):
+            job.checkpoints.save(_SAVED_STEP, saved, {}, best, saved_digests)
+            job.checkpoints.wait()
+        console.count_step()
+        found = None
+        if deterministic:
+            before_step_2, validates = state(job), sample is not None
+            every = job.config.eval_every * job.schedule.steps_per_epoch
+            found = _First(
+                _of(job),
+                _outcome(job, start, steps, validates),
+                after_step_1,
+                before_step_2,
+                validates,
+                job.schedule.total_steps,
+                job.schedule.total_steps // every,
+            )
+        self.notes += impure_methods(job.task, sample) if sample else ()
+        self.notes += filter(None, [batch_dependence(job, batches)])
+        return found
+
+    def _resumed(self, first: _First, numbers: Numbers | None = None) -> _Outcome:
+        """Load the checkpoint of step 1 in a new job, then train step 2 and validate.
+
+        The hidden state of the job gets the `numbers` before step 2.
+        """
+        job = self._new_job()
+        start, files = hidden_state(job), job.checkpoints.files
+        with job.world.wait_for_all("the load of the checkpoint"):
+            if problem := files.problem(_SAVED_STEP):
+                raise StorageFailure(f"the checkpoint of the rehearsal is damaged: {problem}")
+            job.state.restore(files.load(_SAVED_STEP), job.strategy, files.folder)
+        set_numbers(owners_of(job), numbers or {})
+        job.run.console.count_step()
+        return _outcome(job, start, _steps(job, []), first.validates)
+
+    def _refuse_later_bits(self, first: _First, resumed: _Outcome, hidden: Set[str]) -> int:
+        """Train step 2 with the values that the counts in the parts `hidden` have later.
+
+        Return how often.
+
+        Raises:
+            WrongUse: Step 2 then has other bits, fails, or takes much longer.
+        """
+        one = first.outcome
+        states = (first.before_step_2, one.start, first.after_step_1, one.after_step_2, one.end)
+        found = counts(hidden, *states, first.steps, first.validations)
+        own_trials = list(ages(found))
+        # An error with later numbers beside earlier containers, such as a list, shows nothing.
+        consistent = {count.part for count in found} == hidden
+        trials: int = max(self._world.from_each(len(own_trials)))
+        for number in range(trials):
+            trial = own_trials[number] if number < len(own_trials) else []
+            if problem := self._problem(first, resumed, trial, consistent):
+                if again := self._difference(one, self._resumed(first)):
+                    raise WrongUse(f"{first.task}: {_digest_problem(again, again, [])}")
+                alone = [[count] for count in trial if 1 < len(trial) <= _MOST_ALONE]
+                culprits = (
+                    each for each in alone if self._problem(first, resumed, each, consistent)
+                )
+                raise WrongUse(
+                    f"{first.task}: {_later(next(culprits, trial), problem, number == 0)}"
+                )
+        return trials
+
+    def _problem(
+        self, first: _First, resumed: _Outcome, trial: list[Count], consistent: bool
+    ) -> str | None:
+        """Return what is wrong with step 2 if the counts of `trial` have their values, or None."""
+        own = None
+        try:
+            aged = self._resumed(first, values_of(trial))
+        except Exception as error:
+            of_machine = isinstance(error, Failure) and not isinstance(error, WrongUse)
+            if of_machine or memory_used_up(error) is not None:
+                raise
+            text = f"step 2 raises {type(error).__name__} ({error})"
+            if self._world.world_size > 1:  # the other ranks may wait in step 2
+                raise WrongUse(f"{first.task}: {_later(trial, text, True)}") from error
+            return text if consistent else None
+        usual_s = max(first.outcome.seconds, resumed.seconds)
+        if aged.seconds > max(_SLOWER * usual_s, usual_s + _SLOWER_S):
+            own = f"step 2 takes {aged.seconds:.1f} s instead of {usual_s:.1f} s"
+        if difference := self._difference(first.outcome, aged):
+            return f"step 2 has other bits, first in {difference},"
+        return on_any_rank(self._world, own)
 
 
 def rehearse(
@@ -59,9 +245,10 @@ def rehearse(
 ) -> dict[str, Any]:
     """Rehearse the resume of a new run, and return the entry of its manifest.
 
-    `build` returns a new job with the given checkpoints. The rehearsal uses up two jobs, or three
-    if it fails. In the entry, `result` is a line for the header, and `changing` has the names of
-    the hidden state that may change, because each step sets it again. All ranks must call this.
+    `build` returns a new job with the given checkpoints. The rehearsal uses up two jobs, and more
+    if numbers of Python count the steps or if it fails. In the entry, `result` is a line for the
+    header, `notes` are lines about what may be wrong, and `changing` has the names of the hidden
+    state that changes in a step or a validation. All ranks must call this.
 
     Raises:
         WrongUse: A resume would not have the same bits.
@@ -73,36 +260,31 @@ def rehearse(
     checkpoints = RunCheckpoints(
         folder / "checkpoints", 1, run.writes, run.report, strategy.gathers_states, "rehearsal"
     )
+    deterministic = True
 
     def new_job() -> Job:
+        nonlocal deterministic
         if any(world.from_each(bool(stop))):
             world.leave()
             raise Preempted(f"stopped by {stop.cause} before step 1: start the same command again")
-        return build(checkpoints)
+        job = build(checkpoints)
+        deterministic = job.config.deterministic
+        return job
 
-    def entry(what: str, **found: Any) -> dict[str, Any]:
-        return {"result": f"{what} in {time.monotonic() - begin_s:.1f} s", **found}
-
+    rehearsal = _Rehearsal(new_job, strategy)
     try:
-        if (first := _started(new_job())) is None:
-            return entry("1 step, a validation and a checkpoint")
-        resumed = _resumed(new_job(), first)
-        changing = differing(first.before, first.after) | differing(resumed.before, resumed.after)
-        problem = on_any_rank(world, _state_problem(first, resumed, changing))
-        difference = on_any_rank(world, _first_difference(first.digests, resumed.digests))
-        if problem is None and difference is not None:
-            again = _resumed(new_job(), first)
-            repeated = on_any_rank(world, _first_difference(resumed.digests, again.digests))
-            problem = _digest_problem(difference, repeated, changing)
-        if problem is not None:
-            raise WrongUse(f"{first.task}: {problem}")
-        names = world.from_each(sorted(changing))
-        everywhere = sorted(set(itertools.chain(*names)))
-        return entry("2 steps, a resume and the same bits", changing=everywhere)
+        changing = rehearsal.run()
     finally:
         checkpoints.finish()
         run.console.end_bar()
         remove_rehearsal(run)
+    shown = "2 steps, a resume and the same bits"
+    result = shown if deterministic else "1 step, a validation and a checkpoint"
+    return {
+        "result": f"{result} in {time.monotonic() - begin_s:.1f} s",
+        "notes": rehearsal.notes,
+        **({"changing": changing} if deterministic else {}),
+    }
 
 
 def remove_rehearsal(run: RunLog) -> None:
@@ -111,88 +293,33 @@ def remove_rehearsal(run: RunLog) -> None:
         shutil.rmtree(run.path / _FOLDER, ignore_errors=True)
 
 
-def _started(job: Job) -> _Outcome | None:
-    """Train step 1, validate a sample and save, then train step 2 unless the run has `--fast`."""
-    console, deterministic = job.run.console, job.config.deterministic
-    console.start_rehearsal_bar(_PARTS if deterministic else _PARTS_IF_FAST)
-    before, steps = hidden_state(job) if deterministic else {}, _steps(job)
-    with job.strategy.lost_writes(job.loss_module) as lost:
-        next(steps)
-    console.count_step()
-    if lost:
-        raise WrongUse(
-            f"{_of(job)}: a forward changes the parameter {lost[0].removeprefix('model.')}, which "
-            "is not trained, and --strategy fsdp would lose the change: make it a buffer, or use "
-            "--strategy ddp"
-        )
-    check_running(job, job.state.running.gather())  # before the weights are saved
-    sample = validate_sample(job, is_first=True)
-    console.count_step()
-    state = job.state.capture(job.strategy)
-    with job.world.wait_for_all("the checkpoint of the rehearsal"):
-        job.checkpoints.save(_SAVED_STEP, state, {}, job.state.progress.best_step, saved_digests)
-        job.checkpoints.wait()
-    console.count_step()
-    if not deterministic:
-        return None
-    return _outcome(job, before, hidden_state(job), steps, validates=sample is not None)
+def _no_state(_job: Job) -> dict[str, Part]:
+    return {}
 
 
-def _resumed(job: Job, first: _Outcome) -> _Outcome:
-    """Load the checkpoint of step 1, then train step 2 and validate as in the `first` outcome."""
-    before, files = hidden_state(job), job.checkpoints.files
-    with job.world.wait_for_all("the load of the checkpoint"):
-        if problem := files.problem(_SAVED_STEP):
-            raise StorageFailure(f"the checkpoint of the rehearsal is damaged: {problem}")
-        saved = files.load(_SAVED_STEP)
-        if changed := job.state.other_shape(saved):
-            raise WrongUse(
-                f"{_of(job)}: a resume could not load a checkpoint ({changed}): create all "
-                "parameters and buffers in build_model()"
-            )
-        job.state.restore(saved, job.strategy, files.folder)
-    job.run.console.count_step()
-    return _outcome(job, before, before, _steps(job), first.validates)
-
-
-def _outcome(
-    job: Job,
-    before: dict[str, Part],
-    between: dict[str, Part],
-    steps: Iterator[None],
-    validates: bool,
-) -> _Outcome:
+def _outcome(job: Job, start: State, steps: Iterator[None], validates: bool) -> _Outcome:
     """Train step 2, if the run has one, and validate the sample again."""
     digests: dict[str, str] = {}
+    begin_s = time.monotonic()
     with _noted(job, digests):
         next(steps, None)
+    seconds, after_step_2 = time.monotonic() - begin_s, hidden_state(job)
     for part in common_digests(job):
         digests |= part
     groups = job.state.optimizer.state_dict()["param_groups"]
     digests |= {"the optimizer's settings": value_digest(groups)}
     if validates:
-        digests |= validate_sample(job) or {}
+        sample = validate_sample(job)
+        digests |= sample.digests if sample else {}
     job.run.console.count_step()
-    return _Outcome(_of(job), digests, before, between, hidden_state(job), validates)
+    return _Outcome(digests, start, after_step_2, hidden_state(job), seconds)
 
 
-def _state_problem(first: _Outcome, resumed: _Outcome, changing: Set[str]) -> str | None:
-    """Return what a resume would do to a part of the hidden state that is `changing`, or None."""
-    for name in sorted(differing(first.after, resumed.after) & changing):
-        return f"a resume would change {described(name, first.after, resumed.after)}"
-    # A part that had one value before step 2 in both jobs was not set again by step 2. It may be
-    # left from the first job, such as a variable of a module.
-    set_again = differing(first.between, resumed.between) | {ENVIRONMENT}
-    for name in sorted(changing - set_again):
-        return f"a resume could change {described(name, first.after, first.before)}"
-    return None
-
-
-def _digest_problem(difference: str, repeated: str | None, changing: Set[str]) -> str:
+def _digest_problem(difference: str, repeated: str | None, hidden: list[str]) -> str:
     """Return why the digest `difference` differs after a resume.
 
-    `repeated` is the digest that differs when the same step is computed again, or None. A step
-    changes the parts `changing` of the hidden state.
+    `repeated` is the digest that differs when the same step is computed again, or None. The state
+    `hidden` differed before the step.
     """
     if repeated is not None:
         return (
@@ -200,26 +327,55 @@ def _digest_problem(difference: str, repeated: str | None, changing: Set[str]) -
             "from the global generators of torch, NumPy and Python and keep no state between "
             f"calls, or {FAST}"
         )
-    state = ", ".join(sorted(changing)) or "in a file"
+    state = (
+        named(hidden)
+        if hidden
+        else "in the dataset of a loader worker, a closure, a variable or a file"
+    )
     return (
         f"{difference} differs after a resume, so a step uses state that checkpoints leave out "
         f"({state}): make it a buffer, or {FAST}"
     )
 
 
+def _later(trial: list[Count], problem: str, is_end: bool) -> str:
+    """Return what is wrong if the counts of `trial` have their later values."""
+    when = "at the end" if is_end else "later in the training"
+    if len(trial) == 1:
+        return (
+            f"{trial[0].name} changes the training: {problem} if it is {trial[0].value:,}, as "
+            f"{when}, and checkpoints leave it out: {_CURE}"
+        )
+    names = named([count.name for count in trial])
+    return (
+        f"{names} change the training: {problem} if they have their values of {when}, and "
+        f"checkpoints leave them out: {_CURE}"
+    ).replace("values of at the end", "values of the end")
+
+
 def _of(job: Job) -> str:
     return f"task {type(job.task).__name__}"
 
 
-def _steps(job: Job) -> Iterator[None]:
-    """Train the next steps of the rehearsal, one at each `next`."""
+def _steps(job: Job, batches: list[Any]) -> Iterator[None]:
+    """Train the next steps of the rehearsal, one at each `next`.
+
+    `batches` gets a copy of the first micro-batch.
+    """
     end = min(_STEPS, job.schedule.total_steps)
     schedule = dataclasses.replace(job.schedule, total_steps=end)
     first, collate = job.state.progress.step, collate_of(job.task)
-    workers = min(job.workers, _STEPS)  # more would start, and have nothing to read
-    train_one_step = EagerStep(
-        job, training_batches(job.train, schedule, first, job.world.device, workers, collate)
-    )
+    # One worker reads both steps, so that a state of the dataset, such as a generator, is kept.
+    workers = min(job.workers, 1)
+    read = training_batches(job.train, schedule, first, job.world.device, workers, collate)
+
+    def copies() -> Iterator[Any]:
+        for batch in read:
+            if not batches:
+                batches.append(copied(batch))
+            yield batch
+
+    train_one_step = EagerStep(job, copies())
     for _ in range(first, end):
         train_one_step(needs_norm=True)
         yield
@@ -244,7 +400,3 @@ def _noted(job: Job, digests: dict[str, str]) -> Iterator[None]:
         job.state.optimizer.register_step_pre_hook(gradients),
     ):
         yield
-
-
-def _first_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str | None:
-    return next((name for name in {**one, **other} if one.get(name) != other.get(name)), None)

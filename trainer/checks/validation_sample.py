@@ -4,14 +4,16 @@ import contextlib
 import dataclasses
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
+from torch import Tensor
 
 from trainbox.classification import counts_by_class, gives_probabilities
 from trainbox.contract.errors import WrongUse
 from trainbox.nested import copied
+from trainbox.task import Task
 from trainer.checks.hidden_state import on_any_rank
 from trainer.loop.evaluate import Evaluation, add_up, evaluate
 from trainer.loop.out_of_memory import all_fit, memory_used_up
@@ -25,8 +27,16 @@ from trainer.run.digest import tensor_digests, value_digest
 _FOR_ANY_BATCH = (AttributeError, ImportError, NameError, NotImplementedError, TypeError)
 
 
-def validate_sample(job: Job, is_first: bool = False) -> dict[str, str] | None:
-    """Validate a sample as in a validation, write nothing, and return digests of the statistics.
+class Sample(NamedTuple):
+    """The digests of a validated sample by name, its metrics and its totals."""
+
+    digests: dict[str, str]
+    metrics: dict[str, float]
+    totals: dict[str, Tensor]
+
+
+def validate_sample(job: Job, is_first: bool = False) -> Sample | None:
+    """Validate a sample as in a validation, write nothing, and return digests of what it computed.
 
     The first time, warn of outputs that are probabilities.
 
@@ -42,15 +52,18 @@ def validate_sample(job: Job, is_first: bool = False) -> dict[str, str] | None:
     # Each rank validates the sample by itself.
     seed_parts = (job.config.seed, "trial", "validation")
     alone = dataclasses.replace(job.world, rank=0, world_size=1)
-    digests, problem = dict[str, str](), None
+    sample, problem = None, None
     with _together(job):
         try:
             found = add_up(job, job.evaluation.sample(), alone, seed_parts, lambda: False)
             assert found is not None
             totals, first_batch, _ = found
             digests = {f"the statistic {name}": d for name, d in tensor_digests(totals).items()}
-            metrics = checked_metrics(job.task, job.task.metrics(totals))
+            metrics = checked_metrics(job.task, job.task.metrics(copied(totals)))
+            digests |= {f"the metric {name}": repr(value) for name, value in metrics.items()}
             _use(job, Evaluation(metrics, totals, first_batch), seed_parts)
+            digests["the result of finished()"] = repr(job.state.progress.ended_early)
+            sample = Sample(digests, metrics, totals)
             if is_first:
                 _warn_of_probabilities(job, first_batch)
         except Exception as error:
@@ -59,7 +72,7 @@ def validate_sample(job: Job, is_first: bool = False) -> dict[str, str] | None:
             problem = f"{type(error).__name__}: {error}"
     # If it failed on any rank, all ranks validate the whole set.
     if (problem := on_any_rank(job.world, problem)) is None:
-        return digests
+        return sample
     # On several processes, the body of `all_fit` must not exchange statistics.
     with all_fit(job.strategy) if job.world.world_size == 1 else contextlib.nullcontext():
         result = evaluate(job, seed_parts, lambda: False, shown=job.run.console.validation_bar)
@@ -89,6 +102,19 @@ def _use(job: Job, result: Evaluation, seed_parts: tuple[int | str, ...]) -> Non
                 f"task {type(job.task).__name__}: a function that figures() returned draws random "
                 "numbers, which would change those of the training: draw them in figures()"
             )
+
+
+def impure_methods(task: Task, sample: Sample) -> list[str]:
+    """Return a note for metrics() and finished() if a second call has another result."""
+    _, metrics, totals = sample
+    again = None
+    with contextlib.suppress(Exception):  # such as of a metric that the first call has reset
+        again = checked_metrics(task, task.metrics(copied(totals)))
+    found = [] if repr(again) == repr(metrics) else ["metrics()"]
+    with contextlib.suppress(Exception):
+        if task.finished(metrics) != task.finished(metrics):
+            found.append("finished()")
+    return [f"{name} returns something else when it is called again" for name in found]
 
 
 @torch.no_grad()

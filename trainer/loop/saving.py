@@ -39,6 +39,7 @@ class Saving:
         """
         job = self._job
         job.check_unchanged()
+        job.check_hidden_state()
         state = job.state.capture(job.strategy)
         check_running(job, state["running"])
         progress = job.state.progress

@@ -104,8 +104,8 @@ class JobState:
         if changed := _first_change(self._built, _shapes(model)):
             raise WrongUse(
                 f"the model has changed since it was built ({changed}), so a resume could not load "
-                "a checkpoint: create all parameters and buffers in build_model(), with their final "
-                "shapes"
+                "a checkpoint: create all parameters and buffers in build_model(), with their "
+                "final shapes"
             )
         state = strategy.gathered(
             {
@@ -228,7 +228,8 @@ class Job(Inference):
         before_step: Called before each step with the number of steps of this start, and with the
             seconds that they waited for data.
         rehearsal: The entry of the manifest about the rehearsal of this start.
-        check_hidden_state: Raises WrongUse if state outside checkpoints has changed.
+        notes: What may be wrong with the task, as the rehearsal has seen.
+        check_hidden_state: Notes the state outside checkpoints that has changed.
     """
 
     keeps_on_host: ClassVar[bool] = False  # the copy fits where the gradients were
@@ -244,6 +245,7 @@ class Job(Inference):
     sources: SourceRecord | None = None
     before_step: list[Callable[[int, float], None]] = field(default_factory=list)
     rehearsal: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     check_hidden_state: Callable[[], None] = lambda: None
     end_step: int = field(init=False)
 
@@ -251,16 +253,14 @@ class Job(Inference):
         self.end_step = self.schedule.total_steps
 
     def check_unchanged(self) -> None:
-        """Compare the hidden state and the loaded source files with those of the start.
+        """Compare the loaded source files with those of the start.
 
         All ranks must call this, and all raise the same error.
 
         Raises:
             Changed: A source file differs from the file with which the run was started.
-            WrongUse: State outside checkpoints has changed, or the ranks have loaded different
-                files.
+            WrongUse: The ranks have loaded different files.
         """
-        self.check_hidden_state()
         if self.sources is not None:
             loaded = self.world.from_each(self.sources.newly_loaded())
             self.sources.compare_and_add(loaded)

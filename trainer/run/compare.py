@@ -48,6 +48,7 @@ _CHANGE_BITS_PREFIXES = ("data.", "sources.", *(_ENVIRONMENT + name for name in 
 # These entries belong to one start and do not affect the bits.
 _OF_THE_START = (
     "argv",
+    "changed_later",
     "classes",  # compared by itself where it matters
     "config_file",
     "plan.",

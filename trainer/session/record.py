@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from trainbox.classification import Classification
 from trainbox.contract.config import FREE_AT_RESUME, Config
 from trainbox.contract.errors import Changed, WrongUse
+from trainer.checks.hidden_state import DRILL, named
 from trainer.loop.state import Inference, Job
 from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy
@@ -26,6 +27,8 @@ from trainer.run.run_log import RunLog
 from trainer.run.run_record import read_manifest
 from trainer.session.agreement import refuse_difference, refuse_other_classes
 from trainer.system.sources import loaded_sources, located_sources
+
+_CHANGED = "changed_later"  # the hidden state that has changed, with the step, in the manifest
 
 
 def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool) -> None:
@@ -109,6 +112,23 @@ def changing_state(job: Job) -> list[str] | None:
     return changing if isinstance(changing, list) else None
 
 
+def record_change(job: Job, names: Collection[str], step: int) -> None:
+    """Add the names of hidden state that has changed by `step` to the manifest."""
+    manifest = read_manifest(job.run.folder) if job.run.writes else None
+    if manifest is not None:
+        changed = manifest.get(_CHANGED, {}) | dict.fromkeys(names, step)
+        job.run.folder.write_json("manifest.json", manifest | {_CHANGED: changed})
+
+
+def _notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the notes about the task in the manifest of a run that resumes."""
+    rehearsal, changed = manifest.get("rehearsal"), manifest.get(_CHANGED)
+    notes = rehearsal.get("notes", []) if isinstance(rehearsal, dict) else []
+    late = changed if isinstance(changed, dict) else {}
+    later = [f"{named(late)} changed during the training, and checkpoints leave this out; {DRILL}"]
+    return [*map(str, notes), *(later if late else [])]
+
+
 def _stored(job: Job) -> Config:
     """Return the settings for config.json, without shards under fsdp.
 
@@ -154,6 +174,7 @@ def _write_manifest(
         content = {"run_id": job.checkpoints.files.run_id} | found | attempts
         run.folder.write_json("manifest.json", content)
         return data.sources
+    job.notes = _notes(stored)
     # Compare with the manifest. A module that is imported later is compared now, before anything is
     # computed.
     known: dict[str, str] = stored.get("sources", {})

@@ -10,9 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainbox.contract.config import Config, Settings, check, split_metric
-from trainbox.contract.errors import ExitCode, Failure, OutOfMemory, Preempted, StorageFailure
+from trainbox.contract.errors import (
+    ExitCode,
+    Failure,
+    OutOfMemory,
+    Preempted,
+    StorageFailure,
+    WrongUse,
+)
 from trainbox.contract.temporary import sockets_in_a_folder
-from trainer.checks.hidden_state import HiddenState
+from trainer.checks.fingerprint import sampled_digest
+from trainer.checks.hidden_state import HiddenState, on_any_rank
 from trainer.checks.rehearsal import rehearse
 from trainer.load_task import load_task
 from trainer.loop.arithmetic import set_cuda_variables
@@ -36,7 +44,13 @@ from trainer.run.run_log import RunLog
 from trainer.session.agreement import SAME_HARDWARE, check_command, refuse_difference
 from trainer.session.failures import errors_as_failures
 from trainer.session.initial import start_from_weights
-from trainer.session.record import changing_state, look_at_data, record_start, refuse_edited
+from trainer.session.record import (
+    changing_state,
+    look_at_data,
+    record_change,
+    record_start,
+    refuse_edited,
+)
 from trainer.session.resume import find_checkpoint, reason_to_keep_micro_batches, resume_job
 from trainer.session.settle import default_name, settle
 from trainer.system.signals import StopRequest
@@ -146,6 +160,7 @@ class _Jobs:
     did_not_fit: list[str] = field(default_factory=list)
     data: Data | None = None
     has_batch_norm: bool = False
+    _initial: dict[str, str] = field(default_factory=dict)
 
     def ready(self, resume: str, rehearses: bool, stop: StopRequest) -> Job:
         """Return a job that continues from the run's newest checkpoint, or a new one.
@@ -162,7 +177,7 @@ class _Jobs:
             build = functools.partial(self._build, init)
             rehearsal = rehearse(build, self.run, self.strategy, stop)
         job = self._build(init, self.checkpoints)
-        job.rehearsal = rehearsal
+        job.rehearsal, job.notes = rehearsal, list(rehearsal.get("notes", []))
         if step is not None:
             resume_job(job, step)
         return job
@@ -179,9 +194,28 @@ class _Jobs:
         job = build(self.settled, used, self.strategy, self.run, self.gpus, checkpoints)
         self.settled = job.config  # the first job has chosen the memory format
         self.has_batch_norm = has_batch_norm(job.state.model)
+        self._refuse_other_weights(job)
         if init is not None:
             start_from_weights(job, init)
         return job
+
+    def _refuse_other_weights(self, job: Job) -> None:
+        """Check that the model of each job begins with the same weights.
+
+        Raises:
+            WrongUse: build_model() returned other weights, such as those of a model that an earlier
+                job has trained.
+        """
+        found = {name: sampled_digest(p) for name, p in job.state.model.named_parameters()}
+        first = self._initial or found
+        different = next((name for name in found if found[name] != first.get(name)), None)
+        if (name := on_any_rank(job.world, different)) is not None:
+            raise WrongUse(
+                f"task {type(job.task).__name__}: build_model() returned other weights when it was "
+                f"called again, first in {name}: return a new model in each call, with weights "
+                "from the global generators of torch, NumPy and Python"
+            )
+        self._initial = found
 
     def fitting(self, work: Callable[[], Job], resume: str) -> Job:
         """Return `work()`, with smaller micro-batches as long as its first steps do not fit.
@@ -287,7 +321,8 @@ def _train(
         with job.gpus.measured():
             changing = changing_state(job) if rehearses else None
             if changing is not None:
-                job.check_hidden_state = HiddenState(job, changing).check
+                noted = functools.partial(record_change, job)
+                job.check_hidden_state = HiddenState(job, changing, noted).check
             stop.begin()
             fit(job, stop, validated)
         run.board.hyperparameters(

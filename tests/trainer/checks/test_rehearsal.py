@@ -45,10 +45,7 @@ def test_losses_that_draw_from_their_own_generator_are_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tiny, "losses", _noisy)
-    text = (
-        "task Tiny: a resume would change tests.trainer.checks.test_rehearsal._OWN, a random "
-        "generator, which checkpoints leave out: draw from torch's global generator"
-    )
+    text = "the loss error differs when the same step is computed again: draw random numbers only f"
     with pytest.raises(WrongUse, match=text):
         here.train(max_steps=2)
     assert not (here.path() / "checkpoints" / "step-00000002.pt").exists()
@@ -177,8 +174,8 @@ class _Counting(StepCounter):
 
 # fmt: off
 _KINDS = [
-    ("counter", "task Tiny: a resume would change calls from 2 to 1, which checkpoints leave "
-     "out: make it a buffer"),
+    ("counter", "task Tiny: _Counting.calls changes the training: step 2 has other bits, first in "
+     "the loss squared_error, if it is 11, as at the end, and checkpoints leave it out: make it a"),
     ("made", r"the model has changed since it was built \(late: missing -> shape \(3,\)\), so a "
      r"resume could not load a checkpoint: create all parameters and buffers in build_model\(\)"),
 ]
@@ -192,7 +189,7 @@ def test_state_that_a_resume_cannot_restore_is_refused(
     monkeypatch.setattr(_Counting, "kind", kind)
     monkeypatch.setattr(Tiny, "build_model", lambda _task: _Counting())
     with pytest.raises(WrongUse, match=text):
-        here.train(max_steps=2)
+        here.train(max_steps=12)
 
 
 def test_a_mean_teacher_changes_once_per_step_and_survives_a_resume(
@@ -264,33 +261,3 @@ def test_a_sparse_gradient_is_refused(
     monkeypatch.setattr(Tiny, "build_model", lambda _task: _Sparse())
     with pytest.raises(WrongUse, match=r"the gradient of rows.weight is sparse and cannot be"):
         here.train(max_steps=2, shards=shards, threads=1)
-
-
-@pytest.mark.parametrize("steps", [False, True])
-def test_a_scheduler_of_torch_is_refused_only_if_it_counts(
-    here: Here, monkeypatch: pytest.MonkeyPatch, steps: bool
-) -> None:
-    def build_optimizer(task: Tiny, model: nn.Module, *_: Any) -> torch.optim.Optimizer:
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        vars(task)["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, 5)
-        return optimizer
-
-    plain = Tiny.losses
-
-    def losses(task: Tiny, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        if steps and model.training:
-            vars(task)["scheduler"].step()
-        return plain(task, model, batch)
-
-    monkeypatch.setattr(Tiny, "build_optimizer", build_optimizer)
-    monkeypatch.setattr(Tiny, "losses", losses)
-    if not steps:
-        here.train(max_steps=2)
-        return
-    with (
-        pytest.warns(UserWarning, match="lr_scheduler.step"),
-        pytest.raises(
-            WrongUse, match=r"Tiny.scheduler, .*: remove the scheduler, and write schedu"
-        ),
-    ):
-        here.train(max_steps=2)

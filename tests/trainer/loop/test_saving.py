@@ -23,6 +23,9 @@ class _Parts:
         self.state = SimpleNamespace(optimizer=None, capture=self._noted("capture"))
         self.checkpoints = SimpleNamespace(prepare=self._noted("prepare"))
 
+    def check_hidden_state(self) -> None:
+        """Pass, as if nothing had changed."""
+
     def check_unchanged(self) -> None:
         """Pass, as if nothing had changed."""
 

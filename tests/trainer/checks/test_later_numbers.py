@@ -1,0 +1,491 @@
+"""State that acts after step 2: refused with a proof, or noted, and never stops a training."""
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from tests.support.here import Here
+from tests.support.tiny import StepCounter, Tiny
+from trainbox.contract.errors import Failure, WrongUse
+
+Losses = Callable[[Tiny, Any, Any], dict[str, Tensor]]
+_END = 18  # steps of a training of `Tiny`
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.n = 0
+
+
+class _Net(StepCounter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seconds, self.state, self.phase = 0, 0.0, {"n": 0}, 1.0
+        self.own, self.recent, self.mean = _Counter(), deque[float](maxlen=20), 0.0
+        self.calls_list: list[int] = []
+        self.table = list(range(_END))
+
+
+def _grow(model: _Net) -> None:
+    model.calls += 1
+    model.seconds += 0.25
+    model.state["n"] += 1
+    model.own.n += 1
+
+
+# A factor on the losses, which is 1 in steps 1 and 2 of a new training.
+_ACTING: dict[str, Callable[[_Net], float]] = {
+    "_Net.calls": lambda model: 0.5 if model.calls > 9 else 1.0,
+    "_Net.seconds": lambda model: 0.5 if model.seconds > 3 else 1.0,
+    "_Net.state['n']": lambda model: 0.5 if model.state["n"] == 12 else 1.0,
+    "_Net.own.n": lambda model: 1.0 if model.own.n % 6 else 0.5,
+}
+
+
+def _with(monkeypatch: pytest.MonkeyPatch, act: Callable[[_Net], Any]) -> None:
+    """Call `act` with the model in each training forward. A number is a factor on the losses."""
+    plain = Tiny.losses
+
+    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        factor = act(model) if model.training else 1.0
+        found = plain(task, model, batch)
+        return {n: v * factor for n, v in found.items()} if isinstance(factor, float) else found
+
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Net())
+    monkeypatch.setattr(Tiny, "losses", losses)
+
+
+@pytest.mark.parametrize("name", _ACTING)
+def test_a_number_that_acts_later_is_refused_with_the_proof(
+    here: Here, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def act(model: _Net) -> float:
+        _grow(model)
+        return _ACTING[name](model)
+
+    _with(monkeypatch, act)
+    with pytest.raises(WrongUse) as refused:
+        here.train()
+    text = str(refused.value)
+    assert text.startswith(f"task Tiny: {name} changes the training: step 2 has other bits, first")
+    assert "squared_error, if it is " in text
+    assert text.endswith("leave it out: make it a buffer, or save it with get_extra_state()")
+    assert here.steps() == []
+    assert not (here.path() / "rehearsal").exists()
+
+
+def test_numbers_that_change_nothing_are_noted_and_a_resume_has_the_same_bits(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count(model: _Net) -> None:
+        _grow(model)
+        model.recent.append(float(model.calls))
+        model.mean = 0.9 * model.mean + 0.1 * float(model.linear.bias.detach())
+        assert model.table[model.calls - 1] >= 0  # an index that is valid until the end
+
+    _with(monkeypatch, count)
+    out = here.train("whole")
+    (line,) = (line for line in out.splitlines() if line.startswith("note "))
+    assert line == (
+        "note       _Net.calls, _Net.mean, _Net.own and 3 more changed in a step, and checkpoints "
+        "leave this out; step 2 had the same bits without it, also with counts as later in the "
+        "training"
+    )
+    assert here.json("manifest.json", "whole")["rehearsal"]["notes"] == [line[11:]]
+    here.stopped(5)
+    assert line in here.train()  # also at a resume
+    assert here.digest() == here.digest("whole")
+
+
+@pytest.mark.parametrize(
+    ("act", "text"),
+    [
+        (lambda model: model.table[model.calls * 2], "step 2 raises IndexError"),
+        (lambda model: [0] * (10**9 * (model.calls > 15)), "step 2 takes"),
+    ],
+)
+def test_a_number_with_which_a_step_fails_or_takes_long_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch, act: Callable[[_Net], Any], text: str
+) -> None:
+    monkeypatch.setattr("trainer.checks.rehearsal._SLOWER_S", 0.1)
+
+    def count(model: _Net) -> None:
+        model.calls += 1
+        act(model)
+
+    _with(monkeypatch, count)
+    with pytest.raises(WrongUse, match=f"_Net.calls changes the training: {text}"):
+        here.train()
+
+
+def test_an_error_beside_a_container_that_is_younger_shows_nothing(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count(model: _Net) -> None:
+        model.calls_list.append(model.calls)
+        model.calls += 1
+        assert model.calls_list[model.calls - 1] == model.calls - 1
+
+    _with(monkeypatch, count)
+    assert "\nnote       _Net.calls and _Net.calls_list changed in a step" in here.train()
+
+
+def test_state_that_each_step_sets_again_is_not_noted(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def set_again(model: _Net) -> None:
+        model.calls, model.state["n"] = 7, int(model.forwards)
+        model.recent.clear()
+        model.mean = float(model.linear.bias.detach())
+
+    _with(monkeypatch, set_again)
+    assert "\nnote " not in here.train()
+
+
+def test_a_state_that_changes_later_is_noted_once_and_at_a_resume(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(model: _Net) -> None:
+        model.phase = 2.0 if int(model.forwards) == 8 else model.phase
+
+    _with(monkeypatch, late)
+    text = "_Net.phase changed, which checkpoints leave out: a resume may have other bits"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainer.loop.saving.Saving.save_and_stop", lambda _: None)
+        out = here.train("whole")
+    assert out.count("changed, which") == 1
+    assert f"\nnote: by step 12, {text}, and `trainbox drill` shows whether it does\n" in out
+    assert here.steps("whole")[-1] == _END
+    here.stopped(13)
+    assert "note       _Net.phase changed during the training, and checkpo" in here.train()
+
+
+class _Phased(StepCounter):
+    """A model whose phase changes late, and is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = 1.0
+
+    def get_extra_state(self) -> dict[str, float]:
+        return {"phase": self.phase}
+
+    def set_extra_state(self, state: dict[str, float]) -> None:
+        self.phase = state["phase"]
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        self.phase = 0.5 if int(self.forwards) > 5 else self.phase
+        return self.phase * super().forward(inputs_B4)
+
+
+def test_extra_state_may_change_without_a_note(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Phased())
+    assert "note" not in here.train(max_steps=12)
+
+
+def test_a_patience_in_finished_is_refused(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only validations count, so its value at the end is their number."""
+
+    def finished(task: Tiny, _metrics: Mapping[str, float]) -> bool:
+        vars(task)["waits"] = vars(task).get("waits", 0) + 1
+        return vars(task)["waits"] > 10
+
+    monkeypatch.setattr(Tiny, "finished", finished)
+    with pytest.raises(WrongUse, match=r"Tiny.waits changes the training: .* of finished\(\), if"):
+        here.train(epochs=20)
+    assert "\nnote       Tiny.waits changed in a step" in here.train("short", epochs=2)
+
+
+@pytest.mark.parametrize("method", ["prepare", "metrics", "figures"])
+def test_a_method_that_counts_is_noted(
+    here: Here, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    plain = getattr(Tiny, method)
+
+    def counted(task: Tiny, *arguments: Any, **options: Any) -> Any:
+        vars(task)["calls"] = vars(task).get("calls", 0) + 1
+        return plain(task, *arguments, **options)
+
+    monkeypatch.setattr(Tiny, method, counted)
+    assert "\nnote       Tiny.calls changed in a step" in here.train(max_steps=12)
+
+
+def test_a_metric_that_adds_up_over_validations_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def metrics(task: Tiny, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        vars(task)["sum"] = vars(task).get("sum", 0.0) + float(totals["loss"])
+        return {"loss": vars(task)["sum"]}
+
+    monkeypatch.setattr(Tiny, "metrics", metrics)
+    with pytest.raises(WrongUse, match="the metric loss differs after a resume"):
+        here.train()
+
+
+def test_metrics_that_reset_their_state_are_noted(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Tiny.statistics
+
+    def statistics(task: Tiny, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        vars(task).setdefault("seen", []).append(
+            float(task.losses(model, batch)["squared_error"].mean())
+        )
+        return plain(task, model, batch)
+
+    def metrics(task: Tiny, _totals: Mapping[str, Tensor]) -> dict[str, float]:
+        losses = vars(task).pop("seen")
+        return {"loss": sum(losses) / len(losses)}
+
+    monkeypatch.setattr(Tiny, "statistics", statistics)
+    monkeypatch.setattr(Tiny, "metrics", metrics)
+    out = here.train()
+    assert "note       metrics() returns something else when it is called again" in out
+
+
+def test_a_schedule_is_called_for_all_steps_before_the_first(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drawing(_task: Tiny, _step: int, _total: int, _warmup: int) -> float:
+        return random.random()  # noqa: S311
+
+    monkeypatch.setattr(Tiny, "schedule", lambda _, step, *__: [1.0, 0.5][step // 17])
+    here.train("whole")
+    monkeypatch.setattr(Tiny, "schedule", lambda _, step, *__: [1.0][step // 17])
+    with pytest.raises(Failure, match="raised IndexError: list index out of range"):
+        here.train("short")
+    monkeypatch.setattr(Tiny, "schedule", lambda _, step, *__: None if step > 8 else 1.0)
+    with pytest.raises(WrongUse, match=r"schedule\(\) returned None: return a finite number"):
+        here.train("none")
+    monkeypatch.setattr(Tiny, "schedule", drawing)
+    with pytest.raises(WrongUse, match=r"schedule\(0, 18, 0\) returned 0\.\d+ and then 0\.\d+: c"):
+        here.train("drawn")
+
+
+def test_a_scheduler_of_torch_that_acts_later_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build_optimizer(task: Tiny, model: nn.Module, *_: Any) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        vars(task)["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+        return optimizer
+
+    def step(task: Tiny, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        if model.training and act:
+            vars(task)["scheduler"].step()
+        return plain(task, model, batch)
+
+    act, plain = False, Tiny.losses
+    monkeypatch.setattr(Tiny, "build_optimizer", build_optimizer)
+    monkeypatch.setattr(Tiny, "losses", step)
+    here.train("unused", max_steps=6)
+    act = True
+    with (
+        pytest.warns(UserWarning, match="lr_scheduler.step"),
+        pytest.raises(WrongUse, match=r"Tiny.scheduler.*|the weight.*|optimizer"),
+    ):
+        here.train()
+
+
+class _Rows(Dataset[Any]):
+    def __init__(self) -> None:
+        self.reads, self.cache = 0, dict[int, Tensor]()
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.reads += 1
+        self.cache[index] = torch.full((4,), float(index))
+        factor = 0.5 if self.acts and self.reads > 100 else 1.0
+        return factor * self.cache[index], torch.tensor(1.0)
+
+    acts = False
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_cache_and_a_counter_of_a_dataset(
+    here: Here, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _folder: _Rows())
+    out = here.train("noted", workers=workers)
+    note = "note       train_dataset.cache and train_dataset.reads changed in a step"
+    assert (note in out) == (workers == 0)
+    monkeypatch.setattr(_Rows, "acts", True)
+    if workers == 0:
+        with pytest.raises(WrongUse, match="train_dataset.reads changes the training: step 2 has"):
+            here.train("acts", workers=workers)
+
+
+def test_a_model_that_build_model_keeps_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rehearsal would train the model of the training."""
+    kept = StepCounter()
+    shared, plain = nn.Linear(4, 1), Tiny.build_model
+
+    def partly(task: Tiny) -> nn.Module:
+        model = plain(task)
+        model.linear = shared
+        return model
+
+    for build in (lambda _task: kept, partly):
+        monkeypatch.setattr(Tiny, "build_model", build)
+        with pytest.raises(
+            WrongUse, match=r"build_model\(\) returned other weights when it was ca"
+        ):
+            here.train()
+        assert here.steps() == []
+    here.train("skipped", rehearses=False)
+
+
+def test_fast_and_no_rehearsal_train_a_task_with_hidden_state(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act(model: _Net) -> float:
+        model.calls += 1
+        return _ACTING["_Net.calls"](model)
+
+    _with(monkeypatch, act)
+    out = here.train("fast", max_steps=12, deterministic=False)
+    assert "\nrehearsal  1 step, a validation and a checkpoint in " in out
+    assert "\nrehearsal  skipped\n" in here.train("skipped", max_steps=12, rehearses=False)
+    assert here.steps("fast")[-1] == here.steps("skipped")[-1] == 12
+
+
+class _Together(Tiny):
+    """Losses that depend on the other examples of the batch, as `kind` says."""
+
+
+def _mean_removed(output_B: Tensor, target_B: Tensor) -> Tensor:
+    return (output_B - output_B.mean() - target_B).square()
+
+
+def _broadcast(output_B: Tensor, target_B: Tensor) -> Tensor:
+    return (output_B[:, None] - target_B).square().mean(1)
+
+
+def _contrastive(output_B: Tensor, target_B: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(
+        output_B[:, None] * target_B, torch.arange(len(output_B)), reduction="none"
+    )
+
+
+def _alone(output_B: Tensor, target_B: Tensor) -> Tensor:
+    return (output_B - target_B).square()
+
+
+def _random(output_B: Tensor, target_B: Tensor) -> Tensor:
+    return (output_B + torch.randn(len(output_B)) - target_B).square()
+
+
+@pytest.mark.parametrize(
+    ("compute", "depends"),
+    [
+        (_mean_removed, True),
+        (_broadcast, True),
+        (_contrastive, True),
+        (_alone, False),
+        (_random, False),
+    ],
+)
+def test_losses_that_depend_on_the_batch_are_noted_with_the_size_of_the_difference(
+    here: Here,
+    monkeypatch: pytest.MonkeyPatch,
+    compute: Callable[[Tensor, Tensor], Tensor],
+    depends: bool,
+) -> None:
+    def losses(_task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        inputs_B4, targets_B = batch
+        return {"error": compute(model(inputs_B4), targets_B)}
+
+    monkeypatch.setattr(Tiny, "losses", losses)
+    out = here.train()
+    assert (
+        "note       the loss error of an example depends on the other examples" in out
+    ) == depends
+    assert not depends or "it differs by up to " in out
+
+
+def test_data_in_memory_is_the_same_after_the_comparison(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Tiny.losses
+
+    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        batch[0].mul_(2)
+        return plain(task, model, batch)
+
+    monkeypatch.setattr(Tiny, "losses", losses)
+    here.train("rehearsed")
+    here.train("skipped", rehearses=False)
+    assert here.digest("rehearsed") == here.digest("skipped")
+    assert here.entries("validation", "rehearsed") is not None
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_scripted_and_traced_models_train_and_resume(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Part(nn.Module):
+        def __init__(self, compiled: Callable[[], nn.Module]) -> None:
+            super().__init__()
+            self.forwards = nn.Parameter(torch.zeros(()), requires_grad=False)
+            self.part = compiled()
+
+        def forward(self, inputs_B4: Tensor) -> Tensor:
+            found: Tensor = self.part(inputs_B4).squeeze(1)
+            return found
+
+    def layers() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+    monkeypatch.setattr(
+        Tiny, "losses", lambda _t, m, b: {"error": (m(b[0]).reshape(-1) - b[1]).square()}
+    )
+    with pytest.warns(FutureWarning, match="deprecated"):
+        for name, build in {
+            "script": lambda: torch.jit.script(layers()),
+            "part": lambda: Part(lambda: torch.jit.script(layers())),
+            "trace": lambda: torch.jit.trace(layers(), torch.randn(8, 4)),
+        }.items():
+            monkeypatch.setattr(Tiny, "build_model", lambda _task, build=build: build())
+            for shards in (1, 2):
+                run = f"{name}-{shards}"
+                here.train(f"{run}-whole", shards=shards, threads=1)
+                here.stopped(5, run, shards=shards, threads=1)
+                here.train(run, shards=shards, threads=1)
+                assert here.digest(run) == here.digest(f"{run}-whole")
+
+
+def test_a_buffer_that_is_registered_anew_with_another_size_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Growing(StepCounter):
+        first = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("queue", torch.zeros(1))
+
+        def forward(self, inputs_B4: Tensor) -> Tensor:
+            if self.training and int(self.forwards) >= self.first:
+                self.register_buffer("queue", torch.cat([self.queue, torch.ones(1)]))
+            return super().forward(inputs_B4)
+
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: Growing())
+    text = r"\(queue: shape \(1,\) -> shape \(2,\)\), so a resume could not load a checkpoint"
+    with pytest.raises(WrongUse, match=text):
+        here.train()
+    with pytest.raises(WrongUse, match=r"a forward changes the shape of the buffer queue from"):
+        here.train("sharded", shards=2, threads=1)
+    monkeypatch.setattr(Growing, "first", 8)
+    with pytest.raises(WrongUse, match=text.replace("2", "5")):
+        here.train("late")
+    assert here.steps("late") == [6]
