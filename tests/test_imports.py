@@ -30,7 +30,7 @@ ORDER = {
     "entrypoint": ("system driver launch bench health doctor script drill cli __main__"),
     "trainbox": (
         "contract found_files nested ranks folder task_metrics metrics order batches stop pinned "
-        "tensor_files stored_checkpoints checkpoint_writer checkpoints pictures task "
+        "plain_state tensor_files stored_checkpoints checkpoint_writer checkpoints pictures task "
         "classification initial_weights"
     ),
     "trainer": (

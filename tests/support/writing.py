@@ -35,6 +35,8 @@ class _Written(StepCounter):
                 self.teacher.weight.lerp_(weight, 0.3 * follows["late"])
             case "often" if follows["often"]:
                 self.teacher.load_state_dict(self.linear.state_dict())
+            case "unseen" if step >= 8:
+                self.teacher.weight.data.mul_(0.9)
             case "rare" if follows["rare"]:
                 self.teacher.weight.data = weight.detach().clone()
             case "decay":

@@ -88,6 +88,11 @@ class Reduction:
                 for parameter in bucket.parameters:
                     parameter.register_post_accumulate_grad_hook(self._hook(bucket))
 
+    @property
+    def still(self) -> list[str]:
+        """The names of the frozen parameters that no forward has changed, if there are shards."""
+        return self._written.still
+
     def of(
         self, micro: MicroBatch, overlaps: bool = True
     ) -> contextlib.AbstractContextManager[None]:

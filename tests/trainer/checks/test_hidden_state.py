@@ -104,9 +104,7 @@ def test_an_attribute_that_has_whether_they_are_set_is_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _with_act_norm(monkeypatch, attribute=True)
-    with pytest.raises(
-        WrongUse, match=r"after a resume, .* \(ActNorm\.ready\): make it a buffer"
-    ):
+    with pytest.raises(WrongUse, match=r"after a resume, .* \(ActNorm\.ready\): make it a buffer"):
         here.train(max_steps=3)
 
 

@@ -73,6 +73,15 @@ def test_a_teacher_that_moves_late_has_the_same_bits_on_any_number_of_processes(
     )
 
 
+def test_a_late_write_that_torch_does_not_record_is_found_by_the_next_digest(here: Here) -> None:
+    with pytest.raises(WrongUse, match=r"by step 12, a forward has changed the frozen parameter t"):
+        here.train("sharded", **_of("unseen", **_SHARDS))
+    here.train("whole", **_of("unseen"))
+    here.stopped(13, **_of("unseen"))
+    here.train(**_of("unseen"))
+    assert here.digest() == here.digest("whole")
+
+
 @pytest.mark.parametrize("kind", ["decay", "data", "normal", "max_norm"])
 def test_a_forward_that_changes_a_trained_weight_is_refused_with_shards(
     here: Here, kind: str
