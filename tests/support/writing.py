@@ -10,7 +10,7 @@ from tests.support.tiny import StepCounter, Tiny
 
 
 class _Written(StepCounter):
-    """A model that writes as its `kind` says. Its teacher is frozen."""
+    """A model that writes as its `kind` names. Its teacher is frozen."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class _Written(StepCounter):
 
 @dataclass(frozen=True)
 class Writing(Tiny):
-    """Trains a model that writes as `kind` says."""
+    """Trains a model that writes as `kind` names."""
 
     kind: str = ""
 

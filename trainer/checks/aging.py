@@ -4,14 +4,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from trainer.checks.fingerprint import ATTRIBUTE, Part, Place
+from trainer.checks.fingerprint import ATTRIBUTE, Part, Position
 
 # Of each row, the largest multiple that a count reaches is tried. It is a multiple of most numbers
 # after which people do something, such as 4, 10, 100 or 1,000.
 _ROUND = (12000, 6000, 1200, 600, 120, 60, 12, 4, 2), (10, 5)
 _NEEDS_ONE = 60  # from this count on, the multiple of the first row is also one of the second row
 
-Numbers = dict[str, dict[Place, int | float]]  # by part and place
+Numbers = dict[str, dict[Position, int | float]]  # by part and position
 State = Mapping[str, Part]
 
 
@@ -20,12 +20,12 @@ class Count:
     """A number that each step or validation changes, with a `value` that it has later."""
 
     part: str
-    place: Place
+    position: Position
     value: int | float
 
     @property
     def name(self) -> str:
-        steps = (f".{key}" if kind == ATTRIBUTE else f"[{key!r}]" for kind, key in self.place)
+        steps = (f".{key}" if kind == ATTRIBUTE else f"[{key!r}]" for kind, key in self.position)
         return self.part + "".join(steps)
 
 
@@ -55,9 +55,9 @@ def counts(
     """
     found = []
     for part in sorted(hidden & before_step_2.keys()):
-        for place, before in before_step_2[part].numbers.items():
+        for position, before in before_step_2[part].numbers.items():
             at_start, after_1, after_2, at_end = (
-                state[part].numbers.get(place, math.nan) if part in state else math.nan
+                state[part].numbers.get(position, math.nan) if part in state else math.nan
                 for state in (start, after_step_1, after_step_2, end)
             )
             per_validation = at_end - after_2
@@ -72,7 +72,7 @@ def counts(
             # Step 2 is the last one of the training if all earlier ones are done.
             last = before + per_step * max(0, steps - 2) + per_validation * validations
             if counted and math.isfinite(last) and (per_step or per_validation):
-                found.append(_Observed(part, place, last, before, per_step))
+                found.append(_Observed(part, position, last, before, per_step))
     return found
 
 
@@ -82,7 +82,7 @@ def ages(found: Sequence[_Observed]) -> Iterator[list[Count]]:
     for row in ((), *_ROUND):
         for reaches in (True, False):  # step 2 reaches the round number, or begins with it
             trial = [
-                Count(each.part, each.place, _round(each, row, each.per_step * reaches))
+                Count(each.part, each.position, _round(each, row, each.per_step * reaches))
                 for each in found
             ]
             if trial and trial not in tried:
@@ -91,10 +91,10 @@ def ages(found: Sequence[_Observed]) -> Iterator[list[Count]]:
 
 
 def values_of(trial: list[Count]) -> Numbers:
-    """Return the values of counts by part and place."""
+    """Return the values of counts by part and position."""
     numbers: Numbers = {}
     for count in trial:
-        numbers.setdefault(count.part, {})[count.place] = count.value
+        numbers.setdefault(count.part, {})[count.position] = count.value
     return numbers
 
 

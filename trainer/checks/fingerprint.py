@@ -20,8 +20,8 @@ from torch.utils.data import Dataset
 from trainer.run.digest import tensor_digest
 from trainer.system.sources import is_users_module
 
-# The place of a number in an attribute: the names of attributes and the keys of containers.
-Place = tuple[tuple[str, Any], ...]
+# The position of a number in an attribute: the names of attributes and the keys of containers.
+Position = tuple[tuple[str, Any], ...]
 ATTRIBUTE, _ITEM = "attribute", "item"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _GENERATORS: dict[type, Callable[[Any], object]] = {
@@ -54,12 +54,12 @@ class Part(NamedTuple):
     """One attribute.
 
     Attributes:
-        numbers: The numbers in it that count something of the user's, by their place.
+        numbers: The numbers in it that count something of the user's, by their position.
         is_saved: Whether the object that has it decides itself what checkpoints save.
     """
 
     digest: str
-    numbers: dict[Place, int | float]
+    numbers: dict[Position, int | float]
     is_saved: bool
 
 
@@ -125,15 +125,15 @@ def fingerprint(found: Mapping[str, Owner], saved: Iterable[Any] = ()) -> dict[s
 
 
 def set_numbers(
-    found: Mapping[str, Owner], wanted: Mapping[str, Mapping[Place, int | float]]
+    found: Mapping[str, Owner], wanted: Mapping[str, Mapping[Position, int | float]]
 ) -> None:
-    """Give the numbers of the owners `found` the values `wanted`, by part and place."""
-    for name, places in wanted.items():
+    """Give the numbers of the owners `found` the values `wanted`, by part and position."""
+    for name, positions in wanted.items():
         owner, _, attribute = name.rpartition(".")
-        for place, number in places.items():
+        for position, number in positions.items():
             # The attribute, or what is in it, may be missing in a new object.
             with contextlib.suppress(AttributeError, KeyError, IndexError, TypeError):
-                holder, steps = found[owner].value, ((ATTRIBUTE, attribute), *place)
+                holder, steps = found[owner].value, ((ATTRIBUTE, attribute), *position)
                 for step in steps[:-1]:
                     holder = _get(holder, step)
                 _set(holder, steps[-1], number)
@@ -165,19 +165,19 @@ class _Reading:
         self._known, self._memory, self._left = set(known), memory, _MOST_VALUES
         self._kept: list[Any] = []  # so that no id is used again
         self.sha256 = hashlib.sha256()
-        self.numbers = dict[Place, int | float]()
+        self.numbers = dict[Position, int | float]()
 
-    def read(self, place: Place, value: Any, is_users: bool) -> None:
-        """Read `value` at `place`. Numbers count only in objects and containers of the user's."""
+    def read(self, position: Position, value: Any, is_users: bool) -> None:
+        """Read `value` at `position`. Numbers count only in the user's objects and containers."""
         self._left -= 1
-        if self._left < 0 or len(place) > _DEEPEST:
+        if self._left < 0 or len(position) > _DEEPEST:
             return
         self._write(type(value).__qualname__)
         if isinstance(value, numpy.generic) or type(value) in _PLAIN:
             plain = value.item() if isinstance(value, numpy.generic) else value
             self._write(repr(plain))
             if is_users and type(plain) in (int, float):
-                self.numbers[place] = plain
+                self.numbers[position] = plain
         elif isinstance(value, Tensor):
             self._write(_of_tensor(value, self._memory))
         elif isinstance(value, numpy.ndarray):
@@ -194,14 +194,14 @@ class _Reading:
                 inside = list(_inside(value, is_users))
             for step, part, inner in inside:
                 self._write(repr(step))
-                self.read((*place, step), part, inner)
+                self.read((*position, step), part, inner)
 
     def _write(self, text: str) -> None:
         self.sha256.update(text.encode(errors="surrogatepass") + b"\0")
 
 
 def _inside(value: Any, is_users: bool) -> Iterator[tuple[tuple[str, Any], Any, bool]]:
-    """Yield the place and the value of what is in a container or an object.
+    """Yield the position and the value of what is in a container or an object.
 
     Also yield whether numbers there may be changed as the user's.
     """

@@ -50,7 +50,7 @@ _SAVED_STEP, _STEPS = 1, 2
 _PARTS, _PARTS_IF_FAST = 6, 3
 # With later numbers, step 2 may not take this many times as long and this much longer.
 _SLOWER, _SLOWER_S = 10, 3.0
-_MOST_ALONE = 8  # the most counts that are tried one at a time, to name the one that acts
+_MOST_ALONE = 8  # the most counts that are tried one at a time, to name what acts
 _CURE = "make it a buffer, or save it with get_extra_state()"
 
 State = Mapping[str, Part]

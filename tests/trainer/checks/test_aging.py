@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from trainer.checks.aging import ages, counts, values_of
-from trainer.checks.fingerprint import Part, Place
+from trainer.checks.fingerprint import Part, Position
 
-_PLACE: Place = (("attribute", "n"),)
+_POSITION: Position = (("attribute", "n"),)
 
 
 def _trials(
@@ -15,7 +15,7 @@ def _trials(
 ) -> list[list[int | float]]:
     """Return the values to try of a number, which had `values` at the five observed times."""
     start, after_1, before_2, after_2, end = (
-        {"Net.x": Part(str(value), {_PLACE: value}, False)} for value in values
+        {"Net.x": Part(str(value), {_POSITION: value}, False)} for value in values
     )
     found = counts({"Net.x"}, before_2, start, after_1, after_2, end, steps, validations)
     return [[count.value for count in trial] for trial in ages(found)]

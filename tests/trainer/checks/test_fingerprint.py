@@ -252,8 +252,8 @@ def test_numbers_of_the_user_can_be_set() -> None:
         *(f"_Stateful.{n}" for n in ("slotted", "hiding", "read_only", "weak", "scheduler")),
     }
     wanted = {
-        name: {place: number + 100 for place, number in places.items()}
-        for name, places in numbers.items()
+        name: {position: number + 100 for position, number in positions.items()}
+        for name, positions in numbers.items()
     }
     set_numbers(found, wanted)
     assert (vars(task)["calls"], model.number, model.list) == (105, 101.0, [101, {"n": 102}])

@@ -359,10 +359,6 @@ def test_fast_and_no_rehearsal_train_a_task_with_hidden_state(
     assert here.steps("fast")[-1] == here.steps("skipped")[-1] == 12
 
 
-class _Together(Tiny):
-    """Losses that depend on the other examples of the batch, as `kind` says."""
-
-
 def _mean_removed(output_B: Tensor, target_B: Tensor) -> Tensor:
     return (output_B - output_B.mean() - target_B).square()
 
@@ -464,7 +460,7 @@ def test_scripted_and_traced_models_train_and_resume(
                 assert here.digest(run) == here.digest(f"{run}-whole")
 
 
-def test_a_buffer_that_is_registered_anew_with_another_size_is_refused(
+def test_a_buffer_that_is_registered_again_with_another_size_is_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Growing(StepCounter):
