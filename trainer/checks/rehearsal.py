@@ -200,22 +200,32 @@ class _Rehearsal:
         states = (first.before_step_2, one.start, first.after_step_1, one.after_step_2, one.end)
         found = counts(hidden, *states, first.steps, first.validations)
         own_trials = list(ages(found))
-        # An error with later numbers beside earlier containers, such as a list, shows nothing.
-        consistent = {count.part for count in found} == hidden
+        # An error with later numbers beside earlier containers, such as a list, shows nothing. On
+        # several processes, an error cannot be ignored, because the other ranks wait in step 2.
+        consistent = all(self._world.from_each({count.part for count in found} == hidden))
+        if not consistent and self._world.world_size > 1:
+            return 0
         trials: int = max(self._world.from_each(len(own_trials)))
         for number in range(trials):
             trial = own_trials[number] if number < len(own_trials) else []
             if problem := self._problem(first, resumed, trial, consistent):
                 if again := self._difference(one, self._resumed(first)):
                     raise WrongUse(f"{first.task}: {_digest_problem(again, again, [])}")
-                alone = [[count] for count in trial if 1 < len(trial) <= _MOST_ALONE]
-                culprits = (
-                    each for each in alone if self._problem(first, resumed, each, consistent)
-                )
-                raise WrongUse(
-                    f"{first.task}: {_later(next(culprits, trial), problem, number == 0)}"
-                )
+                culprit = self._culprit(first, resumed, trial, consistent)
+                own = _later(culprit, problem, number == 0) if culprit else None
+                raise WrongUse(f"{first.task}: {on_any_rank(self._world, own)}")
         return trials
+
+    def _culprit(
+        self, first: _First, resumed: _Outcome, trial: list[Count], consistent: bool
+    ) -> list[Count]:
+        """Return the count of `trial` that alone changes step 2, or all of them."""
+        most = max(self._world.from_each(len(trial)))
+        for number in range(most if 1 < most <= _MOST_ALONE else 0):
+            alone = trial[number : number + 1]
+            if self._problem(first, resumed, alone, consistent):
+                return alone
+        return trial
 
     def _problem(
         self, first: _First, resumed: _Outcome, trial: list[Count], consistent: bool
