@@ -43,7 +43,6 @@ _CODE = (
     type,
 )
 _OF_MODULES = vars(nn.Module()).keys() | {"_flat_weights", "_flat_weight_refs"}
-_OF_OPTIMIZERS = vars(torch.optim.SGD([torch.zeros(1)], 0.1)).keys()
 _MOST_BYTES = 2**22  # of a larger tensor or array, every k-th slice is read
 _MOST_VALUES = 5000  # in one attribute
 _MOST_ELEMENTS = 1000  # of one container
@@ -82,7 +81,7 @@ def owners(
         found[name] = Owner(module, _of_module(module), has_extra)
     parts = getattr(optimizer, "parts", (optimizer,))
     for number, part in enumerate(parts):
-        own = {n: v for n, v in _attributes(part).items() if n not in _OF_OPTIMIZERS}
+        own = {n: v for n, v in _attributes(part).items() if n not in _of_optimizers()}
         # A resume does not load the state of one of several optimizers by its own method.
         has_own = len(parts) == 1 and type(part).state_dict is not Optimizer.state_dict
         suffix = f" {number + 1}" if len(parts) > 1 else ""
@@ -90,6 +89,12 @@ def owners(
     for name, dataset in datasets.items():
         found |= _of_dataset(name, dataset)
     return found
+
+
+@functools.cache
+def _of_optimizers() -> frozenset[str]:
+    """Return the attributes of each optimizer of torch. The first one imports much of torch."""
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], 0.1)))
 
 
 def _of_dataset(name: str, dataset: Any) -> dict[str, Owner]:
