@@ -8,7 +8,7 @@ import pytest
 
 from entrypoint.script.target import Target
 from tests.support.commands import Trainbox, clean_environment
-from trainbox.contract.run_name import run_name, script_label
+from trainbox.contract.run_name import array_task, run_name, script_label
 from trainer.sweep.script import Script
 
 _PRINTS = "import trainbox; print(trainbox.run_folder())"
@@ -51,3 +51,40 @@ def test_python_and_trainbox_run_have_the_same_folder(forked: Trainbox, words: l
     words = [*words[:2], "--", *words[2:]] if words[0] == "-m" else words
     plan = forked("plan", "run", *words, env={"TRAINBOX_RUNS_DIR": "my_runs"})
     assert json.loads(plan.out)["env"]["TRAINBOX_RUN"] == alone.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    ["SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "SGE_TASK_ID", "LSB_JOBINDEX"],
+)
+def test_each_task_of_an_array_trains_in_its_own_folder(forked: Trainbox, scheduler: str) -> None:
+    """The script skips what is done, as a script does that resumes."""
+    (forked.folder / "train.py").write_text(
+        "import os, pathlib, sys\n"
+        "done = pathlib.Path(os.environ['TRAINBOX_RUN'], 'result')\n"
+        f"if not done.exists(): done.write_text(os.environ['{scheduler}'])\n"
+        "print(done.read_text())\n"
+    )
+    first, second, again = (
+        forked("run", "--device", "cpu", "train.py", env={scheduler: task})
+        for task in ("1", "2", "1")
+    )
+    assert (first.out, second.out, again.out) == ("1\n", "2\n", "1\n"), second.err
+    runs = sorted(path.name for path in (forked.folder / "runs").iterdir())
+    name = run_name("train.py", False, [], {})
+    assert runs == [f"{name}-array-1", f"{name}-array-2"]
+
+
+@pytest.mark.parametrize(
+    ("env", "task"),
+    [
+        ({"SLURM_ARRAY_TASK_ID": "0"}, 0),
+        ({"SGE_TASK_ID": "undefined"}, None),
+        ({"LSB_JOBINDEX": "0"}, None),
+        ({"SLURM_JOB_ID": "7"}, None),
+        ({"SLURM_ARRAY_TASK_ID": ""}, None),
+        ({"SLURM_ARRAY_TASK_ID": "3", "SGE_TASK_ID": "undefined"}, 3),
+    ],
+)
+def test_the_number_of_a_task_of_an_array(env: dict[str, str], task: int | None) -> None:
+    assert array_task(env) == task
