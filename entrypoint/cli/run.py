@@ -84,7 +84,10 @@ def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:
     if options["hang_minutes"] and sys.platform != "linux":
         raise WrongUse("--hang-minutes needs Linux, which lists the CPU time of processes: drop it")
     path = (options["runs_dir"] / (name or target.run_name())).absolute()
-    command = (*command_of("entrypoint.script.rank"), *target.command(path))
+    started = target
+    if options["trial"] and not target.is_module:  # in a copy of the current folder
+        started = dataclasses.replace(target, name=hints.from_here(Path(target.name)))
+    command = (*command_of("entrypoint.script.rank"), *started.command(path))
 
     def decide(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
         plan = plan_script(request, gpus, detect_cluster(os.environ), options["torchrun"])

@@ -29,6 +29,7 @@ from trainbox.contract.hints import command
 from trainbox.contract.options import config_of, swept_names
 from trainbox.contract.run_name import check_run_name
 from trainbox.contract.storage import show
+from trainbox.contract.streams import message
 from trainbox.contract.task_fields import fields_of, pairs_of
 from trainbox.contract.task_spec import warn_of_overruled_imports
 from trainbox.contract.usage import TEMPLATE, Templated
@@ -222,6 +223,7 @@ def sweep_run(**values: Any) -> None:
     from entrypoint.cli.launching import supervised
     from entrypoint.cli.run import find_target
     from entrypoint.launch.supervise import SCRIPT_SWEEP
+    from entrypoint.script.work import UserFolder
 
     check_run_name(values["name"], "--name")
     script, module = values["script"], values["module"]
@@ -233,6 +235,8 @@ def sweep_run(**values: Any) -> None:
     find_target(module, [script] if script else [])
     words = ("--", *click.get_current_context().meta[TEMPLATE])
     launch = prepare("sweep run", values, _on_slots(values["per_gpu"]), None, *words)
+    for line in UserFolder(Path.cwd()).messages:
+        message(line)
     supervised(launch, SCRIPT_SWEEP)
 
 

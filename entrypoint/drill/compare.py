@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.drill.folder import RUN, WORK
+from entrypoint.drill.folder import RUN
+from entrypoint.script.work import WORK
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.processes import command_of
 

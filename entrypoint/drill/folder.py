@@ -3,15 +3,14 @@
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.script.sources import BOARD, TEXTS
+from entrypoint.script.work import BYTECODE, WORK, Version, version_of
 from trainbox.contract.entries import EntryReader, is_of_script, step_of
 from trainbox.contract.record_folder import CONFIG, LOGS, MANIFEST, METRICS
 
-# The folders of a training: its run folder, and its copy of the user's current folder.
-RUN, WORK = "run", "work"
+RUN = "run"  # the run folder in the folder of a training
 # `trainbox run` writes these itself.
 _OWN_NAMES = {
     CONFIG,
@@ -24,18 +23,8 @@ _OWN_NAMES = {
     TEXTS,
     BOARD,
 }
-BYTECODE = "__pycache__"
 _MOST_FILES = 200  # whose reads are seen, as each of them stays open
 _EARLIER_NS = 3600 * 10**9
-
-
-@dataclass(frozen=True)
-class Version:
-    """A version of a file; each write changes it."""
-
-    inode: int
-    size: int
-    time_ns: int
 
 
 def versions(training: Path) -> dict[str, Version]:
@@ -50,15 +39,6 @@ def versions(training: Path) -> dict[str, Version]:
                 if name not in own and (version := version_of(path)):
                     found[str(path.relative_to(training))] = version
     return found
-
-
-def version_of(path: Path) -> Version | None:
-    """Return the version of a file, or None if it does not exist."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return Version(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 class Reads:

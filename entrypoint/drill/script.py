@@ -13,7 +13,7 @@ from signal import SIGKILL, Signals
 
 from entrypoint.drill.compare import FileComparison, compare
 from entrypoint.drill.evidence import FINISHED, MEANINGS, resumption
-from entrypoint.drill.folder import RUN, WORK
+from entrypoint.drill.folder import RUN
 from entrypoint.drill.schedule import (
     KillSchedule,
     kill_shares,
@@ -22,7 +22,7 @@ from entrypoint.drill.schedule import (
     script_schedules,
 )
 from entrypoint.drill.training import Due, Kill, Start, StartProgress, Training, drill_folder
-from entrypoint.drill.work import UserFolder
+from entrypoint.script.work import WORK, UserFolder
 from trainbox.contract.errors import ExitCode, Failure, WrongUse
 
 _KILLS_WIDTH = 50

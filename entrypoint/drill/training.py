@@ -12,15 +12,14 @@ from signal import SIGTERM, Signals
 
 from entrypoint.drill.folder import (
     RUN,
-    WORK,
     Reads,
-    Version,
     records_reads,
     reported_steps,
     versions,
 )
 from entrypoint.drill.starts import STOPPED, failure_of, kill, stop, wait
 from entrypoint.launch.nested import start
+from entrypoint.script.work import WORK, Version
 from trainbox.contract.errors import Failure
 from trainbox.contract.files import open_regular
 from trainbox.contract.temporary import keep, temporary_folder

@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, Protocol
 
@@ -141,8 +142,11 @@ def supervise(
     on_start: Callable[[], None] = lambda: None,
     received: list[int] | None = None,
     hung: Callable[[], str | None] = lambda: None,
+    work: Path | None = None,
 ) -> Ending:
     """Start `argv` as a child, wait for it, and return the exit code of this process.
+
+    The child starts in the folder `work`, or in the current one.
 
     The first SIGTERM, SIGINT, SIGUSR1 or SIGHUP is forwarded, and the child saves and stops. A
     second signal kills the child, or a third one after the Ctrl-C of a script, and so does the end
@@ -176,7 +180,8 @@ def supervise(
     child = start_child(
         argv,
         # Without a fixed hash seed, Python orders sets of strings differently at each start.
-        env={"PYTHONHASHSEED": "0", **env},
+        env={"PYTHONHASHSEED": "0", **env, **({"PWD": str(work)} if work else {})},
+        cwd=work,
         # A terminal's Ctrl-C then reaches this process only, and the ranks get the signal once.
         start_new_session=True,
     )

@@ -24,6 +24,7 @@ from entrypoint.script.python import Python
 from entrypoint.script.sources import Sources, changed, roots_of
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import GpuRecord
+from entrypoint.script.work import WORK, UserFolder
 from trainbox.contract.energy import shown_kwh
 from trainbox.contract.errors import STOPPED_ITSELF, ExitCode, Failure, signal_of
 from trainbox.contract.files import open_from
@@ -56,8 +57,9 @@ class ScriptRun:
         restart_on: `any` for a restart after every failure, `temporary` for those that it can fix.
         hang_minutes: the time without output and computation after which the script is ended.
         prefix: whether each line of the output has its rank in front.
-        trial: whether this is a trial of a sweep: its output is only in its log, and not in
-            TensorBoard, whose import takes longer than many trials.
+        trial: whether this is a trial of a sweep: it runs in a copy of the current folder, and its
+            output is only in its log, and not in TensorBoard, whose import takes longer than many
+            trials.
         watched: opens the watch over the GPUs; None if they are not watched.
     """
 
@@ -82,6 +84,8 @@ def run(asked: ScriptRun) -> int:
     begin_s = time.monotonic()
     manifest, differing = _manifest(asked)
     gpus = GpuRecord(folder, plan.gpus, manifest)
+    user = UserFolder(Path.cwd()) if asked.trial else None
+    work = folder.path / WORK if user else None
     python = target.python or Python()
     chosen = "" if python.is_ours else f"; {python.command[0]} ({python.origin})"
     message(f"{target.name} in {from_here(folder.path)}: {plan.reason}{chosen}")
@@ -93,7 +97,9 @@ def run(asked: ScriptRun) -> int:
     while True:
         code = 0
         try:
-            ending, needs_reset = _run_once(asked, manifest, differing, gpus, roots, received)
+            if user and work:
+                user.copy(work)
+            ending, needs_reset = _run_once(asked, manifest, differing, gpus, roots, received, work)
             differing = []
             starts, code = starts + 1, ending.code
             folder.write_json(MANIFEST, manifest)
@@ -107,6 +113,8 @@ def run(asked: ScriptRun) -> int:
             message(f"not started again, because a GPU needs a reset: {needs_reset}")
             break
         message(f"the script exited with code {code}: restart {starts} of {asked.restarts}")
+    if user and work:
+        user.remove_unchanged(work)
     code = _explained(code, asked, bool(received))
     if board is not None:
         board.close()
@@ -200,8 +208,11 @@ def _run_once(
     gpus: GpuRecord,
     roots: Sequence[Path],
     received: list[int],
+    work: Path | None,
 ) -> tuple[Ending, str | None]:
     """Start the script once, pass on its output, and add the start to the manifest.
+
+    It starts in the folder `work`, or in the current one.
 
     Return how it has ended, and why no program can use a GPU until it is reset, or None.
     """
@@ -211,7 +222,7 @@ def _run_once(
     if found := [*differing, *changed(manifest["sources"], roots)]:
         entry["changed"] = found
         message(f"changed since the run's start: {', '.join(found)}")
-    sources = Sources(folder, roots, manifest)
+    sources = Sources(folder, roots, manifest, work)
     with ExitStack() as stack:
         watch = None
         if asked.watched is not None:
@@ -235,6 +246,7 @@ def _run_once(
             on_start=pipes.start,
             received=received,
             hung=Hang(limit, lambda: pipes.count, cpu_s).found if limit else lambda: None,
+            work=work,
         )
         if watch is not None:
             watch.final_check()  # reads the energy since the last reading, and logs a late Xid

@@ -30,18 +30,26 @@ class Sources:
     """The files that the script has opened, as they were when it opened them first."""
 
     def __init__(
-        self, folder: ScriptFolder, roots: Sequence[Path], manifest: dict[str, Any]
+        self,
+        folder: ScriptFolder,
+        roots: Sequence[Path],
+        manifest: dict[str, Any],
+        work: Path | None = None,
     ) -> None:
-        """Record the files below one of `roots` in the `manifest` of the run in `folder`."""
+        """Record the files below one of `roots` in the `manifest` of the run in `folder`.
+
+        A file in `work`, a copy of the current folder, counts as the file there.
+        """
         self._folder, self._run, self._roots = folder, folder.path, roots
-        self._manifest = manifest
+        self._manifest, self._work = manifest, work
         self._part, self._left, self._new_s = b"", _MOST_BYTES, math.inf
         self._digests: dict[str, str] = {}
         self._is_dirty = False  # whether the commit lacks one of them
 
     def install(self, folder: Path) -> None:
         """Let each Python that is started with `folder` in PYTHONPATH report its files."""
-        roots = "\0".join(os.path.join(root, "") for root in self._roots)  # noqa: PTH118
+        found = (*self._roots, self._work or self._roots[0])
+        roots = "\0".join(os.path.join(root, "") for root in found)  # noqa: PTH118
         with writing(folder, "set TMPDIR to a folder on another disk"):
             (folder / opened.COPY).write_bytes(Path(opened.__file__).read_bytes())
             (folder / opened.ROOTS).write_text(roots, encoding="utf-8", errors="surrogateescape")
@@ -75,6 +83,8 @@ class Sources:
             is_beside = path.parent.name != "__pycache__"  # with PYTHONPYCACHEPREFIX
             folder = path.parent if is_beside else path.parent.parent
             path = folder / f"{path.name.partition('.')[0]}.py"
+        if self._work and path.is_relative_to(self._work):
+            path = Path.cwd() / path.relative_to(self._work)
         name = _name(path, self._roots)
         is_known = name in self._digests or len(self._digests) >= _MOST_FILES
         if is_known or path.is_relative_to(self._run):

@@ -11,9 +11,9 @@ from entrypoint.drill.folder import (
     Reads,
     records_reads,
     reported_steps,
-    version_of,
     versions,
 )
+from entrypoint.script.work import version_of
 
 
 def test_only_the_files_of_the_script_count(tmp_path: Path) -> None:

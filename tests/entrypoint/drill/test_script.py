@@ -400,6 +400,15 @@ def test_a_script_that_writes_to_the_current_folder_itself_is_named(runs: _Runs)
         _drill(runs)
 
 
+def test_another_run_may_write_to_the_current_folder_meanwhile(runs: _Runs) -> None:
+    run = Path.cwd() / "runs/other"
+    (run / "logs").mkdir(parents=True)
+    (run / "lock").touch()
+    writes = f"pathlib.Path({str(run)!r}, 'model.pt').write_text(str(time.time()))"
+    runs.replace("while step", f"{writes}\nwhile step")
+    assert _drill(runs)[-1].startswith("  the same bits in all 2 trainings: ")
+
+
 def test_a_result_with_its_folder_or_a_time(runs: _Runs) -> None:
     runs.replace('"total": total', '"total": total, "run": str(run), "here": os.getcwd()')
     assert _drill(runs)[-1].startswith("  the same bits in all 2 trainings: ")

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def save(*_):
 signal.signal(signal.SIGTERM, save)
 with (run / "starts").open("a") as starts:
     print(os.getpid(), file=starts)
-while pathlib.Path("gate").exists():
+while run.parents[2].joinpath("gate").exists():
     time.sleep(0.01)
 print(json.dumps({"step": 10, "accuracy": (seed + 1) / 10}))
 with (run / "ends").open("a") as ends:
@@ -159,6 +160,56 @@ def test_the_first_script_of_the_page_is_a_trial_that_can_be_repeated(trainbox: 
     assert trainbox(*shlex.split(again)).code == 0
     for log in logs:
         assert log.read_text().startswith(f"rank 0 of 1 writes to {log.parents[1]}\n")
+
+
+# As most scripts of a course: it saves its best weights beside itself, and tests them at the end.
+_FIXED_PATHS = """
+import json, os, pathlib, sys, time
+seed, run = sys.argv[1], pathlib.Path(os.environ["TRAINBOX_RUN"])
+factor = float(pathlib.Path("config.txt").read_text())
+saved = ["best.pt", "checkpoint/last.pt", str(pathlib.Path(__file__).parent / "out/model.pt")]
+for name in saved:
+    pathlib.Path(name).parent.mkdir(exist_ok=True)
+    pathlib.Path(name).write_text(seed)
+(run / "saved").touch()
+while len([*run.parent.glob("trial-*/saved")]) < 2:
+    time.sleep(0.01)
+tested = [factor * int(pathlib.Path(name).read_text()) for name in saved]
+print(json.dumps({"step": 1, "best": tested[0], "last": tested[1], "beside": tested[2]}))
+"""
+
+
+@pytest.mark.parametrize("script", ["train.py", "sub/train.py", "{folder}/train.py"])
+def test_each_trial_tests_the_model_that_it_has_saved(trainbox: Trainbox, script: str) -> None:
+    folder = trainbox.folder
+    script = script.format(folder=folder)
+    (folder / "sub").mkdir()
+    (folder / script).write_text(_FIXED_PATHS)
+    (folder / "config.txt").write_text("0.5")
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint/last.pt").write_text("999")  # of an earlier training
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=folder, check=True
+        )
+    command = (*_COMMAND[:2], script, *_COMMAND[3:], "--processes", "2", "--seeds", "2")
+    ended = trainbox(*command, "--metric", "max:best", "--", "{seed}")
+    assert ended.code == 0, ended.out + ended.err
+    tested = [[line[name] for name in ("best", "last", "beside")] for line in results(folder)]
+    assert tested == [["0.0"] * 3, ["0.5"] * 3]
+    assert (folder / "checkpoint/last.pt").read_text() == "999"
+    assert not (folder / "best.pt").exists()
+    for seed in (0, 1):
+        # What a trial has written stays in its folder, without the copies of what it has read.
+        run = folder / f"runs/s/trial-{seed:05d}"
+        work = {path.relative_to(run / "work") for path in (run / "work").rglob("*.*")}
+        beside = Path(script).parent if not Path(script).is_absolute() else Path()
+        names = {Path("best.pt"), Path("checkpoint/last.pt"), beside / "out/model.pt"}
+        assert work == names
+        manifest = json.loads((run / "manifest.json").read_text())
+        relative = {"config.txt", str(beside / "train.py")}
+        assert set(manifest["sources"]) == relative
+        assert re.fullmatch("[0-9a-f]{40}", manifest["revision"])  # the commit has all of them
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.drill import work
-from entrypoint.drill.work import UserFolder
+from entrypoint.script import work
+from entrypoint.script.work import UserFolder
 
 
 @pytest.fixture
@@ -93,3 +93,65 @@ def test_the_paths_in_arguments_lead_to_the_copy(project: Path) -> None:
     assert user.replaced(f"--data={project}/data", copy) == "--data=/copy/data"
     assert user.replaced(str(project), copy) == "/copy"
     assert user.replaced(f"{project}-2/data", copy) == f"{project}-2/data"
+
+
+def test_a_trial_links_what_is_too_large_for_its_copy(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "_MOST_FILES", 12)
+    (project / "loop").unlink()
+    (project / ".cache").mkdir()
+    (project / "images").mkdir()
+    for number in range(20):
+        (project / f"images/{number}.png").touch()
+    user, copy = UserFolder(project), tmp_path / "work"
+    user.copy(copy)
+    assert [message.partition(" is ")[0] for message in user.messages] == ["images"]
+    assert (copy / "images").is_symlink() and (copy / ".cache").is_symlink()
+    assert not (copy / "data").is_symlink() and not (copy / "train.py").is_symlink()
+    user.remove_unchanged(copy)
+    assert not copy.exists()
+    assert len([*(project / "images").iterdir()]) == 20
+
+
+def test_a_copy_keeps_what_the_script_has_written(project: Path, tmp_path: Path) -> None:
+    (project / "loop").unlink()
+    user, copy = UserFolder(project), tmp_path / "work"
+    user.copy(copy)
+    (copy / "data/a.txt").write_text("changed by the script")
+    (copy / "out/best.pt").write_text("x")
+    user.remove_unchanged(copy)
+    written = sorted(str(path.relative_to(copy)) for path in copy.rglob("*.*"))
+    assert written == ["data/a.txt", "out/best.pt"]
+    # The next start has the newer version of each file.
+    (project / "train.py").write_text("changed by the user")
+    user.copy(copy)
+    assert (copy / "data/a.txt").read_text() == "changed by the script"
+    assert (copy / "train.py").read_text() == "changed by the user"
+    assert (project / "data/a.txt").read_text() == "data/a.txt"
+
+
+@pytest.mark.parametrize("names", [("lock", "logs/rank-0.log"), ("study.journal",)])
+@pytest.mark.parametrize("at", ["runs/r", "runs/s/trial-00000", "r"])
+def test_runs_of_trainbox_are_linked_and_may_change(
+    project: Path, tmp_path: Path, names: tuple[str, ...], at: str
+) -> None:
+    (project / "loop").unlink()
+    (project / "runs").mkdir()
+
+    def start(run: Path) -> None:
+        for name in names:
+            (run / name).parent.mkdir(parents=True, exist_ok=True)
+            (run / name).touch()
+        (run / "model.safetensors").write_text("x")
+
+    start(project / at)
+    user, copy = UserFolder(project, project / "tmp/drill"), tmp_path / "work"
+    user.copy(copy)
+    assert (copy / at).is_symlink() and (copy / at / "model.safetensors").exists()
+    (project / at / "model.safetensors").write_text("longer")
+    start(project / f"{at}-new")
+    (project / "runs/events.out.tfevents.1").touch()
+    assert user.changed() == []
+    (project / "runs/best.pt").touch()
+    assert user.changed() == ["runs/best.pt"]
