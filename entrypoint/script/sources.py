@@ -42,6 +42,7 @@ class Sources:
         """
         self._folder, self._run, self._roots = folder, folder.path, roots
         self._manifest, self._work = manifest, work
+        self._here = Path.cwd() if work else None  # the script may remove it
         self._part, self._left, self._new_s = b"", _MOST_BYTES, math.inf
         self._digests: dict[str, str] = {}
         self._is_dirty = False  # whether the commit lacks one of them
@@ -83,8 +84,8 @@ class Sources:
             is_beside = path.parent.name != "__pycache__"  # with PYTHONPYCACHEPREFIX
             folder = path.parent if is_beside else path.parent.parent
             path = folder / f"{path.name.partition('.')[0]}.py"
-        if self._work and path.is_relative_to(self._work):
-            path = Path.cwd() / path.relative_to(self._work)
+        if self._work and self._here and path.is_relative_to(self._work):
+            path = self._here / path.relative_to(self._work)
         name = _name(path, self._roots)
         is_known = name in self._digests or len(self._digests) >= _MOST_FILES
         if is_known or path.is_relative_to(self._run):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainbox.contract.entries import plain
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import (
     append_line,
@@ -70,13 +71,15 @@ class RecordFolder:
     def append(self, name: str, entry: Mapping[str, Any], durable: bool = False) -> None:
         """Append an entry to the record `name`, as `append_line` does.
 
+        JSON has neither infinity nor NaN, which become null.
+
         Raises:
             StorageFailure: the file cannot be written.
         """
         if not self.writes:
             return
         with writing(self.path / name):
-            append_line(self.path / name, json.dumps(entry), durable)
+            append_line(self.path / name, json.dumps(plain(entry)), durable)
 
     def close(self) -> None:
         """Release the lock, so that another process can use the folder.

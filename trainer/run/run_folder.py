@@ -2,11 +2,9 @@
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.entries import plain
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import read_object
 from trainbox.contract.record_folder import (
@@ -97,14 +95,6 @@ class RunFolder(RecordFolder):
             self.write_text(name, "".join(json.dumps(entry) + "\n" for entry in kept))
             left[name] = kept
         return left[METRICS]
-
-    def append(self, name: str, entry: Mapping[str, Any], durable: bool = False) -> None:
-        """Append an entry to the record `name`. It is `durable` if it is on the disk at the end.
-
-        Raises:
-            StorageFailure: The file cannot be written.
-        """
-        super().append(name, plain(entry), durable)
 
 
 def _refuse_files_of_others(path: Path) -> None:

@@ -30,6 +30,29 @@ def test_a_removed_current_folder_does_not_hide_the_code(forked: Trainbox) -> No
     assert f"run        {forked.folder}/runs/r\n" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("printed", "recorded"),
+    [
+        ('{"step": 1, "loss": NaN}', {"loss": None}),
+        ('{"step": 1, "loss": [0.5, -Infinity, 1e999]}', {"loss": [0.5, None, None]}),
+        ('{"step": 1, "val": {"auc": NaN, "f1": 1}}', {"val": {"auc": None, "f1": 1}}),
+    ],
+)
+def test_values_that_are_not_finite_are_recorded_as_null(
+    forked: Trainbox, printed: str, recorded: dict[str, object]
+) -> None:
+    (forked.folder / "train.py").write_text(f"print({printed!r})")
+    ended = forked(*ONE, "--device", "cpu", "train.py")
+    assert (ended.code, ended.out) == (0, f"{printed}\n")
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    (line,) = (forked.folder / "runs/r/metrics.jsonl").read_text().splitlines()
+    entry = json.loads(line, parse_constant=refuse)
+    assert entry == {"step": 1, "kind": "train", "time_unix_s": entry["time_unix_s"], **recorded}
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null"])
 def test_a_damaged_config_is_named(forked: Trainbox, text: str) -> None:
     (forked.folder / "runs/r").mkdir(parents=True)
