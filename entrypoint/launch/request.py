@@ -88,7 +88,8 @@ def first_host(nodelist: str) -> str:
 
 def _slurm(env: Mapping[str, str]) -> Cluster:
     job = env["SLURM_JOB_ID"]
-    in_step = "SLURM_STEP_ID" in env
+    # A trial of a sweep has the number of nodes of its own launch.
+    in_step = "SLURM_STEP_NUM_NODES" in env or "SLURM_STEP_ID" in env
     nnodes = _number(env, "SLURM_STEP_NUM_NODES" if in_step else "SLURM_JOB_NUM_NODES", default=1)
     ntasks = _number(env, "SLURM_STEP_NUM_TASKS", default=nnodes) if in_step else nnodes
     if ntasks > nnodes:

@@ -13,8 +13,17 @@ from entrypoint.script.opened import COPY
 from trainbox.contract.errors import ExitCode
 from trainbox.contract.internal import Internal, user_environment
 from trainbox.contract.processes import die_with_parent
+from trainbox.contract.slurm import as_slurm_task
 from trainbox.contract.streams import message
 
+_OF_A_RANK = [
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+]
 _OURS = (Internal.AGENT, Internal.PIPES, Internal.MESSAGES)
 
 
@@ -52,6 +61,8 @@ def script_environment(
 ) -> dict[str, str]:
     """Return the environment of the script, given the user's with the variables of torchrun."""
     environment = {name: value for name, value in users.items() if name not in _OURS}
+    if "RANK" in environment:  # set by torchrun
+        environment = as_slurm_task(environment, *(int(environment[name]) for name in _OF_A_RANK))
     if (folder / COPY).exists():
         path = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(path)

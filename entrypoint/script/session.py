@@ -17,7 +17,7 @@ from entrypoint.launch.supervise import SCRIPT_RUN, Ending, supervise
 from entrypoint.script.board import Board
 from entrypoint.script.folder import ScriptFolder
 from entrypoint.script.hang import Hang
-from entrypoint.script.manifest import SCHEDULER, SOFTWARE, describe, describe_start, is_manifest
+from entrypoint.script.manifest import SOFTWARE, describe, describe_start, is_manifest
 from entrypoint.script.opened import PIPE
 from entrypoint.script.output import Log, Pipes, Shown, Stream
 from entrypoint.script.python import Python
@@ -178,18 +178,6 @@ def closing(
     return [f"{name:<10} {value}" for name, value in rows.items()]
 
 
-def script_environment(env: Mapping[str, str], plan: LaunchPlan, pipes: Path) -> dict[str, str]:
-    """Return the environment of the launcher, which the ranks inherit."""
-    # Lightning and other libraries prefer the scheduler's variables to torchrun's, and then find
-    # the wrong world.
-    kept = {
-        name: value
-        for name, value in env.items()
-        if plan.strategy != "torchrun" or not name.startswith(SCHEDULER)
-    }
-    return {**kept, **plan.env, Internal.PIPES: str(pipes)}
-
-
 def _manifest(asked: ScriptRun) -> tuple[dict[str, Any], list[str]]:
     """Return the manifest of the run, and what of its software differs now. Write a new one."""
     folder, new = asked.folder, describe(asked.target, os.environ)
@@ -240,7 +228,7 @@ def _run_once(
         limit = asked.hang_minutes
         ending = supervise(
             plan.argv,
-            script_environment(os.environ, plan, pipes_folder),
+            {**os.environ, **plan.env, Internal.PIPES: str(pipes_folder)},
             watch=watch,
             kind=SCRIPT_RUN,
             on_start=pipes.start,

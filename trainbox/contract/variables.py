@@ -4,24 +4,21 @@ from collections.abc import Mapping
 
 from trainbox.contract import options
 from trainbox.contract.options import Option
+from trainbox.contract.slurm import as_slurm_task
 
 # Whether and how GPUs are checked.
 HEALTH_NAMES = options.variables(options.HEALTH)
 # The launcher's settings, most of which have no prefix.
 LAUNCH_NAMES = options.variables(options.LAUNCH) | {"TASK"}
-_OF_SCHEDULER = "SLURM_"
 
 
 def without_launch(env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a launch inside of this one, which has its own options.
 
-    The nodes and tasks of a SLURM job are those of the outer launch.
+    In a SLURM job, it is one task on one node of the job.
     """
-    return {
-        name: value
-        for name, value in env.items()
-        if name not in LAUNCH_NAMES and not name.startswith(_OF_SCHEDULER)
-    }
+    kept = {name: value for name, value in env.items() if name not in LAUNCH_NAMES}
+    return as_slurm_task(kept)
 
 
 # A manifest, a report of `trainbox doctor` and a message show the values of these variables only.

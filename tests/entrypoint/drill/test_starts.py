@@ -16,7 +16,6 @@ def test_a_training_has_no_settings_of_another_launch() -> None:
     kept |= dict.fromkeys(HEALTH_NAMES, "no")
     dropped = {
         **dict.fromkeys(LAUNCH_NAMES - kept.keys(), "2"),
-        "SLURM_JOB_NUM_NODES": "2",
         "TRAINBOX_EPOCHS": "9",
     }
     assert environment(kept | dropped) == kept

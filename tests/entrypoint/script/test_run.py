@@ -66,7 +66,8 @@ names.append("TORCHELASTIC_USE_AGENT_STORE")  # otherwise rank 0 opens one on al
 seen = {name: os.environ[name] for name in names}
 seen |= {"arguments": sys.argv[1:], "run": os.environ["TRAINBOX_RUN"], "total": int(total)}
 seen |= {"modules": [entrypoint.name, trainer.name]}
-seen |= {"slurm": [name for name in os.environ if name.startswith("SLURM_")]}
+slurm = ("ARRAY_TASK_ID", "JOB_ID", "PROCID", "LOCALID", "NTASKS", "NTASKS_PER_NODE")
+seen |= {"slurm": [os.environ["SLURM_" + name] for name in slurm]}
 seen |= {"own": [name for name in os.environ if name in ("TRAINBOX_PIPES", "TRAINBOX_RESTORED")]}
 if dist.get_rank() == 0:
     print(json.dumps({"step": 3, "loss": 0.5, "samples": 1000}))
@@ -77,11 +78,15 @@ dist.destroy_process_group()
 sys.exit(9)
 """
     )
+    # A task of an array, which srun has started on one node of several.
+    job = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_JOB_ID": "70", "SLURM_JOB_NUM_NODES": "2"}
+    job |= {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"}
+    job |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
     ended = finish(
         trainbox.start(
             *("run", "--processes", "2", "--prefix", "project/train.py"),
             *("--", "--out", "{run}/x", "--gpus", "4", "--api-key", "abc"),
-            env={"PYTHONPATH": str(trainbox.folder / "lib"), "SLURM_PROCID": "3"},
+            env={"PYTHONPATH": str(trainbox.folder / "lib")} | job,
         )
     )
     assert ended.code == 9, ended.err
@@ -101,7 +106,7 @@ sys.exit(9)
             "run": str(run),
             "total": 3,
             "modules": ["of the user", "of the user"],
-            "slurm": [],
+            "slurm": ["7", "70", str(rank), str(rank), "2", "2"],
             "own": [],
         }
     assert "[0] a message\n" in ended.err
@@ -120,7 +125,7 @@ sys.exit(9)
     ]
     (start,) = manifest["starts"]
     assert (start["exit_code"], start["processes"]) == (9, 2)
-    assert start["scheduler"] == {"SLURM_PROCID": "3"}
+    assert start["scheduler"] == job
     hidden = ["--out", "{run}/x", "--gpus", "4", "--api-key", "(not shown)"]
     assert manifest["arguments"] == start["arguments"] == hidden
     assert manifest["packages"]["torch"]

@@ -275,7 +275,7 @@ def test_a_trial_is_one_process_on_the_device_of_its_slot(device: str, options: 
     assert module[-3:] == ["-m", "my.train", "--"]
 
 
-def test_a_trial_has_no_settings_of_the_sweep_and_of_the_scheduler() -> None:
+def test_a_trial_has_no_settings_of_the_sweep() -> None:
     kept = {"HOME": "/h", "CUDA_VISIBLE_DEVICES": "GPU-a", "OMP_NUM_THREADS": "2"}
     dropped = {
         "GPUS": "4",
@@ -285,7 +285,6 @@ def test_a_trial_has_no_settings_of_the_sweep_and_of_the_scheduler() -> None:
         "NNODES": "2",
         "TRAINBOX_LAUNCH": "{}",
         "TRAINBOX_FINISHED": "f",
-        "SLURM_PROCID": "1",
     }
     assert run_environment(kept | dropped) == kept
 
