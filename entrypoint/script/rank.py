@@ -16,14 +16,14 @@ from trainbox.contract.processes import die_with_parent
 from trainbox.contract.slurm import as_slurm_task
 from trainbox.contract.streams import message
 
-_OF_A_RANK = [
+_OF_A_RANK = (  # in the order of the arguments of as_slurm_task
     "RANK",
     "LOCAL_RANK",
     "GROUP_RANK",
     "WORLD_SIZE",
     "LOCAL_WORLD_SIZE",
     "GROUP_WORLD_SIZE",
-]
+)
 _OURS = (Internal.AGENT, Internal.PIPES, Internal.MESSAGES)
 
 

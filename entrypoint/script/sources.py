@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,11 @@ class Sources:
         self._here = Path.cwd() if work else None  # the script may remove it
         self._part, self._left, self._new_s = b"", _MOST_BYTES, math.inf
         self._digests: dict[str, str] = {}
-        self._is_dirty = False  # whether the commit lacks one of them
+        self._own = repository(roots[1])
+        # The repository of each folder, what is in its commit, and those whose commit lacks a file.
+        self._repositories: dict[Path, Path | None] = {}
+        self._committed: dict[Path, frozenset[str]] = {}
+        self._dirty = set[Path]()
 
     def install(self, folder: Path) -> None:
         """Let each Python that is started with `folder` in PYTHONPATH report its files."""
@@ -70,10 +73,13 @@ class Sources:
                 self._folder.write_json(MANIFEST, self._manifest)
 
     def record(self) -> None:
-        """Put the digests and the commit in the manifest."""
+        """Put the digests and the commit of each repository in the manifest."""
         known = self._manifest["sources"]
         self._manifest["sources"] = dict(sorted({**known, **self._digests}.items()))
-        self._manifest["revision"] = revision(self._roots[1], self._is_dirty)
+        self._manifest["revision"] = revision(self._roots[1], self._own in self._dirty)
+        others = {*self._committed} - {self._own}
+        if found := {str(path): revision(path, path in self._dirty) for path in sorted(others)}:
+            self._manifest["revisions"] = found
 
     def add(self, path: Path) -> None:
         """Add a file that the script has opened, or show it in the run's TensorBoard."""
@@ -96,18 +102,25 @@ class Sources:
             return
         self._digests[name] = hashlib.sha256(data).hexdigest()
         self._new_s = time.monotonic()
-        if not self._is_committed(data):
-            self._is_dirty = True
+        if not self._is_committed(path.parent, data):
             self._keep(name, data)
 
-    @cached_property
-    def _committed(self) -> frozenset[str]:
-        return committed(self._roots[0])
+    def _is_committed(self, folder: Path, data: bytes) -> bool:
+        """Return whether the commit of the repository with `folder` has a file with this content.
 
-    def _is_committed(self, data: bytes) -> bool:
+        A file outside of all repositories makes no commit dirty: `sources/` has it.
+        """
+        if folder not in self._repositories:
+            self._repositories[folder] = repository(folder)
+        if (found := self._repositories[folder]) is None:
+            return False
+        if found not in self._committed:
+            self._committed[found] = committed(found)
         blob = b"blob %d\0%b" % (len(data), data)
         hashes = (hashlib.sha1(blob, usedforsecurity=False), hashlib.sha256(blob))
-        return any(digest.hexdigest() in self._committed for digest in hashes)
+        has_it = any(digest.hexdigest() in self._committed[found] for digest in hashes)
+        self._dirty |= set() if has_it else {found}
+        return has_it
 
     def _keep(self, name: str, data: bytes) -> None:
         """Write a copy of the file to the run folder, without secrets unless it is code."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -93,6 +94,45 @@ def test_an_untracked_source_makes_the_commit_dirty(project: Trainbox) -> None:
     _git(folder, "commit", "-q", "-m", "Second")
     manifest, _ = _run(project, "train.py", "config/small.py")
     assert len(manifest["revision"]) == 40
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.parametrize(
+    ("library", "state"),
+    [
+        ("../library", ""),
+        ("../library", "-dirty"),
+        ("vendor/library", ""),  # such as a submodule
+        ("../library", "no git"),
+    ],
+)
+def test_each_repository_has_its_own_commit_and_state(
+    project: Trainbox, tmp_path_factory: pytest.TempPathFactory, library: str, state: str
+) -> None:
+    folder, elsewhere = project.folder, tmp_path_factory.mktemp("elsewhere")
+    other = folder / library if library.startswith("vendor") else elsewhere / "library"
+    (other / "far").mkdir(parents=True)
+    (other / "far/__init__.py").write_text("x = 1\n")
+    (folder / "train.py").write_text("import far\n")
+    (folder / ".gitignore").write_text("runs\nvendor\n__pycache__\n")
+    for repository in [folder] if state == "no git" else [folder, other]:
+        _git(repository, "init", "-q")
+        _git(repository, "add", ".")
+        _git(repository, "commit", "-q", "-m", f"The commit of {repository.name}")
+    if state == "-dirty":
+        (other / "far/__init__.py").write_text("x = 2\n")
+    manifest, _ = _run(project, "train.py", PYTHONPATH=str(other))
+    name = f"{library}/far/__init__.py" if other.parent.name == "vendor" else "far/__init__.py"
+    assert set(manifest["sources"]) == {name, "train.py"}
+    assert re.fullmatch("[0-9a-f]{40}", manifest["revision"])
+    if state == "no git":
+        assert "revisions" not in manifest
+        assert (folder / "runs/r/sources" / name).exists()
+    else:
+        ((path, found),) = manifest["revisions"].items()
+        assert (Path(path).name, found[40:]) == ("library", state)
+        assert found[:40] != manifest["revision"]
+        assert (folder / "runs/r/sources" / name).exists() == bool(state)
 
 
 def test_a_file_that_was_changed_between_two_starts_is_named(project: Trainbox) -> None:
