@@ -95,7 +95,7 @@ def problems(seen: Examination) -> list[str]:
     """Return the problems that no check of the verdict covers, each with its remedy."""
     around = seen.around
     found = [difference(seen), *seen.torch.warnings]
-    if seen.driver.absent and (around.kernel_module or around.pci_gpus):
+    if seen.driver.absent and around.kernel_module:
         found.append(_gpus_not_given(around))
     return [line for line in found if line]
 
@@ -151,11 +151,6 @@ def _reason(seen: Examination) -> str:
 
 
 def _gpus_not_given(around: Surroundings) -> str:
-    if not around.kernel_module:
-        return (
-            f"{around.pci_gpus} NVIDIA GPU(s) on the PCI bus, but no driver is loaded: install "
-            "the driver on the host"
-        )
     reason = (
         "this container has no access to it: start it with --gpus all (it needs "
         "nvidia-container-toolkit on the host)"

@@ -18,14 +18,15 @@ from pathlib import Path
 from entrypoint.doctor.redaction import Hidden, other_hosts, private_names
 from entrypoint.health.node import nearest
 from entrypoint.system.cgroup import file_text, levels, memory_of_cgroups, usable_cpus
+from entrypoint.system.container import signs_here
 from entrypoint.system.infiniband import read_infiniband
+from entrypoint.system.nvidia import kernel_module, pci_gpus
 from entrypoint.system.revision import revision
 from trainbox.contract.build_info import build_info
 
 _ROOT = Path(__file__).parents[2]
 _GIB = 2**30
 _PACKAGES = ("torch", "torchvision", "numpy", "nvidia-ml-py")
-_MARKS = ("/.dockerenv", "/run/.containerenv")  # files that container engines create
 _USER_NAMES = ("USER", "LOGNAME", "LNAME", "USERNAME", "SUDO_USER", "SLURM_JOB_USER")
 
 
@@ -52,11 +53,7 @@ def read_surroundings(
     runs_dir: Path, data_dir: Path, env: Mapping[str, str]
 ) -> tuple[Surroundings, Hidden]:
     """Return the surroundings, and the names to hide."""
-    marks = tuple(mark for mark in _MARKS if Path(mark).exists())
-    cgroup = file_text(Path("/proc/self/cgroup"))
-    signs = container_signs(env, cgroup, platform.release(), marks)
-    devices, on_bus = _devices(), pci_gpus()
-    kernel_module = _first(r"(\d+(?:\.\d+)+)", "/proc/driver/nvidia/version")
+    signs, devices, on_bus, module = signs_here(env), _devices(), len(pci_gpus()), kernel_module()
     account, groups = _account(), " ".join(map(str, os.getgroups()))
     homes = [home for home in (env.get("HOME"), account and account.pw_dir) if home]
     homes += [os.path.realpath(home) for home in homes]
@@ -79,7 +76,7 @@ def read_surroundings(
         "/dev": ", ".join(f"{name} {access or 'no access'}" for name, access in devices.items())
         or "no nvidia*",
         "PCI bus": f"{on_bus} NVIDIA GPU(s)",
-        "kernel module": kernel_module or "not loaded here",
+        "kernel module": module or "not loaded here",
         "between nodes": f"NCCL over {read_infiniband(env).network}",
     }
     folders = {"root": Path("/"), "home": Path(env.get("HOME") or "/"), "runs": runs_dir}
@@ -92,27 +89,7 @@ def read_surroundings(
         "mounts and disk": {name: _folder(path, mounts) for name, path in folders.items()},
         "limits": _limits(),
     }
-    return Surroundings(sections, signs, devices, kernel_module, on_bus), hidden
-
-
-def container_signs(
-    env: Mapping[str, str], cgroup: str, kernel: str, marks: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Return the containers and schedulers whose signs were found. Pure.
-
-    `marks` are the existing marker files, such as /.dockerenv.
-    """
-    signs = {
-        "Docker": "/.dockerenv" in marks or "docker" in cgroup,
-        "Podman": "/run/.containerenv" in marks or "libpod" in cgroup,
-        "Apptainer": "APPTAINER_NAME" in env or "SINGULARITY_NAME" in env,
-        "Kubernetes": "KUBERNETES_SERVICE_HOST" in env or "kubepods" in cgroup,
-        "containerd": "containerd" in cgroup,
-        "LXC": "lxc" in cgroup,
-        "a SLURM job": "SLURM_JOB_ID" in env,
-        "WSL": "microsoft" in kernel.lower(),
-    }
-    return tuple(sign for sign, found in signs.items() if found)
+    return Surroundings(sections, signs, devices, module, on_bus), hidden
 
 
 def file_system_of(path: str, mounts: str) -> str:
@@ -164,13 +141,6 @@ def _devices() -> dict[str, str]:
         for node in found
         if not node.is_dir()
     }
-
-
-def pci_gpus(bus: Path = Path("/sys/bus/pci/devices")) -> int:
-    """Return the number of NVIDIA display controllers on the PCI bus."""
-    devices = (each for each in bus.glob("*") if file_text(each / "vendor").strip() == "0x10de")
-    kinds = [file_text(device / "class") for device in devices]
-    return sum(kind.startswith(("0x0300", "0x0302")) for kind in kinds)
 
 
 def _folder(path: Path, mounts: str) -> str:

@@ -1,6 +1,7 @@
 """Examine the hardware once, from the question to the verdict."""
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from entrypoint.health.rules.machine import (
     judge_uuids,
 )
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
+from entrypoint.system.container import SLURM, signs_here
+from entrypoint.system.nvidia import unusable_gpus
 from trainbox.contract.errors import DeviceMissing, WrongUse
 
 _SAMPLES = 10  # several samples, to distinguish a lasting state from a short one
@@ -114,7 +117,15 @@ def ask(detect: Callable[[], Detection], question: Question) -> Question | Verdi
     except DeviceMissing as error:
         selection, wanted = Selection(missing=len((gpu_ids or "").split(","))), str(error)
     question = dataclasses.replace(question, selection=selection, wanted=wanted)
-    return without_driver(question, found.absent) if found.absent else question
+    if not found.absent:
+        return question
+    # The liveness probe of a training on CPUs does not end it because of such a machine.
+    seen = "" if question.mode is Mode.LIVE else unusable_gpus(_in_container())
+    return without_driver(question, found.absent, seen)
+
+
+def _in_container() -> bool:
+    return bool({*signs_here(os.environ)} - {SLURM})
 
 
 def examine(
@@ -203,12 +214,18 @@ def _of(
     return Verdict(question.mode, found, gpus, driver_version, required, changed)
 
 
-def without_driver(question: Question, reason: str) -> Verdict:
-    """Return the verdict without an NVIDIA driver: CRITICAL if a GPU was requested."""
+def without_driver(question: Question, reason: str, seen: str = "") -> Verdict:
+    """Return the verdict without an NVIDIA driver.
+
+    It is CRITICAL if a GPU was requested, or if the machine has one, as is `seen`.
+    """
     findings = [Finding("driver", Result.NA, reason)]
     if question.wanted:
         findings = [Finding("driver", Result.CRITICAL, reason, "present", "you", "give_gpus")]
         findings += judge_count(question.selection, question.wanted)
+    elif seen:
+        read = f"{reason}, but {seen}"
+        findings = [Finding("driver", Result.CRITICAL, read, "answers", "NVIDIA", "ask_host")]
     if question.mode is not Mode.LIVE:
         findings += judge_node(
             read_node(question.runs_dir), {}, question.started, False, question.limits

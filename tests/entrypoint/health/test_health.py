@@ -17,11 +17,14 @@ from typing import Any
 
 import pytest
 
-from entrypoint.health.check import check_names
+from entrypoint.driver.gpus import Detection
+from entrypoint.health import check
+from entrypoint.health.check import Question, check_names
 from entrypoint.health.limits import Limits, read_limits
 from entrypoint.health.monitor import Warned, steady
 from entrypoint.health.rules.gpus import RULES, rules_for
-from entrypoint.health.verdict import Finding, Mode, Result
+from entrypoint.health.verdict import Finding, Mode, Result, Verdict, screen
+from entrypoint.system.nvidia import unusable_gpus
 from tests.support.commands import Ended, Trainbox, finish, wait_until
 from tests.support.health_cases import (
     CASES,
@@ -64,6 +67,8 @@ def health(
 
 def run_case(case: Case, library: Path, trainbox: Trainbox) -> tuple[dict[str, Any], int]:
     """Run `trainbox health --gate` on the case; return the verdict and the exit code."""
+    if case.keys.get("ret.init") == 9 and unusable_gpus(is_container=False):
+        pytest.skip("this machine has NVIDIA GPUs")
     count = {} if "mig" in case.profile else {"count": 2}
     config = put(trainbox.folder, case.profile, dict(case.keys), **count)
     words = [*case.words]
@@ -268,6 +273,38 @@ def test_a_liveness_probe_ignores_limits_of_the_environment(
     config = put(tmp_path, "h100")
     assert health(forked, library, config, "--live", HEALTH_LIMITS="none.toml").code == 0
     assert health(forked, library, config, "--gate", HEALTH_LIMITS="none.toml").code == 2
+
+
+@pytest.mark.parametrize("seen", ["/dev/nvidia0 exists", "1 NVIDIA GPU(s) have no driver", ""])
+@pytest.mark.parametrize(
+    ("mode", "more", "closes"),
+    [
+        (Mode.GATE, {}, True),
+        (Mode.CHECK, {}, True),
+        (Mode.GATE, {"gpus": 0}, False),  # not queried
+        (Mode.LIVE, {}, False),  # such as of a training on CPUs
+    ],
+)
+def test_a_machine_with_gpus_whose_driver_did_not_load_is_closed(
+    monkeypatch: pytest.MonkeyPatch, mode: Mode, more: dict[str, Any], closes: bool, seen: str
+) -> None:
+    monkeypatch.setattr(check, "unusable_gpus", lambda _: seen)
+    verdict = check.ask(lambda: Detection(absent="no NVIDIA driver here"), Question(mode, **more))
+    assert isinstance(verdict, Verdict)
+    closes = closes and bool(seen)
+    assert verdict.exit_code == int(closes), verdict.findings
+    lines = screen(verdict).splitlines()
+    assert lines[-1].startswith("CLOSED, CRITICAL: 0 GPUs; driver" if closes else "OPEN")
+    assert (f"          read   no NVIDIA driver here, but {seen}" in lines) == closes
+
+
+def test_a_required_driver_closes_a_machine_without_gpus(
+    forked: Trainbox, library: Path, tmp_path: Path
+) -> None:
+    """As the prolog of docs/guides/slurm.md does it, also where no sign of a GPU is left."""
+    unloaded = put(tmp_path, "h100", {"ret.init": 9})
+    ended = health(forked, library, unloaded, "--gate", "--require", "driver")
+    assert (ended.code, ended.out.splitlines()[-1].partition(":")[0][:6]) == (1, "CLOSED")
 
 
 def test_health_0_passes_the_gate_and_the_liveness_probe_without_the_driver(
