@@ -2,6 +2,7 @@
 
 import argparse
 import signal
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import torch.distributed.run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from trainer.launch.messages import End
+from trainer.launch.ports import PortWatch, used_ports
 from trainer.launch.store import have_met
 from trainer.launch.torchrun import _exit_code, _report, _run_torchrun
 
@@ -63,6 +65,24 @@ def test_torchruns_own_keys_are_not_those_of_a_process_group() -> None:
     own = ["none/torchelastic/role_info/0", "id/torchelastic/agent/terminal_state/num_members"]
     assert not have_met(own)
     assert have_met([*own, "default_pg/0//cpu//0/1"])
+
+
+def test_a_port_that_was_in_use_is_noted(tmp_path: Path) -> None:
+    listens = socket.create_server(("127.0.0.1", 0))
+    port = listens.getsockname()[1]
+    assert port in used_ports(Path("/proc/net"))
+    with socket.socket() as free:  # bound, but neither listening nor connected
+        free.bind(("127.0.0.1", 0))
+        unused = free.getsockname()[1]
+        assert not PortWatch(unused, known=port).is_seen()
+    # A connection that has ended is listed for a while.
+    with socket.create_connection(("127.0.0.1", port)), listens.accept()[0]:
+        pass
+    listens.close()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert PortWatch(port, known=other.getsockname()[1]).is_seen()
+    # Nothing is known where the system does not list ports.
+    assert PortWatch(unused, known=port, folder=tmp_path).is_seen()
 
 
 def test_if_each_rank_hung_the_code_is_that_of_an_unexpected_error(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -44,6 +44,7 @@ from trainer.launch.early_exits import watch_exits
 from trainer.launch.meeting import Meeting
 from trainer.launch.messages import End
 from trainer.launch.node import Node
+from trainer.launch.ports import PortWatch
 from trainer.launch.rendezvous import meet
 from trainer.system.signals import STOP_SIGNALS, forwarded_signal, handle_stop_signals
 
@@ -99,10 +100,10 @@ def main() -> int:
         arguments.log_dir = str(messages)  # by default, torchrun leaves a folder behind
         try:
             if arguments.standalone and arguments.runs_program:
-                store = use_loopback_store(arguments)
+                met = _watched_store(arguments, use_loopback_store(arguments))
                 code = _run_torchrun(arguments, messages, forwarded, [])
-                if code == 0 and _use_our_store(arguments):
-                    _warn_if_separate(store, int(arguments.nproc_per_node))
+                if code == 0:
+                    _warn_if_separate(met, int(arguments.nproc_per_node))
                 return code
             if arguments.standalone:
                 use_file_store(arguments, messages)
@@ -175,22 +176,33 @@ def _run_on_nodes(
     # Run torchrun, and report its exit code to the other nodes.
     try:
         meeting.watch(on_end)
+        met = _watched_store(arguments, store) if arguments.runs_program and store else None
         if arguments.runs_program:
             others.append(meeting)
         code = _run_torchrun(arguments, messages, forwarded, ends)
-        # At Ctrl-C, a script may end its training early, and exit with 0.
-        ended = () if signal.SIGINT in forwarded else (ExitCode.SUCCESS,)
-        if arguments.runs_program and forwarded and code in (*ended, 128 + signal.SIGTERM):
-            code = ExitCode.PREEMPTED  # `trainbox run` did not get the signal of another node
-        elif arguments.runs_program and code == ExitCode.PREEMPTED and not forwarded:
-            message(STOPPED_ITSELF)
-            code = ExitCode.UNEXPECTED
-        elif code == 0 and store is not None and _use_our_store(arguments):
-            _warn_if_separate(store, sum(meeting.processes))
+        if arguments.runs_program:
+            code = _code_of_program(code, forwarded)
+        if code == 0 and met is not None:
+            _warn_if_separate(met, sum(meeting.processes))
     except SystemExit:  # raised by `forward`
         meeting.leave(ExitCode.PREEMPTED)
         raise
     meeting.leave(code)
+    return code
+
+
+def _code_of_program(code: int, forwarded: list[int]) -> int:
+    """Return the exit code of the user's program on this node, which got the signals `forwarded`.
+
+    `trainbox run` did not get the signal of another node.
+    """
+    # At Ctrl-C, a script may end its training early, and exit with 0.
+    ended = () if signal.SIGINT in forwarded else (ExitCode.SUCCESS,)
+    if forwarded and code in (*ended, 128 + signal.SIGTERM):
+        return ExitCode.PREEMPTED
+    if code == ExitCode.PREEMPTED and not forwarded:
+        message(STOPPED_ITSELF)
+        return ExitCode.UNEXPECTED
     return code
 
 
@@ -244,19 +256,21 @@ def _run_torchrun(
     return ExitCode.SUCCESS
 
 
-def _use_our_store(arguments: argparse.Namespace) -> bool:
-    """Return whether this Python runs the ranks of a user's program: see entrypoint.script.rank."""
-    return arguments.runs_program and sys.executable in arguments.training_script_args
+def _watched_store(arguments: argparse.Namespace, store: "TCPStore") -> Callable[[], bool]:
+    """Return a function that returns whether the ranks of a user's program have met.
 
-
-def _warn_if_separate(store: "TCPStore", count: int) -> None:
-    """Warn if the ranks of a user's program have trained separately, as if each were alone.
-
-    `store` is that of all `count` ranks.
+    If another Python runs them, rank 0 serves a store at the next port: see entrypoint.script.rank.
     """
     from trainer.launch.store import have_met
 
-    if count > 1 and not have_met(store.list_keys()):
+    if sys.executable in arguments.training_script_args:
+        return lambda: have_met(store.list_keys())
+    return PortWatch(store.port + 1, known=store.port).is_seen
+
+
+def _warn_if_separate(met: Callable[[], bool], count: int) -> None:
+    """Warn if the ranks of a user's program have not met, but trained as if each were alone."""
+    if count > 1 and not met():
         message(
             f"the {count} processes did not call init_process_group, so each has trained alone: "
             "see docs/guides/own-script.md for Lightning and Accelerate, or use --no-torchrun"

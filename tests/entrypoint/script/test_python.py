@@ -99,6 +99,19 @@ dist.destroy_process_group()
     assert "did not call init_process_group" not in ended.err
 
 
+@pytest.mark.parametrize("program", ["train.py", "train.sh"])
+def test_processes_of_another_python_that_never_meet_are_named(
+    trainbox: Trainbox, environment: Path, program: str
+) -> None:
+    (trainbox.folder / "train.py").write_text("print('trained')\n")
+    (trainbox.folder / "train.sh").write_text(f"#!/bin/sh\nexec {environment}/bin/python train.py")
+    (trainbox.folder / "train.sh").chmod(0o755)
+    ended = trainbox("run", "--processes", "2", program, env={"VIRTUAL_ENV": str(environment)})
+    assert (ended.code, ended.out) == (0, "trained\n" * 2), ended.err
+    text = "the 2 processes did not call init_process_group, so each has trained alone: "
+    assert ended.err.count(text) == 1
+
+
 def test_the_order_of_the_choice(environment: Path, tmp_path: Path) -> None:
     python, line = f"{environment}/bin/python", f"#!{environment}/bin/python -X dev"
     (tmp_path / "python3").symlink_to(python)
