@@ -5,24 +5,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoint.script.sources import BOARD, TEXTS
 from entrypoint.script.work import BYTECODE, WORK, Version, version_of
 from trainbox.contract.entries import EntryReader, is_of_script, step_of
-from trainbox.contract.record_folder import CONFIG, LOGS, MANIFEST, METRICS
+from trainbox.contract.record_folder import METRICS, OWN_NAMES
 
 RUN = "run"  # the run folder in the folder of a training
-# `trainbox run` writes these itself.
-_OWN_NAMES = {
-    CONFIG,
-    f"{CONFIG}.tmp",
-    MANIFEST,
-    f"{MANIFEST}.tmp",
-    METRICS,
-    LOGS,
-    "lock",
-    TEXTS,
-    BOARD,
-}
 _MOST_FILES = 200  # whose reads are seen, as each of them stays open
 _EARLIER_NS = 3600 * 10**9
 
@@ -32,7 +19,7 @@ def versions(training: Path) -> dict[str, Version]:
     found = {}
     for top in (training / RUN, training / WORK):
         for folder, folders, files in os.walk(top):
-            own = _OWN_NAMES if Path(folder) == training / RUN else {BYTECODE}
+            own = OWN_NAMES if Path(folder) == training / RUN else {BYTECODE}
             folders[:] = [name for name in folders if name not in own | {BYTECODE}]
             for name in files:
                 path = Path(folder, name)

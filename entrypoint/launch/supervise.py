@@ -56,6 +56,8 @@ class Child:
             signal to this process. The signal after the last of them kills the child.
         stop_codes: the exit codes that mean "stopped" if the child got a signal.
         memory: what the user can lower if the host's memory is used up.
+        ended_by: the message if the signal with this number has ended the child. It had no handler
+            yet, so nothing is lost. A script may have none at any time.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Child:
     forwarded_as: Mapping[signal.Signals, tuple[signal.Signals, ...]]
     stop_codes: frozenset[int] = frozenset()
     memory: str = "--batch-size or --workers"
+    ended_by: Callable[[int], str] = stopped_without_loss
 
 
 # Before the trainer has a handler, Python turns SIGINT into a traceback. The trainer therefore gets
@@ -258,10 +261,8 @@ def _exit_code(
     by_signal = -code in {*STOP_SIGNALS, *sent}
     has_finished = code == ExitCode.SUCCESS and signal.SIGINT in sent
     if sent and not has_finished and (by_signal or code in kind.stop_codes):
-        # A child that the signal ended had no handler yet, so nothing is lost. A script may have
-        # none at any time.
-        if by_signal and not kind.stop_codes:
-            message(stopped_without_loss(-code))
+        if by_signal:
+            message(kind.ended_by(-code))
         code = ExitCode.PREEMPTED
     finished = code in (ExitCode.SUCCESS, ExitCode.WRONG_USE)
     looks_broken = code in _SUSPECTS or signal_of(shell_code(code)) is not None

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from trainbox.contract.files import open_from
 from trainbox.contract.hints import from_here
 from trainbox.contract.internal import Internal, user_folders
 from trainbox.contract.processes import launched_cpu_s
-from trainbox.contract.record_folder import LOGS, MANIFEST
+from trainbox.contract.record_folder import LOGS, MANIFEST, ended_by
 from trainbox.contract.streams import message, say
 from trainbox.contract.temporary import temporary_folder
 
@@ -230,7 +230,7 @@ def _run_once(
             plan.argv,
             {**os.environ, **plan.env, Internal.PIPES: str(pipes_folder)},
             watch=watch,
-            kind=SCRIPT_RUN,
+            kind=replace(SCRIPT_RUN, ended_by=lambda number: ended_by(number, folder.path)),
             on_start=pipes.start,
             received=received,
             hung=Hang(limit, lambda: pipes.count, cpu_s).found if limit else lambda: None,

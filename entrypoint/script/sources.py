@@ -14,12 +14,11 @@ from entrypoint.script.folder import ScriptFolder
 from entrypoint.system.revision import committed, repository, revision
 from trainbox.contract.errors import StorageFailure
 from trainbox.contract.files import read_bytes, replacing
-from trainbox.contract.record_folder import MANIFEST
+from trainbox.contract.record_folder import BOARD, MANIFEST, TEXTS
 from trainbox.contract.secret_rule import without_secrets
 from trainbox.contract.storage import writing
 from trainbox.contract.streams import message
 
-TEXTS, BOARD = "sources", "tensorboard"  # folders in the run folder
 _MOST_BYTES = 2**20  # of a file, and of all texts of a start; a larger file is data
 _MOST_FILES = 1000
 _SETTLED_S = 1.0

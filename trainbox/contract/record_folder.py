@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainbox.contract.entries import plain
-from trainbox.contract.errors import WrongUse
+from trainbox.contract.errors import WrongUse, signal_name
 from trainbox.contract.files import (
     append_line,
     append_regular,
@@ -19,12 +21,42 @@ from trainbox.contract.storage import writing
 
 CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
 LOCK = "lock"
+TEXTS, BOARD = "sources", "tensorboard"  # folders in the run folder of a script
+_WRITTEN = frozenset({CONFIG, MANIFEST, METRICS, LOGS, LOCK, TEXTS, BOARD})
+# What `trainbox run` itself writes in the run folder of a script.
+OWN_NAMES = _WRITTEN | {f"{name}.tmp" for name in (CONFIG, MANIFEST)}
 STUDY = "study.journal"  # in the folder of a sweep
 
 
 def is_sweep(folder: Path) -> bool:
     """Return whether a sweep has its trials in the folder. One with --storage has no file there."""
     return (folder / STUDY).is_file()
+
+
+def newest_file(run: Path) -> tuple[str, float] | None:
+    """Return the file that a script has written last in its run folder, and its time, or None."""
+    newest = None
+    for folder, folders, files in os.walk(run):
+        own = OWN_NAMES if Path(folder) == run else ()
+        folders[:] = [name for name in folders if name not in own]
+        for path in (Path(folder, name) for name in files if name not in own):
+            with contextlib.suppress(OSError):
+                time_s = path.lstat().st_mtime
+                if newest is None or time_s > newest[1]:
+                    newest = str(path.relative_to(run)), time_s
+    return newest
+
+
+def ended_by(number: int, run: Path) -> str:
+    """Return the message for a script with the folder `run` that the signal `number` has ended."""
+    begin = f"{signal_name(number)} has ended the script"
+    if (found := newest_file(run)) is None:
+        return f"{begin}, which has written no file to its run folder: it begins again"
+    name, time_s = found
+    return (
+        f"{begin}: what it has done since its newest file in the run folder ({name}, "
+        f"{max(0.0, time.time() - time_s):.0f} s ago) is lost, unless it was saved elsewhere"
+    )
 
 
 class RecordFolder:

@@ -38,6 +38,7 @@ from trainbox.contract.errors import (
 )
 from trainbox.contract.internal import Internal
 from trainbox.contract.processes import children, forward_signal, ignore_stop_signals
+from trainbox.contract.record_folder import ended_by
 from trainbox.contract.streams import message, open_streams, outlive_readers
 from trainbox.contract.temporary import temporary_folder
 from trainer.launch.early_exits import watch_exits
@@ -247,7 +248,10 @@ def _run_torchrun(
             if _exit_code(set(codes.values()), bool(forwarded)) == end_code:
                 message(f"{what}: {again.replace('command', 'command on all nodes', 1)}")
         if forwarded and all(-code in STOP_SIGNALS for code in codes.values()):
-            message(stopped_without_loss(forwarded[0]))
+            if arguments.runs_program:
+                message(ended_by(forwarded[0], Path(os.environ["TRAINBOX_RUN"])))
+            else:
+                message(stopped_without_loss(forwarded[0]))
         files = {messages / str(rank): code for rank, code in codes.items()}
         return _report(files, bool(forwarded), again)
     except (DistError, ConnectionError) as error:

@@ -254,6 +254,44 @@ def test_a_stop_is_a_sigterm_and_exits_with_75(trainbox: Trainbox) -> None:
     assert len(read(run, "manifest.json")["starts"]) == 1  # a requested stop has no restart
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["one", "two"])
+@pytest.mark.parametrize("saves", [True, False])
+def test_what_a_script_without_a_handler_has_lost_is_stated(
+    trainbox: Trainbox, processes: tuple[str, ...], saves: bool, number: signal.Signals
+) -> None:
+    code = """
+import os, pathlib, time
+run = pathlib.Path(os.environ["TRAINBOX_RUN"])
+if {saves}:
+    (run / "checkpoints").mkdir(exist_ok=True)
+    (run / "checkpoints/last.pt").touch()
+    os.utime(run / "checkpoints/last.pt", (time.time() - 100,) * 2)
+print("ready", flush=True)
+time.sleep(60)
+"""
+    code = code.format(saves=saves)
+    process = trainbox.start(*ONE, "--run", "r", *processes, script(trainbox, code))
+    logs = [trainbox.folder / f"runs/r/logs/rank-{rank}.log" for rank in range(bool(processes) + 1)]
+    wait_until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs), process)
+    process.send_signal(number)
+    ended = finish(process)
+    assert ended.code == 75, ended.err
+    assert "nothing is lost" not in ended.err
+    if saves:
+        pattern = (
+            rf"trainbox: {number.name} has ended the script: what it has done since its newest "
+            r"file in the run folder \(checkpoints/last.pt, 1\d\d s ago\) is lost, unless it was "
+            r"saved elsewhere\n"
+        )
+    else:
+        pattern = (
+            rf"trainbox: {number.name} has ended the script, which has written no file to its run "
+            r"folder: it begins again\n"
+        )
+    assert len(re.findall(pattern, ended.err)) == 1, ended.err
+
+
 def test_a_signal_that_slurm_sends_to_all_processes_does_not_end_a_script(forked: Trainbox) -> None:
     name = script(forked, "import os, signal; os.kill(os.getpid(), signal.SIGUSR1); exit(9)")
     assert forked(*ONE, name).code == 9
