@@ -13,6 +13,7 @@ from entrypoint.cli.verb import ScriptCommand, verb
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.plan import LaunchPlan, plan_script
 from entrypoint.launch.request import LaunchRequest, detect_cluster
+from entrypoint.script.accelerate import refuse_launcher
 from entrypoint.script.python import choose_python
 from entrypoint.script.target import Target, find_script
 from trainbox.contract import hints
@@ -115,6 +116,7 @@ def find_target(module: str | None, arguments: list[str], python: str | None = N
     if not arguments:
         example = hints.command("run", "train.py -- --epochs 3")
         raise WrongUse(f"no script is named: name it, as in `{example}`")
+    refuse_launcher(arguments)
     script, *rest = arguments
     return find_script(script, _without_dashes(rest), python, os.environ)
 

@@ -223,6 +223,7 @@ def sweep_run(**values: Any) -> None:
     from entrypoint.cli.launching import supervised
     from entrypoint.cli.run import find_target
     from entrypoint.launch.supervise import SCRIPT_SWEEP
+    from entrypoint.script.accelerate import ignored_settings
     from entrypoint.script.work import UserFolder
 
     check_run_name(values["name"], "--name")
@@ -232,10 +233,11 @@ def sweep_run(**values: Any) -> None:
             "sweep run needs one script, or -m MODULE: name it before --, as in "
             "train.py --seeds 5 -- --seed {seed} --out {run}"
         )
-    find_target(module, [script] if script else [])
+    target = find_target(module, [script] if script else [])
     words = ("--", *click.get_current_context().meta[TEMPLATE])
     launch = prepare("sweep run", values, _on_slots(values["per_gpu"]), None, *words)
-    for line in UserFolder(Path.cwd()).messages:
+    ignored = ignored_settings(target, os.environ)
+    for line in (*UserFolder(Path.cwd()).messages, *filter(None, [ignored])):
         message(line)
     supervised(launch, SCRIPT_SWEEP)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import SCRIPT_RUN, Ending, supervise
+from entrypoint.script.accelerate import ignored_settings
 from entrypoint.script.board import Board
 from entrypoint.script.folder import ScriptFolder
 from entrypoint.script.hang import Hang
@@ -89,8 +90,9 @@ def run(asked: ScriptRun) -> int:
     python = target.python or Python()
     chosen = "" if python.is_ours else f"; {python.command[0]} ({python.origin})"
     message(f"{target.name} in {from_here(folder.path)}: {plan.reason}{chosen}")
-    if plan.settings:
-        message(plan.settings)
+    for line in (plan.settings, ignored_settings(target, os.environ)):
+        if line:
+            message(line)
     roots = roots_of(target.folder, user_folders(os.environ))  # the script may remove them
     starts, received = 0, list[int]()
     board = Board(folder.path) if folder.writes and not asked.trial else None
