@@ -3,9 +3,15 @@
 This module is found before sys.path is in order, so it has a name that no other module has.
 """
 
+# A part of the interpreter, which no module of a user can replace.
+import _signal  # type: ignore[import-not-found]
 import os
 import site
 import sys
+
+# Ctrl-C ends the imports below without a traceback. The command sets Python's handler again.
+if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 _HOME = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - a user may have pathlib
 _LIBRARY = os.path.dirname(os.__file__)  # noqa: PTH120

@@ -16,7 +16,8 @@ from entrypoint.system.environment import is_folder_of_script, without_ranks
 from trainbox.contract import hints
 from trainbox.contract.errors import Failure, WrongUse
 from trainbox.contract.internal import user_environment
-from trainbox.contract.streams import message, open_streams
+from trainbox.contract.storage import disk_is_full, storage_failure
+from trainbox.contract.streams import discard, message, open_streams
 from trainbox.contract.usage import PAGE, failure_of
 
 # The module and the help line of each verb. Only the module of the verb that runs is imported, so
@@ -134,11 +135,20 @@ def main() -> NoReturn:
     """Run the console script, which is also the image's entrypoint."""
     open_streams()
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see trainbox_start
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         # Without arguments, click would exit with code 2.
         arguments = sys.argv[1:] or ["--help"]
         sys.exit(cli.main(arguments, prog_name="trainbox", standalone_mode=False) or 0)
     except (click.ClickException, Failure) as error:
         message(str(failure := failure_of(error)))
         sys.exit(failure.exit_code)
-    except click.Abort:
+    except OSError as error:
+        if not disk_is_full(error):
+            raise
+        discard(sys.stdout.fileno())  # Python writes what the stream still has at its end
+        failure = storage_failure(Path("/dev/stdout"), error, instead="write it to another disk")
+        message(str(failure))
+        sys.exit(failure.exit_code)
+    except (click.Abort, KeyboardInterrupt):
         sys.exit(128 + signal.SIGINT)

@@ -3,6 +3,12 @@
 This process connects its output to the pipes of `trainbox run`, and then executes the command.
 """
 
+import _signal  # type: ignore[import-not-found]
+
+# Ctrl-C ends the imports below without a traceback.
+if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
 import os
 import signal
 import sys

@@ -67,6 +67,13 @@ def test_torchruns_own_keys_are_not_those_of_a_process_group() -> None:
     assert have_met([*own, "default_pg/0//cpu//0/1"])
 
 
+def test_a_stop_before_the_ranks_is_not_lost_in_an_import(tmp_path: Path) -> None:
+    """A bare `except` of a library has caught the exception of the signal's handler."""
+    with pytest.raises(SystemExit) as ended:
+        _run_torchrun(argparse.Namespace(), tmp_path, [signal.SIGINT], [])
+    assert ended.value.code == 75
+
+
 def test_a_port_that_was_in_use_is_noted(tmp_path: Path) -> None:
     listens = socket.create_server(("127.0.0.1", 0))
     port = listens.getsockname()[1]

@@ -71,6 +71,7 @@ def main() -> int:
     def forward(number: int, _frame: FrameType | None) -> None:
         ranks = children(os.getpid())
         if not ranks and not forwarded:
+            forwarded.append(number)  # a module of torch may catch the exception in its import
             sys.exit(ExitCode.PREEMPTED)  # nothing runs yet, so nothing is lost
         if runs_program and number in forwarded:
             return  # a second SIGTERM could interrupt a program while it saves
@@ -232,6 +233,8 @@ def _run_torchrun(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import run
 
+    if forwarded:
+        sys.exit(ExitCode.PREEMPTED)
     again = _again(arguments)
     if arguments.runs_program:
         watch_exits(message)

@@ -55,7 +55,7 @@ def test_settings_without_effect_are_named_with_the_form_that_keeps_them(
     assert (code, line) == (0, keeps)
 
 
-def test_nothing_is_said_if_nothing_is_lost(forked: Trainbox) -> None:
+def test_nothing_is_printed_if_nothing_is_lost(forked: Trainbox) -> None:
     bf16 = _FILE.format(precision="bf16", cpu="false", plugin="NO")
     usual = _FILE.format(precision="'no'", cpu="false", plugin="MULTI_GPU")
     assert _run(forked, config=usual) == (0, [])
