@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from trainbox.contract.errors import ExitCode, Failure, StorageFailure, WrongUse
+from trainbox.contract.errors import ExitCode, Failure, StorageFailure, WrongUse, text_of
 from trainbox.contract.storage import disk_is_full
 from trainbox.task import Task
 
@@ -128,7 +128,7 @@ def mistake_of(error: Exception, task: str, log: Path | None) -> Failure | None:
 
     `task` is the name of the task, and `log` is the file with the traceback, if there is one.
     """
-    text = str(error)
+    text = text_of(error)
     of_the_machine = _OF_THE_MACHINE.search(text.partition("\n")[0])
     if of_the_machine and "device-side assert" not in text and not raised_by_task(error):
         return None
@@ -166,7 +166,7 @@ def raised_by_task(error: BaseException) -> bool:
     cause = error.__cause__ or error.__context__
     if isinstance(cause, RuntimeError | MemoryError | OSError) and not raised_by_task(cause):
         return False
-    if in_worker := _LAST_LINE_IN_WORKER.findall(str(error)):
+    if in_worker := _LAST_LINE_IN_WORKER.findall(text_of(error)):
         file, source = in_worker[-1]
         return _Frame(file, 0, "").is_the_users and source.startswith("raise ")
     steps = list(_steps(error.__traceback__))
@@ -183,12 +183,12 @@ def import_mistake(error: Exception, spec: str, source: Path | str) -> WrongUse:
     `source` is the task's file or dotted module.
     """
     own = [frame for frame in _frames(error.__traceback__) if frame.is_the_users]
-    if "cannot inherit non-frozen dataclass" in str(error):
+    if "cannot inherit non-frozen dataclass" in text_of(error):
         return WrongUse(
             f"task {spec}: a class in its file is not frozen ({own[-1]}): write "
             "@dataclass(frozen=True) above it"
         )
-    if "attempted relative import with no known parent package" in str(error):
+    if "attempted relative import with no known parent package" in text_of(error):
         return WrongUse(
             f"task {spec}: a file has no package, so its relative imports fail ({own[-1]}): give "
             "the task as package.module:Class, in the parent folder of the package"
@@ -259,7 +259,7 @@ def original_line(error: BaseException) -> str:
     torch raises it with the traceback as its message. This is the first line after the frames; it
     is empty for all other errors.
     """
-    found = _AFTER_FRAMES.findall(str(error)) if str(error).startswith("Caught ") else []
+    found = _AFTER_FRAMES.findall(text_of(error)) if text_of(error).startswith("Caught ") else []
     return found[-1] if found else ""
 
 
@@ -274,7 +274,7 @@ def original_error(error: BaseException) -> BaseException:
 
 def _in_one_line(error: Exception) -> str:
     """Return the error in one line, such as `ValueError: bad value`."""
-    first = next(iter(str(error).splitlines()), "").rstrip(". ")
+    first = next(iter(text_of(error).splitlines()), "").rstrip(". ")
     line = original_line(error) or f"{type(error).__name__}: {first}".removesuffix(": ")
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 

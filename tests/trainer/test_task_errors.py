@@ -478,6 +478,29 @@ def test_an_error_of_our_own_stays_a_traceback(here: Here, monkeypatch: pytest.M
     assert "TypeError: int() argument must be" in err
 
 
+class _Broken(Exception):
+    def __str__(self) -> str:
+        raise KeyError("field")
+
+
+class _BrokenRuntimeError(_Broken, RuntimeError):
+    """An error that could be one of the machine."""
+
+
+@pytest.mark.parametrize("kind", [_Broken, _BrokenRuntimeError])
+@pytest.mark.parametrize("method", ["build_model", "losses", "metrics"])
+def test_an_error_without_a_text_is_one_line(
+    here: Here, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], method: str
+) -> None:
+    def fails(*_: object) -> None:
+        raise kind
+
+    monkeypatch.setattr(Tiny, method, fails)
+    err = here.refused("train", "tests.support.tiny:Tiny", "--device", "cpu", "--run", "r")
+    found = f"raised {kind.__name__}: without a text, because its __str__() raised KeyError"
+    assert found in err.splitlines()[-1], err
+
+
 def test_a_metric_that_needs_more_than_a_sample_is_tried_with_the_whole_set(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

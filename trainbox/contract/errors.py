@@ -44,6 +44,14 @@ def stopped_without_loss(number: int) -> str:
     return f"stopped by {name}, and nothing is lost: start the same command again"
 
 
+def text_of(error: BaseException) -> str:
+    """Return `str(error)`, also if the class of a user's error cannot make its text."""
+    try:
+        return str(error)
+    except Exception as failed:  # noqa: BLE001 - of the user's own code
+        return f"without a text, because its __str__() raised {type(failed).__name__}"
+
+
 def signal_name(number: int) -> str:
     """Return the name of a signal, such as SIGKILL, or `signal 40` if it does not have one."""
     return signal.Signals(number).name if number in [*signal.Signals] else f"signal {number}"

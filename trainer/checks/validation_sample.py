@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainbox.classification import counts_by_class, gives_probabilities
-from trainbox.contract.errors import WrongUse
+from trainbox.contract.errors import WrongUse, text_of
 from trainbox.nested import copied
 from trainbox.task import Task
 from trainer.checks.hidden_state import on_any_rank
@@ -69,7 +69,7 @@ def validate_sample(job: Job, is_first: bool = False) -> Sample | None:
         except Exception as error:
             if isinstance(error, _FOR_ANY_BATCH) or memory_used_up(error):
                 raise
-            problem = f"{type(error).__name__}: {error}"
+            problem = f"{type(error).__name__}: {text_of(error)}"
     # If it failed on any rank, all ranks validate the whole set.
     if (problem := on_any_rank(job.world, problem)) is None:
         return sample

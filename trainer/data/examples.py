@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from trainbox.batches import SeededDataset
-from trainbox.contract.errors import Failure, WrongUse
+from trainbox.contract.errors import Failure, WrongUse, text_of
 from trainbox.nested import mapped
 from trainbox.pinned import pinned_if_possible
 from trainer.data.workers import check_sockets, worker_context
@@ -37,8 +37,8 @@ def length(dataset: Dataset[Any]) -> int:
         return len(dataset)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError) as error:
         raise WrongUse(
-            f"the dataset {type(dataset).__name__} has no length ({error}): use a map-style "
-            "dataset with __len__ and __getitem__"
+            f"the dataset {type(dataset).__name__} has no length ({text_of(error)}): use a "
+            "map-style dataset with __len__ and __getitem__"
         ) from error
 
 
@@ -153,6 +153,6 @@ class FileExamples(Dataset[Any]):
         except Exception as error:
             raise WrongUse(
                 f"task {self._name}: load_example({str(path)!r}) raised {type(error).__name__} "
-                f"({' '.join(str(error).split())}): replace or leave out the file, or correct the "
-                "method"
+                f"({' '.join(text_of(error).split())}): replace or leave out the file, or correct "
+                "the method"
             ) from error

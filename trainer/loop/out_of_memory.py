@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainbox.contract.config import Settings
-from trainbox.contract.errors import OutOfMemory
+from trainbox.contract.errors import OutOfMemory, text_of
 from trainer.parallel.strategy import Strategy
 from trainer.task_errors import original_error, raised_by_task
 
@@ -46,7 +46,7 @@ def memory_used_up(error: BaseException, failed_before: int = 0) -> str | None:
     failed before the work that raised `error`.
     """
     failed = failed_allocations() - failed_before
-    lines = str(error).splitlines() or [""]
+    lines = text_of(error).splitlines() or [""]
     if isinstance(error, MemoryError):
         text = f" ({lines[0]})" if lines[0] else ""
         return f"the host's memory is used up{text}"

@@ -4,7 +4,14 @@ import re
 
 import torch.distributed as dist
 
-from trainbox.contract.errors import Failure, NetworkFailure, OutOfMemory, StorageFailure, WrongUse
+from trainbox.contract.errors import (
+    Failure,
+    NetworkFailure,
+    OutOfMemory,
+    StorageFailure,
+    WrongUse,
+    text_of,
+)
 
 # gloo raises plain RuntimeErrors. They name its source file in brackets, except for those of the
 # exchanges that are still open when another one times out. "Wait timeout" is raised by the store in
@@ -23,7 +30,7 @@ def exchange_failure(error: BaseException) -> Failure | None:
     Only a lost process and a timeout are network failures, which a scheduler retries. NCCL reports
     other problems of this machine as well, whose reason is in its last line.
     """
-    text = str(error)
+    text = text_of(error)
     if isinstance(error, dist.DistBackendError) and "NCCL error" in text:
         return _nccl_failure(text)
     if isinstance(error, dist.DistError) or (

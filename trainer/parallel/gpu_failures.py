@@ -4,7 +4,7 @@ import re
 
 import torch
 
-from trainbox.contract.errors import DeviceMissing
+from trainbox.contract.errors import DeviceMissing, text_of
 from trainbox.contract.hints import command
 
 _FREE = "stop the other programs on it, which nvidia-smi lists, or use another GPU"
@@ -36,7 +36,7 @@ _TEXT = re.compile(
 def gpu_failure(error: BaseException) -> DeviceMissing | None:
     """Return the failure for an error of CUDA that only the machine causes, else None."""
     code = getattr(error, "error_code", None) if isinstance(error, torch.AcceleratorError) else None
-    if code is None and (found := _TEXT.search(str(error))):
+    if code is None and (found := _TEXT.search(text_of(error))):
         code = _CODES[found[1]]
     if code not in _OF_THE_GPU:
         return None

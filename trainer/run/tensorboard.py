@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainbox.contract.config import Config
+from trainbox.contract.errors import text_of
 from trainer.run.compare import shown_value
 from trainer.system.background import in_background
 
@@ -69,8 +70,8 @@ class TensorBoardLog:
                 file.picture(f"validation/{name}", png.getvalue(), step)
         except Exception as error:  # noqa: BLE001 - no picture ends a training
             self._report(
-                f"the pictures of step {step} cannot be written ({error}): training continues "
-                "without them"
+                f"the pictures of step {step} cannot be written ({text_of(error)}): training "
+                "continues without them"
             )
 
     def finish_pictures(self) -> None:
@@ -118,7 +119,7 @@ class TensorBoardLog:
         except BaseException as error:  # noqa: BLE001 - see above
             self._report(
                 f"the pictures of step {self._drawn_step} are missing, because figures() raised "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {text_of(error)}"
             )
         self._close_file()
 

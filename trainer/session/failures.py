@@ -15,6 +15,7 @@ from trainbox.contract.errors import (
     WrongUse,
     called_exit,
     raised_interrupt,
+    text_of,
 )
 from trainbox.contract.storage import is_of_disk, storage_failure
 from trainer.loop.out_of_memory import NO_ENGINE, memory_used_up
@@ -75,7 +76,7 @@ def errors_as_failures(
             failure = storage_failure(runs_dir, source, instead=instead)
         # A task may connect to a server. Other connections are those of Trainbox's processes.
         if failure is None and isinstance(error, ConnectionError):
-            failure = NetworkFailure(f"lost contact with another process: {error}")
+            failure = NetworkFailure(f"lost contact with another process: {text_of(error)}")
         if failure is None:
             raise
         raise failure from error
@@ -94,7 +95,7 @@ def _of_the_machine(error: Exception) -> Failure | None:
             f"{found}: lower --batch-size{workers}, or raise --accumulation, which splits the "
             "same batch into smaller micro-batches"
         )
-    return _of_torch(str(error)) if isinstance(error, RuntimeError) else None
+    return _of_torch(text_of(error)) if isinstance(error, RuntimeError) else None
 
 
 def _shared_memory_full() -> StorageFailure:

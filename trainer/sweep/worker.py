@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.errors import Changed, ExitCode, Failure, Preempted, WrongUse
+from trainbox.contract.errors import Changed, ExitCode, Failure, Preempted, WrongUse, text_of
 from trainbox.contract.files import append_regular
 from trainbox.contract.internal import launch_facts, restore_environment
 from trainbox.contract.processes import die_with_parent
@@ -89,7 +89,7 @@ def _answer(
         return {"code": code, "message": str(failure)}
     except Exception as error:  # noqa: BLE001 - the task's own
         traceback.print_exc()
-        return {"code": ExitCode.UNEXPECTED, "message": f"{type(error).__name__}: {error}"}
+        return {"code": ExitCode.UNEXPECTED, "message": f"{type(error).__name__}: {text_of(error)}"}
 
 
 def _trained(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from trainbox.contract.errors import Failure, WrongUse
+from trainbox.contract.errors import Failure, WrongUse, text_of
 from trainbox.nested import mapped, tensors_in
 from trainbox.task import Task
 
@@ -185,8 +185,8 @@ def errors_of_torch(what: str, remedy: str | None = None) -> Iterator[None]:
         # The error of an export to ONNX names only a step. The first cause is what went wrong.
         while isinstance(error, torch.onnx.OnnxExporterError) and cause.__cause__ is not None:
             cause = cause.__cause__
-        lines = str(cause).strip().splitlines() or [type(cause).__name__]
-        remedy = remedy or next(text for sign, text in _REMEDIES.items() if sign in str(error))
+        lines = text_of(cause).strip().splitlines() or [type(cause).__name__]
+        remedy = remedy or next(text for sign, text in _REMEDIES.items() if sign in text_of(error))
         raise WrongUse(f"{what} ({lines[0][:_LONGEST_REASON].rstrip('. ')}): {remedy}") from error
     finally:
         logging.disable(logging.NOTSET)
