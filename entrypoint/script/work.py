@@ -63,7 +63,8 @@ class UserFolder:
                 self._links.append(top)  # such as .cache in a home
             else:
                 walked = [*islice(self._walk(top), files + 1)]
-                top_size = sum(found.stat().st_size for found in walked)
+                versions = map(version_of, walked)
+                top_size = sum(version.size for version in versions if version)
                 if len(walked) <= files and top_size <= size:
                     if drill is None:
                         files, size = files - len(walked), size - top_size
@@ -143,7 +144,7 @@ class UserFolder:
             )
         return (
             f"{name} is too large to copy for each trial {limits}, so all trials share it: let the "
-            "script write elsewhere"
+            "script only read it"
         )
 
     def _walk(self, top: Path) -> Iterator[Path]:
@@ -160,8 +161,9 @@ class UserFolder:
         elif top.is_dir() and not (top / "pyvenv.cfg").exists():
             yield top
             if not _is_run(top):
-                for path in top.iterdir():
-                    yield from self._walk(path)
+                with contextlib.suppress(FileNotFoundError):  # another process may remove it
+                    for path in top.iterdir():
+                        yield from self._walk(path)
 
 
 def _is_run(path: Path) -> bool:
@@ -178,7 +180,11 @@ def _copy(path: Path, copy: Path) -> None:
     copied, users = version_of(copy), version_of(path)
     if users and (copied is None or copied.time_ns < users.time_ns):
         copy.unlink(missing_ok=True)  # it may be read-only
-        shutil.copy2(path, copy)
+        try:
+            shutil.copy2(path, copy)
+        except FileNotFoundError:
+            if path.exists():  # or else another process has removed it
+                raise
 
 
 def _content(path: Path) -> tuple[int, int]:

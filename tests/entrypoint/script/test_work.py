@@ -1,5 +1,6 @@
 """The copies of the user's folder."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,24 @@ def test_a_trial_links_what_is_too_large_for_its_copy(
     user.remove_unchanged(copy)
     assert not copy.exists()
     assert len([*(project / "images").iterdir()]) == 20
+
+
+def test_a_file_that_another_process_removes_does_not_end_a_trial(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "loop").unlink()
+    user = UserFolder(project)
+    copy2 = shutil.copy2
+
+    def removed(path: Path, copy: Path) -> None:
+        if path.name == "a.txt":
+            path.unlink()
+        copy2(path, copy)
+
+    monkeypatch.setattr(shutil, "copy2", removed)
+    user.copy(tmp_path / "work")
+    assert (tmp_path / "work/train.py").exists()
+    assert not (tmp_path / "work/data/a.txt").exists()
 
 
 def test_a_copy_keeps_what_the_script_has_written(project: Path, tmp_path: Path) -> None:
