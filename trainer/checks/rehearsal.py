@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from trainbox.contract.errors import Failure, Preempted, StorageFailure, WrongUse
+from trainbox.contract.errors import Failure, Preempted, StorageFailure, WrongUse, text_of
 from trainbox.nested import copied
 from trainer.checks.aging import Count, Numbers, ages, counts, values_of
 from trainer.checks.batch_parts import batch_dependence
@@ -238,7 +238,7 @@ class _Rehearsal:
             of_machine = isinstance(error, Failure) and not isinstance(error, WrongUse)
             if of_machine or memory_used_up(error) is not None:
                 raise
-            text = f"step 2 raises {type(error).__name__} ({error})"
+            text = f"step 2 raises {type(error).__name__} ({text_of(error)})"
             if self._world.world_size > 1:  # the other ranks may wait in step 2
                 raise WrongUse(f"{first.task}: {_later(trial, text, True)}") from error
             return text if consistent else None
