@@ -75,6 +75,7 @@ _REMEDIES = {
     r"Connection\w*Error|RemoteDisconnected|BrokenPipeError": (
         "check that this machine reaches the server that the task connects to"
     ),
+    r"Too many open files": "close files that are no longer read, or raise `ulimit -n`",
     r"No space left|quota exceeded": "free some space on the disk of this file",
     r"Read-only file system": "write to a folder that is mounted for writing",
     r"PermissionError": "make it readable for this user",

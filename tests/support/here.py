@@ -110,7 +110,13 @@ class Here:
         verbs = entrypoint.cli.commands.VERBS
         with self._as_a_process_of_its_own() as (out, err), pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", ["trainbox", *words])
-            patch.setattr(os, "_exit", sys.exit)
+            pid, real_exit = os.getpid(), os._exit
+            patch.setattr(
+                # a loader worker, which is a fork, ends
+                os,
+                "_exit",
+                lambda code: sys.exit(code) if os.getpid() == pid else real_exit(code),
+            )
             patch.setattr(os, "execve", lambda _path, argv, env: _train(patch, argv, env))
             for module in ("launching", "stored"):
                 patch.setattr(

@@ -259,14 +259,8 @@ def _copied_ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]
 def _one_ahead(batches: Iterable[Any]) -> Iterator[Any]:
     """Yield each batch after the next one was taken from `batches`."""
     waiting: list[Any] = []
-    try:
-        for batch in batches:
-            waiting.append(batch)
-            if len(waiting) == 2:
-                yield waiting.pop(0)
-    except ConnectionError as error:
-        # A worker that is killed while it sends a batch closes its socket.
-        raise RuntimeError(
-            "DataLoader worker exited unexpectedly: killed, perhaps for its memory"
-        ) from error
+    for batch in batches:
+        waiting.append(batch)
+        if len(waiting) == 2:
+            yield waiting.pop(0)
     yield from waiting

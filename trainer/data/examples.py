@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from trainbox.batches import SeededDataset
 from trainbox.contract.errors import Failure, WrongUse, text_of
-from trainbox.nested import mapped
+from trainbox.nested import mapped, tensors_in
 from trainbox.pinned import pinned_if_possible
-from trainer.data.workers import check_sockets, worker_context
+from trainer.data.sending import Sent, errors_to_send, raise_file_limit, sent
+from trainer.data.workers import worker_context
 from trainer.system.signals import leave_signals_to_the_parent
 from trainer.system.sources import loaded_sources
 
@@ -42,6 +44,27 @@ def length(dataset: Dataset[Any]) -> int:
         ) from error
 
 
+def check_dense(batch: Any) -> None:
+    """Check the tensors of a batch, which is copied, cut into parts and recorded.
+
+    Raises:
+        WrongUse: A tensor is sparse, nested or quantized.
+    """
+    for tensor in tensors_in(batch):
+        kind, cure = "", "to_dense()"
+        if tensor.is_nested:
+            kind, cure = "nested", "torch.nested.to_padded_tensor()"
+        elif tensor.layout != torch.strided:
+            kind = "sparse"
+        elif tensor.is_quantized:
+            kind, cure = "quantized", "dequantize()"
+        if kind:
+            raise WrongUse(
+                f"a batch has a {kind} tensor ({tensor.dtype}): convert the tensor with "
+                f"{cure} in the dataset or in collate()"
+            )
+
+
 class _Pinnable:
     """A batch that torch's loader pins. torch alone would fail where CUDA cannot pin it."""
 
@@ -49,12 +72,15 @@ class _Pinnable:
         self._batch = batch
 
     def pin_memory(self) -> Any:
-        """Return the batch in pinned memory. torch calls this for a batch of a type of ours."""
+        """Return the batch in pinned memory. torch calls this for a batch of a type of ours.
+
+        torch's thread passes on an error that is raised here, but not one of its queue.
+        """
         return mapped(
             lambda tensor: pinned_if_possible(
                 lambda pins: tensor.pin_memory() if pins else tensor.clone()
             ),
-            self._batch,
+            _received(self._batch),
         )
 
 
@@ -64,7 +90,23 @@ class SeededExamples(SeededDataset):
     def __getitem__(self, position: tuple[int, int]) -> Any:
         if position == _SOURCES:
             return _Sources(loaded_sources())
-        return super().__getitem__(position)
+        with errors_to_send():
+            return super().__getitem__(position)
+
+
+class _Loader(DataLoader[Any]):
+    """A loader whose batches come from this process or from its workers."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        batches = super().__iter__()
+        try:
+            for batch in batches:
+                yield _received(batch)
+        except Exception:
+            # The error keeps the workers, and the garbage collector could free their queues first.
+            if isinstance(batches, _MultiProcessingDataLoaderIter):
+                batches._shutdown_workers()
+            raise
 
 
 def example_loader(
@@ -77,9 +119,9 @@ def example_loader(
 ) -> "DataLoader[Any]":
     """Return a loader of one batch for each list of (epoch, index) in `positions`."""
     if workers:
-        check_sockets()
+        raise_file_limit()
     pins = device.type == "cuda"
-    return DataLoader(
+    return _Loader(
         SeededExamples(dataset, seed),
         batch_sampler=positions,
         num_workers=workers,
@@ -92,8 +134,16 @@ def example_loader(
 
 
 def _batch(collate: Collate, pins: bool, examples: list[Any]) -> Any:
-    batch = examples[0] if isinstance(examples[0], _Sources) else collate(examples)
+    with errors_to_send():
+        batch = examples[0] if isinstance(examples[0], _Sources) else collate(examples)
+        check_dense(batch)
+    if get_worker_info() is not None:
+        batch = sent(batch)
     return _Pinnable(batch) if pins else batch
+
+
+def _received(batch: Any) -> Any:
+    return batch.received() if isinstance(batch, Sent) else batch
 
 
 def _start_worker(_worker: int) -> None:

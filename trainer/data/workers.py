@@ -1,23 +1,19 @@
-"""Start loader workers where a worker, or the wait for its first batch, could hang.
+"""Start loader workers where a fork could hang.
 
-A worker needs a socket, so this is checked first. And a fork itself can hang: before Python
-3.11.10, its child waits forever, before its first line, if another thread of the parent is just
-being registered (python/cpython#112275). With torch 2.10 and newer, the threads of gloo and NCCL
-are registered after each exchange, to free its tensors.
+Before Python 3.11.10, the child of a fork waits forever, before its first line, if another thread
+of the parent is just being registered (python/cpython#112275). With torch 2.10 and newer, the
+threads of gloo and NCCL are registered after each exchange, to free its tensors.
 """
 
 import contextlib
 import multiprocessing
-import os
 import sys
-from multiprocessing.connection import Connection, Listener, Pipe
+from multiprocessing.connection import Connection, Pipe
 from multiprocessing.context import ForkContext, ForkProcess
 from multiprocessing.popen_fork import Popen
 from multiprocessing.process import BaseProcess
 
-from torch.multiprocessing import get_sharing_strategy
-
-from trainbox.contract.errors import Failure, StorageFailure
+from trainbox.contract.errors import Failure
 
 # A fork that does not run after this time is killed and started again, with twice the time.
 _START_S = 2.0
@@ -31,26 +27,6 @@ def worker_context() -> ForkContext | None:
     # This call does not choose a start method, so the task may still do so.
     method = multiprocessing.get_start_method(allow_none=True)
     return _CheckedContext() if method in (None, "fork") else None
-
-
-def check_sockets() -> None:
-    """Check that a loader worker can make the socket through which it passes on its tensors.
-
-    Without a socket, the worker prints a traceback, and the training waits forever for its batch.
-
-    Raises:
-        StorageFailure: The path is too long for a socket, or no temporary folder can be written.
-    """
-    if get_sharing_strategy() != "file_descriptor":  # macOS has another one, without sockets
-        return
-    try:
-        Listener(family="AF_UNIX").close()
-    except OSError as error:
-        raise StorageFailure(
-            "the loader workers cannot make a socket in the folder for temporary files "
-            f"(TMPDIR={os.environ.get('TMPDIR', '')!r}: {error}): set TMPDIR to a folder with a "
-            "short path that you can write to, or add --workers 0"
-        ) from error
 
 
 class _CheckedProcess(ForkProcess):

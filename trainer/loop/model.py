@@ -58,6 +58,13 @@ def _check_tensors(task: Task, model: nn.Module) -> None:
             fault = f"leaves {name} on the meta device, without values: build the model on the CPU"
         elif tensor.layout != torch.strided:
             fault = f"creates {name} as a sparse tensor: register it with to_dense()"
+        elif tensor.is_quantized:
+            fault = (
+                f"creates {name} as a quantized tensor, which cannot be saved: register its "
+                "int_repr(), and make the quantized tensor of it in forward()"
+            )
+        elif name == "__metadata__":
+            fault = f"creates {name}, the name of the header in model.safetensors: rename it"
         elif any(
             step == 0 and n > 1 for step, n in zip(tensor.stride(), tensor.shape, strict=True)
         ):

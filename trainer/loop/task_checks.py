@@ -14,7 +14,7 @@ from trainbox.classification import Classification
 from trainbox.contract.errors import WrongUse
 from trainbox.nested import tensors_in
 from trainbox.task import Task
-from trainer.data.examples import Collate
+from trainer.data.examples import Collate, check_dense
 from trainer.run.jsonl import KEYS_OF_ENTRIES
 
 if TYPE_CHECKING:
@@ -145,6 +145,8 @@ def checked_dataset(task: Task, method: str, returned: Any) -> "Dataset[Any]":
             f"task {_name(task)}: {method}() returned a TensorDataset, whose batches do not need "
             "collate(): remove collate(), or return another map-style dataset"
         )
+    if isinstance(returned, TensorDataset):
+        check_dense(returned.tensors)
     dataset: Dataset[Any] = returned
     return dataset
 

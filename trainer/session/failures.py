@@ -18,6 +18,7 @@ from trainbox.contract.errors import (
     text_of,
 )
 from trainbox.contract.storage import is_of_disk, storage_failure
+from trainer.data.sending import too_many_files
 from trainer.loop.out_of_memory import NO_ENGINE, memory_used_up
 from trainer.parallel.exchange_failures import exchange_failure
 from trainer.parallel.gpu_failures import gpu_failure
@@ -27,6 +28,15 @@ _SHM = "/dev/shm"  # noqa: S108 - the system's name of it
 # A loader worker could not allocate shared memory, or had a bus error.
 _LOADER_SHARED_MEMORY = re.compile(
     r"shared memory ?\(shm\)[^\n]*No space left|workers are out of shared memory"
+)
+
+# A process may not open the file of another tensor.
+_TOO_MANY_FILES = re.compile(r"Too many open files|received \d+ items of ancdata")
+# torch's messages for a loader worker or a pinning thread that has ended, and how it has.
+_LOADER_ENDED = re.compile(
+    r"^DataLoader worker(?: \(pid[^)]*\))?(?: is killed by signal: (?P<signal>[^.]*)"
+    r"| exited unexpectedly(?: with exit code (?P<code>\d+))?)|^Pin memory thread exited",
+    re.MULTILINE,
 )
 
 # Part of torch's message, and the message for the user.
@@ -95,7 +105,12 @@ def _of_the_machine(error: Exception) -> Failure | None:
             f"{found}: lower --batch-size{workers}, or raise --accumulation, which splits the "
             "same batch into smaller micro-batches"
         )
-    return _of_torch(text_of(error)) if isinstance(error, RuntimeError) else None
+    if not isinstance(error, RuntimeError):
+        return None
+    # torch raises an error about a worker because of another one, which tells more.
+    cause = "" if error.__cause__ is None else text_of(error.__cause__)
+    return _of_torch(f"{cause}
+{text_of(error)}")
 
 
 def _shared_memory_full() -> StorageFailure:
@@ -109,10 +124,33 @@ def _shared_memory_full() -> StorageFailure:
     )
 
 
-def _of_torch(text: str) -> Failure | None:
-    """Return the failure for full shared memory or what torch does not support, by its `text`."""
+def _of_loaders(text: str) -> Failure | None:
+    """Return the failure for loader workers that lack memory or files, or that have ended."""
     if _LOADER_SHARED_MEMORY.search(text):
         return _shared_memory_full()
+    if _TOO_MANY_FILES.search(text):
+        return too_many_files()
+    ended = _LOADER_ENDED.search(text)
+    if ended is None:
+        return None
+    how, cure = "exited", "the system may be out of memory: lower --workers or --batch-size"
+    if ended["code"] is not None:
+        how = f"exited with code {ended['code']}"
+        cure = "the dataset or a library has ended it: use --workers 0 to see where"
+    elif ended["signal"] is not None:
+        how = f"was killed ({ended['signal']})"
+        if ended["signal"] != "Killed":
+            cure = (
+                "a library of the dataset has crashed: see its line with PYTHONFAULTHANDLER=1 and "
+                "--workers 0"
+            )
+    return Failure(f"a loader worker {how}: {cure}")
+
+
+def _of_torch(text: str) -> Failure | None:
+    """Return the failure for loader workers or what torch does not support, by its `text`."""
+    if failure := _of_loaders(text):
+        return failure
     for sign, message in _WRONG_USES.items():
         if sign in text:
             return WrongUse(message)

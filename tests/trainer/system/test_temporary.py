@@ -19,6 +19,7 @@ from tests.support.here import Here
 from trainbox.contract import temporary
 from trainbox.contract.errors import StorageFailure
 from trainer.data.examples import read_examples
+from trainer.session.failures import errors_as_failures
 
 
 @pytest.fixture
@@ -139,7 +140,6 @@ def test_a_training_does_not_need_a_writable_temporary_folder(
 def test_loader_workers_without_a_socket_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reason: str
 ) -> None:
-    """A worker would print a traceback, and the training would wait forever for its batch."""
     folder = tmp_path / name
     if name != "nowhere":
         folder.mkdir()
@@ -148,7 +148,7 @@ def test_loader_workers_without_a_socket_are_refused(
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)  # type: ignore[attr-defined]
     dataset = TensorDataset(torch.arange(3.0))
     with temporary.sockets_in_a_folder():
-        with pytest.raises(StorageFailure) as refused:
+        with pytest.raises(StorageFailure) as refused, errors_as_failures(Path("runs")):
             read_examples(dataset, [0, 2], 1)
         read, _ = read_examples(dataset, [0, 2], 0)
     assert [batch[0].tolist() for batch in read] == [[0], [2]]

@@ -1,0 +1,195 @@
+"""Send the batches of a loader worker to its parent.
+
+torch serializes a batch in a thread of the worker. An error there is printed, the batch is lost,
+and the parent waits for it forever (pytorch/pytorch#142884). So a worker serializes each batch
+itself, where torch passes an error on to the parent, and the thread only sends bytes.
+"""
+
+import contextlib
+import errno
+import io
+import os
+import pickle
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainbox.contract.errors import StorageFailure, WrongUse, called_exit, raised_interrupt
+from trainbox.nested import tensors_in
+
+_ENOUGH_FILES = 2**16
+_SPARE_FILES = 8  # that a worker needs to pass on the files of its batches
+_MOST_TENSORS = 8
+_ALIGNED = 64
+_LARGE_BYTES = 2**20
+
+
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files towards the hard limit, as tensors are passed as files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS has a lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def too_many_files() -> WrongUse:
+    """Return the failure for a process that may not open another file."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return WrongUse(
+        f"the loader workers need more than {limit} open files, the limit of each process: raise "
+        f"the limit with `ulimit -n {max(_ENOUGH_FILES, 4 * limit)}` (Docker: --ulimit nofile=...),"
+        " use fewer tensors in a batch, or add --workers 0"
+    )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A tensor in a block of shared memory, instead of a file of its own."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def of(self, block: Tensor) -> Tensor:
+        """Return the tensor, which keeps the block in memory."""
+        empty = torch.empty(0, dtype=self.dtype, device="cpu")
+        start, strides = self.offset // self.dtype.itemsize, torch.empty(self.shape, device="meta")
+        return empty.set_(block.untyped_storage(), start, self.shape, strides.stride())
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The bytes of a batch. Its tensors are in shared memory."""
+
+    content: bytes
+
+    def received(self) -> Any:
+        """Return the batch, in the parent.
+
+        Raises:
+            RuntimeError: The worker has died, or torch cannot map the shared memory.
+            WrongUse: The batch has an object that cannot be made again, or too many files are open.
+        """
+        try:
+            block, batch = pickle.loads(self.content)  # noqa: S301 - of a worker of this process
+            return _Unpickler(batch, block).load()
+        except (OSError, EOFError) as error:
+            if getattr(error, "errno", None) == errno.EMFILE:
+                raise too_many_files() from error
+            raise RuntimeError("DataLoader worker exited unexpectedly") from error
+        except RuntimeError:
+            raise
+        except Exception as error:
+            raise _cannot_be_sent(error) from error
+
+
+def sent(batch: Any) -> Sent:
+    """Return the batch for the parent of this worker. Many tensors are put into one block.
+
+    Raises:
+        WrongUse: An object of the batch cannot be sent, or too many files are open.
+        StorageFailure: The worker cannot make a socket.
+        RuntimeError: Shared memory is full.
+    """
+    try:
+        places, block = _in_a_block(tensors_in(batch))
+        text = io.BytesIO()
+        _Pickler(text, places).dump(batch)
+        content = bytes(ForkingPickler.dumps((block, text.getvalue())))
+        # The thread that passes on the files would wait for a file forever.
+        for spare in [os.dup(2) for _ in range(_SPARE_FILES)]:
+            os.close(spare)
+        return Sent(content)
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise too_many_files() from error
+        raise StorageFailure(
+            "the loader workers cannot make a socket in the folder for temporary files "
+            f"(TMPDIR={os.environ.get('TMPDIR', '')!r}: {error}): set TMPDIR to a folder with a "
+            "short path that you can write to, or add --workers 0"
+        ) from error
+    except Exception as error:
+        if "shared memory" in str(error):
+            raise
+        raise _cannot_be_sent(error) from error
+
+
+def _cannot_be_sent(error: Exception) -> WrongUse:
+    reason = " ".join(str(error).split())
+    return WrongUse(
+        f"a loader worker cannot send its batch ({type(error).__name__}: {reason[:200]}): return "
+        "only tensors without a gradient, numbers and texts from the dataset and collate(), or "
+        "add --workers 0"
+    )
+
+
+@contextlib.contextmanager
+def errors_to_send() -> Iterator[None]:
+    """Raise what a task raises in the body in a form that a worker can send to its parent.
+
+    Raises:
+        Failure: The task called sys.exit, or raised KeyboardInterrupt.
+    """
+    try:
+        yield
+    except SystemExit as end:
+        raise called_exit(end) from end
+    except KeyboardInterrupt as interrupt:
+        raise raised_interrupt(interrupt) from interrupt
+    except Exception as error:
+        # A class in a function has no name by which the parent can find it.
+        if "<locals>" in type(error).__qualname__:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        raise
+
+
+def _in_a_block(tensors: list[Tensor]) -> tuple[dict[int, _Place], Tensor | None]:
+    """Return the places of tensors in a block by their ids, and the block in shared memory.
+
+    Large tensors that are in shared memory stay there.
+    """
+    moved = [
+        tensor
+        for tensor in tensors
+        if type(tensor) is Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad)
+        and not (tensor.is_conj() or tensor.is_neg())
+        and tensor.is_contiguous()
+        and not (tensor.nbytes >= _LARGE_BYTES and tensor.is_shared())
+    ]
+    if len(moved) <= _MOST_TENSORS:
+        return {}, None
+    places, size = dict[int, _Place](), 0
+    for tensor in moved:
+        places[id(tensor)] = _Place(size, tuple(tensor.shape), tensor.dtype)
+        size += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+    block = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))
+    for tensor in moved:
+        places[id(tensor)].of(block).copy_(tensor)
+    return places, block
+
+
+class _Pickler(ForkingPickler):
+    def __init__(self, file: io.BytesIO, places: dict[int, _Place]) -> None:
+        super().__init__(file)
+        self._places = places
+
+    def persistent_id(self, value: Any) -> _Place | None:
+        return self._places.get(id(value))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: bytes, block: Tensor) -> None:
+        super().__init__(io.BytesIO(content))
+        self._block = block
+
+    def persistent_load(self, place: _Place) -> Tensor:
+        return place.of(self._block)
