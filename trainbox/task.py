@@ -70,7 +70,8 @@ class Task:
     def validation_dataset(self, data_dir: Path) -> "Dataset[Any]":
         """Return the examples for validation, by which the best checkpoint is selected.
 
-        Each example is counted once, on any number of processes.
+        Each example is counted once, on any number of processes. This method starts from the same
+        random numbers as `train_dataset`, so a random split in both methods is the same split.
 
         Raises:
             WrongUse: the data is missing or cannot be used.
@@ -80,8 +81,8 @@ class Task:
     def test_dataset(self, data_dir: Path) -> "Dataset[Any]":
         """Return the examples that only `trainbox evaluate RUN --data test` reads.
 
-        This method is optional. It is called after `train_dataset` and `validation_dataset`, with
-        the same seed, so that a random split is that of the training.
+        This method is optional. As `validation_dataset`, it starts from the same random numbers as
+        `train_dataset`.
 
         Raises:
             WrongUse: the data is missing or cannot be used.

@@ -76,7 +76,7 @@ def test_a_model_recognises_the_activities_of_new_people(
     out = here.train(
         task="har", batch_size=48, threads=1, eval_every=settings["epochs"], **settings
     )
-    assert "480 training and 240 validation examples, held on cpu" in out
+    assert "480 training and 240 validation examples, 0 in both, held on cpu" in out
     last = here.entries("validation")[-1]
     assert last["accuracy"] > 0.9
     assert last["macro_f1"] > 0.9

@@ -89,7 +89,7 @@ def test_a_model_learns_from_plain_files(here: Here, files: Path, task: str, fol
         threads=1,
         fields={"width": 4, "hidden": 32, "dropout": 0.0},
     )
-    assert "1,437 training and 360 validation examples, held on cpu" in out
+    assert "1,437 training and 360 validation examples, 0 in both, held on cpu" in out
     entries = here.entries("validation")
     assert entries[-1]["accuracy"] > 0.9
     assert sum(map(sum, entries[-1]["confusion"])) == 360
@@ -105,7 +105,7 @@ def test_loader_workers_do_not_change_the_bits(here: Here, files: Path) -> None:
             workers=workers,
             fields={"width": 4, "hidden": 8, **fields},
         )
-    assert "360 validation examples, read by 2 loader workers a process" in out
+    assert "360 validation examples, 0 in both, read by 2 loader workers a process" in out
     assert here.digest("held") == here.digest("read")
 
 

@@ -249,5 +249,5 @@ def test_fashion_mnist_has_the_examples_of_the_task_of_that_name(
         assert images.equal(source.tensors[0])
         assert labels.equal(source.tensors[1])
     out = here.train(task="ssvae", max_steps=1, batch_size=8, fields=fields)
-    assert "1,437 training and 360 validation examples, held on cpu" in out
+    assert "1,437 training and 360 validation examples, 0 in both, held on cpu" in out
     assert task.class_names[:2] == ("t-shirt", "trouser")

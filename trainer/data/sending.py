@@ -49,7 +49,7 @@ def too_many_files() -> WrongUse:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Position:
     """A tensor in a block of shared memory, instead of a file of its own."""
 
     offset: int
@@ -98,9 +98,9 @@ def sent(batch: Any) -> Sent:
         RuntimeError: Shared memory is full.
     """
     try:
-        places, block = _in_a_block(tensors_in(batch))
+        positions, block = _in_a_block(tensors_in(batch))
         text = io.BytesIO()
-        _Pickler(text, places).dump(batch)
+        _Pickler(text, positions).dump(batch)
         content = bytes(ForkingPickler.dumps((block, text.getvalue())))
         # The thread that passes on the files would wait for a file forever.
         for spare in [os.dup(2) for _ in range(_SPARE_FILES)]:
@@ -149,8 +149,8 @@ def errors_to_send() -> Iterator[None]:
         raise
 
 
-def _in_a_block(tensors: list[Tensor]) -> tuple[dict[int, _Place], Tensor | None]:
-    """Return the places of tensors in a block by their ids, and the block in shared memory.
+def _in_a_block(tensors: list[Tensor]) -> tuple[dict[int, _Position], Tensor | None]:
+    """Return the positions of tensors in a block by their ids, and the block in shared memory.
 
     Large tensors that are in shared memory stay there.
     """
@@ -167,23 +167,23 @@ def _in_a_block(tensors: list[Tensor]) -> tuple[dict[int, _Place], Tensor | None
     ]
     if len(moved) <= _MOST_TENSORS:
         return {}, None
-    places, size = dict[int, _Place](), 0
+    positions, size = dict[int, _Position](), 0
     for tensor in moved:
-        places[id(tensor)] = _Place(size, tuple(tensor.shape), tensor.dtype)
+        positions[id(tensor)] = _Position(size, tuple(tensor.shape), tensor.dtype)
         size += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
     block = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))
     for tensor in moved:
-        places[id(tensor)].of(block).copy_(tensor)
-    return places, block
+        positions[id(tensor)].of(block).copy_(tensor)
+    return positions, block
 
 
 class _Pickler(ForkingPickler):
-    def __init__(self, file: io.BytesIO, places: dict[int, _Place]) -> None:
+    def __init__(self, file: io.BytesIO, positions: dict[int, _Position]) -> None:
         super().__init__(file)
-        self._places = places
+        self._positions = positions
 
-    def persistent_id(self, value: Any) -> _Place | None:
-        return self._places.get(id(value))
+    def persistent_id(self, value: Any) -> _Position | None:
+        return self._positions.get(id(value))
 
 
 class _Unpickler(pickle.Unpickler):
@@ -191,5 +191,5 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(content))
         self._block = block
 
-    def persistent_load(self, place: _Place) -> Tensor:
-        return place.of(self._block)
+    def persistent_load(self, position: _Position) -> Tensor:
+        return position.of(self._block)

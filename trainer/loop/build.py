@@ -14,9 +14,11 @@ from trainbox.classification import check_classes
 from trainbox.contract.config import CHANNELS_LAST, Settings
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.internal import launch_facts
+from trainbox.contract.streams import message
 from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count, place_tensors
 from trainer.data.examples import FileExamples, length
+from trainer.data.overlap import RandomState, in_both
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.loop import compiler
 from trainer.loop.arithmetic import keep_freed_memory, set_arithmetic
@@ -39,12 +41,16 @@ _MOST_LOADER_WORKERS = 16
 
 
 class Data(NamedTuple):
-    """A task with what it has learned from its data, its two datasets, and how long this took."""
+    """A task with what it has learned from its data, its two datasets, and how long this took.
+
+    `in_both` is how many examples of `evaluated` are also in an earlier dataset, if it is known.
+    """
 
     task: Task
     train: Dataset[Any]
     evaluated: Dataset[Any]
     seconds: float
+    in_both: int | None = None
 
 
 def build(
@@ -87,6 +93,7 @@ def build(
             ),
         ),
         train=data.train,
+        in_both=data.in_both,
         schedule=schedule,
         reduction=Reduction(
             world, config.shards, config.accumulation, model, strategy.summed_parameters(model)
@@ -105,7 +112,20 @@ def build_inference(
         WrongUse: A method of the task is missing or returns something invalid.
     """
     set_arithmetic(config)
-    return _inference(config, build_data(config, task, strategy.world, data_dir, test), strategy)
+    data = build_data(config, task, strategy.world, data_dir, test)
+    if data.in_both and strategy.world.is_first:
+        kind = "test" if test else "validation"
+        message(f"warning: {shared_examples(data.in_both, length(data.evaluated), kind)}")
+    return _inference(config, data, strategy)
+
+
+def shared_examples(count: int, size: int, kind: str) -> str:
+    """Return the warning that examples of a `kind` are also in an earlier dataset."""
+    earlier = "training" if kind == "validation" else "training or validation"
+    return (
+        f"{count:,} of {size:,} {kind} examples are also {earlier} examples, so the metrics are "
+        "better than on new data: leave these examples out of one dataset"
+    )
 
 
 def build_prediction(
@@ -124,7 +144,8 @@ def build_prediction(
         if type(task).prediction_dataset is Task.prediction_dataset:
             dataset: Dataset[Any] = FileExamples(files, task.load_example, type(task).__name__)
         else:
-            dataset = _dataset(task, "prediction_dataset", files, strategy.world)
+            dataset = _dataset(task, "prediction_dataset", files)
+            dataset = place_tensors(dataset, strategy.world.device)
     if length(dataset) == 0:
         raise WrongUse(f"none of the {len(files)} file(s) has an example: name other files")
     return _inference(config, Data(task, dataset, dataset, 0.0), strategy)
@@ -134,7 +155,7 @@ def _inference(config: Settings, data: Data, strategy: Strategy) -> Inference:
     """Build the model, and the batches of the dataset `evaluated`."""
     # A validation batch has the size of a training micro-batch, which fits in memory. The size is
     # the same on all ranks, because it decides which rank computes which examples.
-    task, train, evaluated, _ = data
+    task, train, evaluated = data[:3]
     world, size = strategy.world, examples_at_once(config)
     own = strategy.validation_batches(evaluation_batch_count(length(evaluated), size))
     workers = _workers(config, train)
@@ -160,32 +181,51 @@ def build_data(
 ) -> Data:
     """Return the task with what it learns from the data, and two datasets.
 
-    They are those for training and validation, or those for training and `test`. The methods are
-    called in the same order in both cases, because they may draw random numbers. Rank 0 goes first,
-    because it may download files.
+    The two datasets: training, and validation or `test`. Rank 0 goes first, because it may download
+    files.
+
+    Each dataset is built with the same random numbers, so that a random split is the same split.
+    Examples that are drawn would be the same as well. So if examples are in two datasets, the later
+    dataset is built once more with the next random numbers, and the better one counts.
     """
     begin = time.monotonic()
     world.seed(config.seed, "data")
+    names = ("validation", "test") if test else ("validation",)
     with world.first_goes_first():
         task = _with_data(task, data_dir)
-        train, evaluated = (
-            _dataset(task, f"{name}_dataset", data_dir, world) for name in ("train", "validation")
-        )
-        if test:
-            evaluated = _dataset(task, "test_dataset", data_dir, world)
+        same = RandomState.now()
+        train = evaluated = _dataset(task, "train_dataset", data_dir)
+        earlier, shared = [train], None
+        for name in names:
+            following = RandomState.now()
+            same.restore()
+            evaluated = _dataset(task, f"{name}_dataset", data_dir)
+            shared = _in_any(earlier, evaluated)
+            if shared and RandomState.now() != same:
+                following.restore()
+                other = _dataset(task, f"{name}_dataset", data_dir)
+                found = _in_any(earlier, other)
+                if found is not None and found < shared:
+                    evaluated, shared = other, found
+            earlier.append(evaluated)
     if length(evaluated) == 0:
-        name = "test" if test else "validation"
         raise WrongUse(
             f"task {config.task}: the {name} set is empty: check --data-dir and the task's "
             f"{name}_dataset()"
         )
-    return Data(task, train, evaluated, time.monotonic() - begin)
+    train, evaluated = (place_tensors(dataset, world.device) for dataset in (train, evaluated))
+    return Data(task, train, evaluated, time.monotonic() - begin, shared)
 
 
-def _dataset(task: Task, method: str, source: Path | Sequence[Path], world: World) -> Dataset[Any]:
-    """Return the dataset of `source`, in this rank's memory or on its device."""
-    dataset = checked_dataset(task, method, getattr(task, method)(source))
-    return place_tensors(dataset, world.device)
+def _dataset(task: Task, method: str, source: Path | Sequence[Path]) -> Dataset[Any]:
+    return checked_dataset(task, method, getattr(task, method)(source))
+
+
+def _in_any(earlier: Sequence[Dataset[Any]], dataset: Dataset[Any]) -> int | None:
+    """Return how many examples of the dataset are in an earlier one, or None if it is not known."""
+    counts = [in_both(one, dataset) for one in earlier]
+    known = [count for count in counts if count is not None]
+    return max(known) if known else None
 
 
 def _with_data(task: Task, data_dir: Path) -> Task:

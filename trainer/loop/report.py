@@ -13,6 +13,7 @@ from trainbox.contract.hints import tensorboard
 from trainbox.contract.internal import launch_facts
 from trainbox.contract.optimizers import OPTIMIZERS
 from trainbox.contract.streams import printable
+from trainer.loop.build import shared_examples
 from trainer.loop.model import WithoutAutocast
 from trainer.loop.out_of_memory import examples_at_once, has_batch_norm
 from trainer.loop.state import Job
@@ -41,6 +42,9 @@ def header(job: Job) -> None:
         "init": f"{job.initial['file']}: {job.initial['loaded']}" if job.initial else "",
         "frozen": job.frozen,
         "data": _data_sizes(job),
+        "warning": shared_examples(job.in_both, job.evaluation.size, "validation")
+        if job.in_both
+        else "",
         # A line break, as in the name of a class folder, would begin a row.
         **{printable(name): printable(note) for name, note in notes.items()},
         "optimizer": _optimizer_of_the_task(job),
@@ -102,7 +106,7 @@ def _data_sizes(job: Job) -> str:
         source = "read by the training process"
     return (
         f"{job.schedule.examples:,} training and {job.evaluation.size:,} validation "
-        f"examples, {source}"
+        f"examples, {'' if job.in_both is None else f'{job.in_both:,} in both, '}{source}"
     )
 
 

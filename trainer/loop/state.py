@@ -222,6 +222,7 @@ class Job(Inference):
         state: The content of a checkpoint: the model, the optimizer, the progress.
         schedule: The number of steps, and the micro-batches of this rank in each step.
         reduction: Adds the gradients of all shards.
+        in_both: How many validation examples are also training examples, if it is known.
         initial: The origin of the weights that the run starts from, for its manifest.
         sources: Set when the run's manifest is written.
         end_step: The step after which this training ends.
@@ -241,6 +242,7 @@ class Job(Inference):
     train: Dataset[Any]
     schedule: Schedule
     reduction: Reduction
+    in_both: int | None = None
     initial: dict[str, str] | None = None
     sources: SourceRecord | None = None
     before_step: list[Callable[[int, float], None]] = field(default_factory=list)

@@ -107,10 +107,9 @@ def _of_the_machine(error: Exception) -> Failure | None:
         )
     if not isinstance(error, RuntimeError):
         return None
-    # torch raises an error about a worker because of another one, which tells more.
+    # torch raises an error about a worker because of another one, which has the cause.
     cause = "" if error.__cause__ is None else text_of(error.__cause__)
-    return _of_torch(f"{cause}
-{text_of(error)}")
+    return _of_torch(f"{cause}\n{text_of(error)}")
 
 
 def _shared_memory_full() -> StorageFailure:

@@ -26,6 +26,7 @@ from trainer.tasks.imaging.damage import (
 from trainer.tasks.imaging.folder import (
     ENDINGS,
     Picture,
+    equal_pictures,
     find_layout,
     find_pictures,
     refuse_missing_classes,
@@ -169,6 +170,8 @@ class Images(Classification):
             notes["weights"] = describe_weights(
                 self.model, len(self.class_names), self.size, self.weights
             )
+        if equal := equal_pictures(train.pictures, validation.pictures):
+            notes["equal"] = equal
         if self.skip_damaged:
             first = f": {', '.join(map(str, train.skipped[:3]))}" if train.skipped else ""
             notes["damaged"] = f"{len(train.skipped)} pictures are skipped{first}"

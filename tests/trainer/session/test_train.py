@@ -121,7 +121,7 @@ def test_the_header_and_the_closing_table(here: Here) -> None:
     assert table["plan"] == "1 process(es) on cpu"
     assert table["batch"] == "8 = 1 process x 4 x 2 accumulation"
     assert table["model"] == "Tiny, 5 parameters"
-    assert table["data"] == "50 training and 20 validation examples, held on cpu"
+    assert table["data"] == "50 training and 20 validation examples, 0 in both, held on cpu"
     assert table["steps"] == "9, 6 an epoch"
     assert table["precision"].startswith("fp32, deterministic, ")
     assert "resume" not in table

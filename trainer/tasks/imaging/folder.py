@@ -1,5 +1,8 @@
 """Find the pictures of each class in a folder, and split them into training and validation."""
 
+import filecmp
+import os
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +17,10 @@ _DECODED = (
 # Pictures of HEIC cannot be decoded. They are found, so that a training does not leave them out
 # silently.
 ENDINGS = (*_DECODED, ".heic", ".heif")
+
+# More than these are not compared with each other, so a header takes less than a second.
+_MOST_PICTURES, _MOST_COMPARED = 50_000, 2_000
+_TAIL_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -78,3 +85,39 @@ def refuse_missing_classes(
             f"{folder}: class {missing[0]} has no picture for {purpose}{besides}: add pictures, or "
             "choose the pictures of each part by the folders train, val and test"
         )
+
+
+def equal_pictures(train: Sequence[Picture], validation: Sequence[Picture]) -> str:
+    """Return a line about validation pictures whose files are equal to a training picture.
+
+    Without such a picture, the line is empty. Only files of equal size are compared.
+    """
+    if len(train) + len(validation) > _MOST_PICTURES:
+        return ""
+    by_size = defaultdict[int, list[Path]](list)
+    for picture in train:
+        by_size[picture.path.stat().st_size].append(picture.path)
+    pairs, compared = list[tuple[Path, Path]](), 0
+    for picture in validation:
+        alike = by_size[picture.path.stat().st_size]
+        compared += len(alike)
+        if compared > _MOST_COMPARED:
+            break
+        tail = alike and _tail(picture.path)
+        for path in alike:
+            if _tail(path) == tail and filecmp.cmp(path, picture.path, shallow=False):
+                pairs.append((picture.path, path))
+                break
+    if not pairs:
+        return ""
+    return (
+        f"{len(pairs)} validation picture(s) are equal to a training picture, such as "
+        f"{pairs[0][0]} and {pairs[0][1]}: remove one of each two"
+    )
+
+
+def _tail(path: Path) -> bytes:
+    """Return the last bytes of a file, in which two pictures of equal size differ."""
+    with path.open("rb") as file:
+        file.seek(-min(_TAIL_BYTES, os.fstat(file.fileno()).st_size), os.SEEK_END)
+        return file.read()
