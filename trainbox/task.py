@@ -33,10 +33,16 @@ class Task:
     message without a traceback, and exits with code 2.
     """
 
-    # The defaults of --epochs, --batch-size (global) and --lr. None: Trainbox's own.
+    # The defaults of --epochs, --batch-size (global), --lr and other options of the same names.
+    # None: Trainbox's own.
     epochs: ClassVar[int | None] = None
     batch_size: ClassVar[int | None] = None
     learning_rate: ClassVar[float | None] = None
+    warmup_epochs: ClassVar[float | None] = None
+    optimizer: ClassVar[str | None] = None
+    weight_decay: ClassVar[float | None] = None
+    clip_norm: ClassVar[float | None] = None
+    precision: ClassVar[str | None] = None
     # The metric that selects the best checkpoint: min:NAME or max:NAME.
     best_by: ClassVar[str] = "min:loss"
     # The names in the result of `losses` that are metrics of the training, not losses.

@@ -1,15 +1,21 @@
 """Import a task's class, make the task with the values of its fields, and list tasks."""
 
+import contextlib
 import dataclasses
 import difflib
+import functools
 import importlib
+import inspect
 import json
 import os
+import re
+import sys
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainbox.contract.config import OF_THE_TASK
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.internal import user_folders
 from trainbox.contract.task_fields import (
@@ -75,6 +81,7 @@ def _loaded(spec: str, source: Path | str, class_name: str, given: Mapping[str, 
             f"@dataclass(frozen=True) above {class_name}"
         )
     _check_names(spec, cls)
+    _check_settings(spec, cls)
     return cls(**parse_fields(spec, loaded_fields(cls), given))
 
 
@@ -105,6 +112,73 @@ def _check_names(spec: str, cls: type[Task]) -> None:
                 f"task {spec}: Trainbox does not read {name}: rename it to {near[0]}, or to "
                 f"_{name} if it is your own"
             )
+
+
+_ANY_NAME = re.compile(r"\b(asdict|astuple|getattr|vars|fields)\(|__dict__")
+
+
+def _own_source(cls: type[Task]) -> str:
+    """Return the text of the files that define the task, without those of Trainbox."""
+    from trainbox.classification import Classification
+
+    texts = []
+    for base in cls.__mro__:
+        if base not in Classification.__mro__:
+            with contextlib.suppress(OSError, TypeError):
+                texts.append(inspect.getsource(sys.modules[base.__module__]))
+    return "\n".join(texts)
+
+
+def _uses_itself(source: str, name: str) -> bool:
+    """Return whether the text of a task reads an attribute, which then has a meaning of its own."""
+    return bool(re.search(rf"\.{name}\b", source))
+
+
+def defaults_of(task: Task) -> dict[str, Any]:
+    """Return the settings of which the task has a default.
+
+    An attribute that the task's own files read is its own, except for those of older versions.
+    """
+    source, old = _own_source(type(task)), ("epochs", "batch_size", "learning_rate", "best_by")
+    values = {
+        name: getattr(task, name)
+        for name in OF_THE_TASK
+        if name in old or not _uses_itself(source, name)
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _check_settings(spec: str, cls: type[Task]) -> None:
+    """Check that the class does not set an option of the training under a name that nobody reads.
+
+    Raises:
+        WrongUse: It does. The message has the right name.
+    """
+    from trainbox.classification import Classification
+    from trainbox.contract.options import SETTINGS_BY_NAME
+
+    values = {
+        name
+        for base in cls.__mro__
+        if base not in Classification.__mro__
+        for name, value in vars(base).items()
+        if not callable(value) and not isinstance(value, property | functools.cached_property)
+    } | {field.name for field in dataclasses.fields(cls)}
+    found = sorted(values & SETTINGS_BY_NAME.keys() - {*OF_THE_TASK})
+    source = _own_source(cls) if found else ""
+    for name in found:
+        if _uses_itself(source, name) or _ANY_NAME.search(source):
+            continue
+        row = SETTINGS_BY_NAME[name]
+        cure = (
+            f"rename it to {row.parameter}"
+            if row.parameter in OF_THE_TASK
+            else f"remove it, and give --{row.key}"
+        )
+        raise WrongUse(
+            f"task {spec}: neither Trainbox nor the task reads {name}: {cure}, or rename it to "
+            f"_{name} if it is your own"
+        )
 
 
 def loaded_fields(cls: type[Task]) -> list[TaskField]:

@@ -17,6 +17,13 @@ from trainbox.contract.strategies import STRATEGY_RULES, StrategyRules
 DEFAULT_EPOCHS = 10
 DEFAULT_BATCH_SIZE = 128
 DEFAULT_LEARNING_RATE = 1e-3
+DEFAULT_OPTIMIZER = "adamw"
+DEFAULT_WARMUP_EPOCHS = 0.0
+# The settings that a task may have as class attributes, which are then the defaults of the options.
+OF_THE_TASK = (
+    *("epochs", "batch_size", "learning_rate", "warmup_epochs", "optimizer", "weight_decay"),
+    *("clip_norm", "precision", "best_by"),
+)
 CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels_last"
 
 # A resume may change these settings. They affect neither the weights nor the best checkpoint.
@@ -45,9 +52,9 @@ class Config:
     learning_rate: float | None = None
     lr_scaling: str = "none"
     base_batch_size: int = 256
-    warmup_epochs: float = 0.0
+    warmup_epochs: float | None = None
     weight_decay: float | None = None
-    optimizer: str = "adamw"
+    optimizer: str | None = None
     init: str | None = None  # a run's folder or a file, whose weights the run starts from
     freeze: list[str] = field(default_factory=list)  # patterns of names that do not train
     accumulation: int | None = None
@@ -81,7 +88,8 @@ class Config:
 
         So a new setting changes neither the names of old runs nor the identity of old sweeps.
         """
-        default = vars(Config())
+        usual = {"optimizer": DEFAULT_OPTIMIZER, "warmup_epochs": DEFAULT_WARMUP_EPOCHS}
+        default = vars(Config()) | {n: v for n, v in usual.items() if getattr(self, n) == v}
         return {
             name: value
             for name, value in dataclasses.asdict(self).items()
@@ -101,6 +109,8 @@ class Settings(Config):
     batch_size: int = DEFAULT_BATCH_SIZE
     batch_size_per_gpu: None = None
     learning_rate: float = DEFAULT_LEARNING_RATE
+    warmup_epochs: float = DEFAULT_WARMUP_EPOCHS
+    optimizer: str = DEFAULT_OPTIMIZER
     accumulation: int = 1
     precision: str = "fp32"
     best_by: str = "loss"
@@ -131,7 +141,8 @@ def check(config: Config, device: str) -> None:
         )
     if config.compile:
         _check_compiler(device)
-    check_optimizer(config.optimizer)
+    if config.optimizer is not None:
+        check_optimizer(config.optimizer)
     for option, name in (
         ("--best-by", config.best_by),
         ("--early-stopping", config.early_stopping),

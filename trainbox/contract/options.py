@@ -271,9 +271,9 @@ _SETTINGS = (
         Everyday("--lr", Number(0), "Peak learning rate. Default: the task's.",
             name="learning_rate"),
         Option("--warmup-epochs", Number(0, open_low=False, high=1e9),
-            "Epochs of linear warm-up."),
+            "Epochs of linear warm-up. Default: the task's, or 0."),
         Option("--optimizer", click.Choice(list(OPTIMIZERS)),
-            "Optimizer, unless the task builds its own."),
+            "Optimizer, unless the task builds its own. Default: the task's, or adamw."),
         Option("--weight-decay", Number(0, open_low=False),
             "Factor of the decay of weights. Default: the optimizer's."),
         Option("--clip-norm", Number(0), "Largest gradient norm. Default: no limit."),
@@ -319,6 +319,10 @@ _SETTINGS = (
             "Steps between entries in metrics.jsonl. Default: 50, or more if that takes long."),
     ),
 )
+# The settings by the names that a task could give them: that of the option and that of `Config`.
+SETTINGS_BY_NAME = {
+    name: row for row in _SETTINGS for name in (row.key.replace("-", "_"), row.parameter)
+}
 _defaults = dataclasses.asdict(Config())
 for _row in _SETTINGS:
     _default = _defaults[_row.parameter]

@@ -12,9 +12,11 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_co
 
 from trainbox.classification import Classification
 from trainbox.contract.errors import WrongUse
+from trainbox.contract.optimizers import OPTIMIZERS
 from trainbox.nested import tensors_in
 from trainbox.task import Task
 from trainer.data.examples import Collate, check_dense
+from trainer.load_task import defaults_of
 from trainer.run.jsonl import KEYS_OF_ENTRIES
 
 if TYPE_CHECKING:
@@ -59,6 +61,23 @@ _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "epochs": (lambda value: _is_positive(value, int), "a whole number from 1"),
     "batch_size": (lambda value: _is_positive(value, int), "a whole number from 1"),
     "learning_rate": (lambda value: _is_positive(value, int | float), "a number above 0"),
+    "warmup_epochs": (
+        lambda value: value == 0 or _is_positive(value, int | float),
+        "a number from 0",
+    ),
+    "optimizer": (
+        lambda value: value is None or value in OPTIMIZERS,
+        f"one of {', '.join(OPTIMIZERS)}",
+    ),
+    "weight_decay": (
+        lambda value: value == 0 or _is_positive(value, int | float),
+        "a number from 0",
+    ),
+    "clip_norm": (lambda value: _is_positive(value, int | float), "a number above 0"),
+    "precision": (
+        lambda value: value in (None, "fp32", "tf32", "bf16", "fp16"),
+        "one of fp32, tf32, bf16, fp16",
+    ),
     "best_by": (lambda value: isinstance(value, str), "the name of a metric"),
     "train_metrics": (
         lambda value: isinstance(value, tuple) and all(isinstance(name, str) for name in value),
@@ -80,8 +99,9 @@ def check_task(task: Task) -> None:
         WrongUse: A required method is missing, a method has the wrong parameters, or an attribute
             has the wrong type.
     """
+    found = defaults_of(task)
     for name, (is_valid, wanted) in _ATTRIBUTES.items():
-        value = getattr(task, name)
+        value = getattr(task, name) if name == "train_metrics" else found.get(name)
         if not is_valid(value):
             raise WrongUse(f"task {_name(task)}: {name} is {value!r}: set it to {wanted}")
     for name in task.train_metrics:

@@ -9,6 +9,9 @@ from trainbox.contract.config import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_EPOCHS,
     DEFAULT_LEARNING_RATE,
+    DEFAULT_OPTIMIZER,
+    DEFAULT_WARMUP_EPOCHS,
+    OF_THE_TASK,
     Config,
     Settings,
     check_strategy,
@@ -19,6 +22,7 @@ from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import object_if_valid
 from trainbox.contract.run_name import short_digest
 from trainbox.task import Task
+from trainer.load_task import defaults_of
 from trainer.loop.build import cpu_count
 from trainer.loop.task_checks import check_task
 from trainer.parallel.strategy import Strategy
@@ -58,11 +62,18 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
     threads = torch.get_num_threads()
     if config.shards is not None:
         threads = max(1, cpu_count() // config.shards)
-    chosen = {
-        "batch_size": task.batch_size or DEFAULT_BATCH_SIZE,
-        "learning_rate": task.learning_rate or DEFAULT_LEARNING_RATE,
+    usual = {
+        "batch_size": DEFAULT_BATCH_SIZE,
+        "learning_rate": DEFAULT_LEARNING_RATE,
+        "warmup_epochs": DEFAULT_WARMUP_EPOCHS,
+        "optimizer": DEFAULT_OPTIMIZER,
         "precision": _default_precision(strategy),
-        "best_by": task.best_by,
+    }
+    of_the_task = defaults_of(task)
+    chosen = {
+        **{
+            name: of_the_task.get(name, usual.get(name)) for name in OF_THE_TASK if name != "epochs"
+        },
         "accumulation": 1,
         "shards": world.world_size,
         "threads": world.from_first(threads),
@@ -72,7 +83,8 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
     for name, value in chosen.items():
         if given[name] is None:
             given[name] = value
-        if given[name] is None:  # a stored config.json never has null here
+        optional = getattr(Settings, name, None) is None
+        if given[name] is None and not optional:  # a stored config.json never has null here
             raise WrongUse(f"{run.path / 'config.json'} is damaged ({name} is null): restore it")
     # Compare with the stored settings.
     settled = Settings(**given)

@@ -10,7 +10,7 @@ import re
 import statistics
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,6 +126,25 @@ def best_line(
     return (
         f"best:      {point}{', ' if point else ''}{which} {goal[1]} {shown(best.mean)} "
         f"({of})\nagain:     {again(best.trials[0])}"
+    )
+
+
+_MEASURED = {"samples_per_second", "energy_kwh"}
+
+
+def same_line(records: Sequence[Record]) -> str:
+    """Return a line if the swept values have not changed any trial of a seed; else an empty one."""
+    found: dict[object, list[Mapping[str, float]]] = {}
+    for record in records:
+        if record.state == "done":
+            metrics = {n: v for n, v in record.metrics.items() if n not in _MEASURED}
+            found.setdefault(record.seed, []).append(metrics)
+    points = {str(record.point) for record in records if record.state == "done"}
+    if len(points) < 2 or any(metrics != each[0] for each in found.values() for metrics in each):
+        return ""
+    return (
+        f"same:      all {len(points)} combinations gave the same metrics, so no swept value has "
+        "changed the training"
     )
 
 

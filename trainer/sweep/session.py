@@ -105,7 +105,7 @@ def show(
         return again(study.sweep, numbered[number], folder, gpus)
 
     combinations = results.best_first(rows, goal) if drawn else rows
-    best = results.best_line(rows, goal, repeated)
+    best = results.same_line(records) or results.best_line(rows, goal, repeated)
     lines = "\n".join(filter(None, [best, results.energy_line(records)]))
     if html is None:
         return "\n".join(filter(None, [results.table(combinations, name), lines]))

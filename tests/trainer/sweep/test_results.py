@@ -25,6 +25,7 @@ from trainer.sweep.results import (
     energy_line,
     goal_of,
     rows,
+    same_line,
     table,
     write_csv,
 )
@@ -208,3 +209,18 @@ def test_trials_that_share_a_gpu_share_its_energy(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(Internal.LAUNCH, found[Internal.LAUNCH])
     answer = worker._answer(None, {"pruned": False}, "cpu", StopRequest())  # type: ignore[arg-type]
     assert answer["metrics"] == {"loss": 1.0, "energy_kwh": 0.25}
+
+
+def _trials(*losses: float) -> list[Record]:
+    return [
+        Record(n, "done", {"lr": n // 2}, n % 2, {"loss": loss, "samples_per_second": n})
+        for n, loss in enumerate(losses)
+    ]
+
+
+def test_values_that_change_nothing_are_named() -> None:
+    assert same_line(_trials(0.5, 0.25, 0.5, 0.25)).startswith(
+        "same:      all 2 combinations gave the same metrics, so no swept value "
+    )
+    assert same_line(_trials(0.5, 0.25, 0.5, 0.375)) == ""
+    assert same_line(_trials(0.5, 0.5)) == ""  # one combination

@@ -1,0 +1,130 @@
+"""The options of a training that a task may set, and the names of options that are refused."""
+
+import json
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.support.here import Here
+
+_TASK = """
+    from dataclasses import asdict, dataclass
+    from typing import ClassVar
+
+    import torch
+    from torch import nn
+    from torch.utils.data import TensorDataset
+
+    from trainbox import Task
+
+
+    @dataclass(frozen=True)
+    class Own(Task):
+        epochs: ClassVar[int] = 1
+        batch_size: ClassVar[int] = 8
+        {attributes}
+
+        def train_dataset(self, data_dir):
+            {body}
+            x = torch.arange(32.0).reshape(8, 4) / 32
+            return TensorDataset(x, x.sum(1))
+
+        def validation_dataset(self, data_dir):
+            x = torch.arange(1.0, 33.0).reshape(8, 4) / 32
+            return TensorDataset(x, x.sum(1))
+
+        def build_model(self):
+            return nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+
+        def losses(self, model, batch):
+            x, y = batch
+            return {{"mse": (model(x) - y) ** 2}}
+"""
+
+
+def _write(here: Here, name: str, attributes: Sequence[str], body: str = "pass") -> str:
+    text = textwrap.dedent(_TASK).format(attributes="\n    ".join(attributes), body=body)
+    (here.folder / f"{name}.py").write_text(text)
+    return f"{name}.py:Own"
+
+
+def _settings(here: Here, name: str, *lines: str, body: str = "pass", **more: Any) -> Any:
+    here.train(task=_write(here, name, lines, body), **more)
+    return json.loads((here.folder / "runs/r/config.json").read_text())
+
+
+@pytest.mark.parametrize("kind", ["ClassVar", "field"])
+def test_a_task_sets_the_defaults_of_options(here: Here, kind: str) -> None:
+    wanted = {
+        "optimizer": "sgd",
+        "weight_decay": 0.5,
+        "warmup_epochs": 2.0,
+        "clip_norm": 0.25,
+        "precision": "bf16",
+    }
+    types = {name: type(value).__name__ for name, value in wanted.items()}
+    lines = [
+        f"{name}: {f'ClassVar[{types[name]}]' if kind == 'ClassVar' else types[name]} = {value!r}"
+        for name, value in wanted.items()
+    ]
+    found = _settings(here, f"defaults_{kind.lower()}", *lines)
+    assert {name: found[name] for name in wanted} == wanted
+
+
+def test_options_override_a_task_and_a_run_keeps_them(here: Here) -> None:
+    task = _write(here, "overridden", ["optimizer: ClassVar[str] = 'sgd'"])
+    here.train(task=task, optimizer="adam", epochs=1)
+    here.train(task=task, epochs=1)
+    assert json.loads((here.folder / "runs/r/config.json").read_text())["optimizer"] == "adam"
+
+
+def test_without_defaults_of_a_task_the_settings_are_those_of_trainbox(here: Here) -> None:
+    found = _settings(here, "plain")
+    assert (found["optimizer"], found["warmup_epochs"], found["clip_norm"]) == ("adamw", 0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "cure"),
+    [
+        ("lr: ClassVar[float] = 0.25", "rename it to learning_rate"),
+        ("lr: float = 0.25", "rename it to learning_rate"),
+        ("seed: int = 3", "remove it, and give --seed"),
+        ("max_steps: ClassVar[int] = 3", "remove it, and give --max-steps"),
+    ],
+)
+def test_an_option_under_a_name_that_nobody_reads_is_refused(
+    here: Here, line: str, cure: str
+) -> None:
+    name = f"refused_{line.partition(':')[0]}_{'class' if 'ClassVar' in line else 'field'}"
+    err = here.refused("train", _write(here, name, [line]), "--device", "cpu", code=2)
+    assert f"reads {line.partition(':')[0]}: {cure}, or rename it to _" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "body"),
+    [
+        ("seed: int = 3", "torch.manual_seed(self.seed)"),
+        ("precision: str = 'mine'", "assert self.precision == 'mine'"),
+        ("optimizer: str = 'lion'", "assert self.optimizer == 'lion'"),
+        ("lr: float = 0.5", "assert asdict(self)['lr'] == 0.5"),
+    ],
+)
+def test_a_field_that_the_task_reads_is_its_own(here: Here, line: str, body: str) -> None:
+    name = f"own_{line.partition(':')[0]}"
+    found = _settings(here, name, line, body=body)
+    assert (found["seed"], found["precision"], found["optimizer"]) == (0, "fp32", "adamw")
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("optimizer: ClassVar[str] = 'lion'", "optimizer is 'lion': set it to one of adamw"),
+        ("clip_norm: ClassVar[float] = 0.0", "clip_norm is 0.0: set it to a number above 0"),
+        ("warmup_epochs: ClassVar[str] = 'two'", "warmup_epochs is 'two': set it to a number"),
+    ],
+)
+def test_a_default_of_the_wrong_kind_is_refused(here: Here, line: str, text: str) -> None:
+    name = f"wrong_{line.partition(':')[0]}"
+    assert text in here.refused("train", _write(here, name, [line]), "--device", "cpu", code=2)
