@@ -111,6 +111,25 @@ class RunRecord:
             self._check(best_step)
         return best_step
 
+    def find_weights(self, which: str) -> tuple[int, Path]:
+        """Return the step and the file of the newest or the best weights, after a check of them.
+
+        The file is a checkpoint, or model.safetensors if the checkpoint of the best weights was
+        removed. See `find` for the errors.
+        """
+        files = self.files
+        if which != LAST and os.path.lexists(files.best):
+            steps, lost = files.steps(), files.without_sidecar()
+            if not steps and not lost:
+                return self.check_best(None), files.best
+            if steps:
+                self._check(steps[-1])
+                best_step = read_object(files.path(steps[-1])).get("best_step")
+                if best_step is not None and best_step not in {*steps, *lost}:
+                    return self.check_best(steps[-1]), files.best
+        step = self.find(which)
+        return step, files.path(step, ".pt")
+
     def _check(self, step: int) -> None:
         """Check the checkpoint of `step`. See `find` for the errors."""
         files = self.files
@@ -143,7 +162,9 @@ class RunRecord:
             StorageFailure: It is damaged or edited, or of another step than the best.
         """
         try:
-            self.check_best(self.find(LAST))
+            files = self.files
+            alone = not files.steps() and not files.without_sidecar() and files.best.exists()
+            self.check_best(None if alone else self.find(LAST))
         except FileNotFoundError as error:
             raise StorageFailure(
                 f"{error.filename} was removed by the training of {self.path}: let that run end"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.entries import plain
-from trainbox.contract.errors import ExitCode, Failure
+from trainbox.contract.errors import ExitCode, Failure, WrongUse
 from trainbox.contract.files import replacing
 from trainbox.contract.storage import writing
 from trainbox.order import derive_seed
@@ -84,10 +84,21 @@ def evaluate_run(request: EvaluateRequest, stop: StopRequest) -> None:
 
 
 def _refuse_path(path: Path) -> None:
-    """Make the folder of the file `path`, and raise StorageFailure if it cannot be written.
+    """Make the folder of the file `path`. So a wrong path is found before the evaluation.
 
-    So a wrong path is found before the evaluation.
+    Raises:
+        WrongUse: The file could be one of a run.
+        StorageFailure: The file cannot be written.
     """
+    of_a_run = any(
+        (folder / "config.json").is_file() and (folder / "manifest.json").is_file()
+        for folder in path.resolve().parents
+    )
+    if of_a_run and path.suffix != ".csv":
+        raise WrongUse(
+            f"--predictions {path} is in the folder of a run, whose files it could replace: choose "
+            "a name that ends with .csv, or another folder"
+        )
     with writing(path, _ANOTHER_FILE):
         path.parent.mkdir(parents=True, exist_ok=True)
         # The new file would replace a link, or a device such as /dev/stdout.

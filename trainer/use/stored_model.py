@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
 from tqdm import tqdm
 
 from trainbox.contract.config import Settings, check
@@ -214,18 +215,25 @@ def _load(run: StoredRun, job: Inference) -> tuple[dict[str, Any], Mapping[str, 
         found, sidecar = None, dict[str, Any]()
         with world.wait_for_all("the verification of the checkpoint"):
             if world.is_first:
-                found = record.find(which)
-                sidecar = read_object(record.files.path(found))
-        step = world.from_first(found)
+                step, file = record.find_weights(which)
+                found = step, file.suffix == ".pt"
+                if found[1]:
+                    sidecar = read_object(record.files.path(step))
+        step, is_whole = world.from_first(found)
         with world.wait_for_all("the load of the checkpoint"):
-            state = record.load(step)
+            if is_whole:
+                state = record.load(step)
+            else:
+                state = {"model": load_file(record.files.best), "progress": {"best_step": None}}
             digest = digest_of_digests(tensor_digests(state["model"]))
     except FileNotFoundError as error:
         raise StorageFailure(
             f"{error.filename or error} was removed by the training of {record.path}: start the "
             "same command again"
         ) from error
-    path = record.files.path(step, ".pt")
+    path = record.files.path(step, ".pt") if is_whole else record.files.best
+    if not is_whole:
+        run.report(f"the checkpoint of step {step} was removed: the weights are those of {path}")
     weights = {f"the digest of the weights in {path}": digest}
     refuse_difference(world, weights, "copy the same run to all machines")
     load_weights(job.model, state["model"], job.strategy, path)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
@@ -218,12 +219,33 @@ def _err(here: Here, reader: str, code: int) -> str:
         (forged, reader)
         for forged in _FORGED
         for reader in [*_USERS, "train"]
-        if reader in ("verify", "train") or forged in ("weights", "best step", "no checkpoints")
+        if reader in ("verify", "train") or forged in ("weights", "best step")
     ],
 )
 def test_a_forged_run_is_refused(here: Here, run: Path, forged: str, reader: str) -> None:
     _FORGED[forged](run)
     _err(here, reader, 8 if reader == "verify" else 4)
+
+
+@pytest.mark.parametrize("reader", ["evaluate", "export"])
+@pytest.mark.parametrize("removed", ["all", "the best"])
+def test_the_best_weights_of_a_run_without_their_checkpoint_are_used(
+    here: Here, run: Path, removed: str, reader: str
+) -> None:
+    """Checkpoints are large, and model.safetensors has the best weights as well."""
+    best = json.loads(max((run / "checkpoints").glob("*.json")).read_text())["best_step"]
+    assert (removed == "all") or len([*(run / "checkpoints").glob("*.json")]) > 1
+    pattern = "*" if removed == "all" else f"*{best}.*"
+    for path in [*(run / "checkpoints").glob(pattern)]:
+        path.unlink()
+    code, out, err = here.command(*_READERS[reader])
+    assert code == 0, err
+    line = f"the checkpoint of step {best} was removed: the weights are those of runs/r/model.safe"
+    assert line in out + err
+    with (run / "model.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    assert "model.safetensors is damaged" in _err(here, reader, 4)
 
 
 @pytest.mark.parametrize("reader", ["verify", "evaluate", "train"])
