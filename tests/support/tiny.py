@@ -206,23 +206,23 @@ class FigureCount(Tiny):
 
 @dataclass(frozen=True)
 class Split(Tiny):
-    """Splits 80 examples at random, from the generator that is seeded before the datasets.
+    """Splits 80 examples at random, from the generator that is seeded before each dataset.
 
     The file `shift` in the data folder holds a number that is added to the targets.
     """
 
     def train_dataset(self, data_dir: Path) -> TensorDataset:
-        return self._part(data_dir, 50)
+        return self._part(data_dir, slice(50))
 
     def validation_dataset(self, data_dir: Path) -> TensorDataset:
-        return self._part(data_dir, 20)
+        return self._part(data_dir, slice(50, 70))
 
     def test_dataset(self, data_dir: Path) -> TensorDataset:
-        return self._part(data_dir, 10)
+        return self._part(data_dir, slice(70, 80))
 
-    def _part(self, data_dir: Path, count: int) -> TensorDataset:
+    def _part(self, data_dir: Path, part: slice) -> TensorDataset:
         inputs_N4, targets_N = self._examples(80, 3).tensors
-        chosen_N = torch.randperm(80)[:count]
+        chosen_N = torch.randperm(80)[part]
         shift = float((data_dir / "shift").read_text())
         return TensorDataset(inputs_N4[chosen_N], targets_N[chosen_N] + shift)
 

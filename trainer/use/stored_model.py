@@ -212,11 +212,11 @@ def _load(run: StoredRun, job: Inference) -> tuple[dict[str, Any], Mapping[str, 
     record, world, which = run.record, job.world, run.request.checkpoint
     try:
         # Rank 0 reads whole checkpoints to verify them, which may take long.
-        found, sidecar = None, dict[str, Any]()
+        found, sidecar = list[int](), dict[str, Any]()
         with world.wait_for_all("the verification of the checkpoint"):
             if world.is_first:
                 step, file = record.find_weights(which)
-                found = step, file.suffix == ".pt"
+                found = [step, file.suffix == ".pt"]
                 if found[1]:
                     sidecar = read_object(record.files.path(step))
         step, is_whole = world.from_first(found)

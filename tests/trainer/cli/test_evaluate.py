@@ -165,15 +165,12 @@ def test_other_data_and_test_data_are_not_compared(here: Here) -> None:
     other = json.loads((here.folder / "results/other/evaluation.json").read_text())
     figures = _evaluation(here.folder)["figures"]
     assert other["figures"]["loss"] > 50 * figures["loss"]
-    # The random split of the test data is made after the other two, as in any other call.
+    # Each dataset is built with the same random numbers.
     out = here.succeeds(*_EVALUATE, "--data", "test")
     assert "test: 10 examples, " in out
     assert "not compared: the training did not read the test data\n" in out
     torch.manual_seed(derive_seed(0, "data"))
-    split = Split()
-    split.train_dataset(Path("data"))
-    split.validation_dataset(Path("data"))
-    inputs_N4, targets_N = split.test_dataset(Path("data")).tensors
+    inputs_N4, targets_N = Split().test_dataset(Path("data")).tensors
     model = StepCounter().eval()
     found = _evaluation(here.folder, name="best-test")
     model.load_state_dict(here.state(found["step"])["model"])
