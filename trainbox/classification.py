@@ -17,6 +17,8 @@ from trainbox.task_metrics import TaskMetrics
 # Shape suffixes: B examples of a batch, C channels, H height, W width, K classes.
 
 _SHEET_SIZE, _SHEET_BATCHES = 32, 8
+# By default, torch ignores the label -100, whose loss of 0 would count in the mean.
+_NO_LABEL = -(2**63)
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Classification(Task):
             WrongUse: A label is not the index of a class.
         """
         try:
-            return F.cross_entropy(logits_BK, labels_B, reduction=reduction)
+            return F.cross_entropy(logits_BK, labels_B, reduction=reduction, ignore_index=_NO_LABEL)
         except IndexError as error:
             if int(labels_B.min()) >= 0 and int(labels_B.max()) < len(self.class_names):
                 raise  # the model has fewer outputs
@@ -226,4 +228,9 @@ def check_classes(task: Task) -> None:
             f"task {type(task).__name__}: class_names is {names!r}, not a tuple with the name "
             'of each class: write class_names: ClassVar[tuple[str, ...]] = ("cat", "dog"), or '
             "set a field of that name in with_data()"
+        )
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise WrongUse(
+            f"task {type(task).__name__}: class_names has {repeated!r} twice: give each class a "
+            "name of its own"
         )

@@ -217,6 +217,17 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
      "to 7, but class_names has 3 names: number the classes from 0 to 2"),
     "a label out of range in a file": (Three, {"train_dataset": _listed((_ZEROS, 1), (_ZEROS, 3))},
      "task Three: the labels are from 1 to 3, but class_names has 3 names"),
+    "a label that torch ignores": (Three,
+     {"train_dataset": _labelled(torch.tensor([0, -100] * 40))}, "task Three: the labels are from "
+     "-100 to 0, but class_names has 3 names: number the classes from 0 to 2"),
+    "a label that torch ignores in a file": (Three,
+     {"train_dataset": _listed((_ZEROS, -100), (_ZEROS, 2))},
+     "task Three: the labels are from -100 to 2, but class_names has 3 names"),
+    "a label that torch ignores in the validation": (Three,
+     {"validation_dataset": _labelled(torch.tensor([1, -100] * 40))},
+     "task Three: the labels are from -100 to 1, but class_names has 3 names"),
+    "two classes of one name": (Three, {"class_names": ("a", "b", "a")},
+     "task Three: class_names has 'a' twice: give each class a name of its own"),
     "labels that are text": (Three, {"train_dataset": _listed((_ZEROS, "cat"))},
      "task Three: the labels are text ('cat') instead of numbers: use the index of each class in "
      "class_names"),

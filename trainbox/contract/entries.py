@@ -1,7 +1,9 @@
-"""The values of a metrics.jsonl, and the entries of one to which other processes append."""
+"""The values of a metrics.jsonl, the entries of one to which other processes append, and CSV."""
 
+import csv
+import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +81,20 @@ def plain(value: Any, name: str = "the entry") -> Any:
         f"{name} is a {type(value).__name__}, which JSON does not have: convert it to numbers, "
         "strings or lists"
     )
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Return the rows as CSV, whose lines end with a line feed.
+
+    A cell with a carriage return is quoted, because readers take it for the end of a line. Python
+    quotes only the characters that end its own lines.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\r\n")
+    lines = []
+    for row in rows:
+        writer.writerow(row)
+        lines.append(text.getvalue().removesuffix("\r\n") + "\n")
+        text.seek(0)
+        text.truncate()
+    return "".join(lines)

@@ -132,12 +132,14 @@ def _of_loaders(text: str) -> Failure | None:
     ended = _LOADER_ENDED.search(text)
     if ended is None:
         return None
-    how, cure = "exited", "the system may be out of memory: lower --workers or --batch-size"
+    killed = "the system may be out of memory: lower --workers or --batch-size"
+    how, cure = "exited", f"{killed}, or use --workers 0 to see whether a library crashes"
     if ended["code"] is not None:
         how = f"exited with code {ended['code']}"
         cure = "the dataset or a library has ended it: use --workers 0 to see where"
     elif ended["signal"] is not None:
         how = f"was killed ({ended['signal']})"
+        cure = killed
         if ended["signal"] != "Killed":
             cure = (
                 "a library of the dataset has crashed: see its line with PYTHONFAULTHANDLER=1 and "

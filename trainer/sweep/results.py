@@ -3,8 +3,6 @@
 Pure, except for `write_csv`.
 """
 
-import csv
-import io
 import math
 import re
 import statistics
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainbox.contract.config import split_metric
+from trainbox.contract.entries import csv_text
 from trainbox.contract.errors import WrongUse
 from trainer.sweep.grid import NO_METRIC, Record, Value
 
@@ -207,9 +206,7 @@ def trial_lines(records: Sequence[Record]) -> list[list[object]]:
 
 def as_csv(records: Sequence[Record]) -> str:
     """Return CSV with one line per trial and all its metrics."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(trial_lines(records))
-    return text.getvalue()
+    return csv_text(trial_lines(records))
 
 
 def write_csv(folder: Path, records: Sequence[Record]) -> None:

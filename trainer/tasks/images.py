@@ -29,6 +29,7 @@ from trainer.tasks.imaging.folder import (
     equal_pictures,
     find_layout,
     find_pictures,
+    left_out,
     refuse_missing_classes,
     refuse_other_classes,
 )
@@ -172,6 +173,8 @@ class Images(Classification):
             )
         if equal := equal_pictures(train.pictures, validation.pictures):
             notes["equal"] = equal
+        if train.left_out:
+            notes["left out"] = train.left_out
         if self.skip_damaged:
             first = f": {', '.join(map(str, train.skipped[:3]))}" if train.skipped else ""
             notes["damaged"] = f"{len(train.skipped)} pictures are skipped{first}"
@@ -280,7 +283,15 @@ class Images(Classification):
         if self.class_weights:
             weights_K = class_weights([picture.label for picture in train], len(weights_K))
         return (
-            _Pictures(train, weights_K, self.size, self._resize, self.augment, sorted(skipped)),
+            _Pictures(
+                train,
+                weights_K,
+                self.size,
+                self._resize,
+                self.augment,
+                sorted(skipped),
+                left_out(folder, [*train, *validation]),
+            ),
             _Pictures(validation, weights_K, self.size, self._resize, augment=False),
         )
 
@@ -295,7 +306,8 @@ class Images(Classification):
 class _Pictures(Dataset[Any]):
     """A dataset of (picture (size, size, 3) uint8, label, weight of its class).
 
-    `skipped` are the paths of damaged pictures, which were left out.
+    `skipped` are the paths of damaged pictures, which were left out. `left_out` is a line about
+    hidden pictures.
     """
 
     def __init__(
@@ -306,8 +318,10 @@ class _Pictures(Dataset[Any]):
         resize: int,
         augment: bool,
         skipped: Sequence[Path] = (),
+        left_out: str = "",
     ) -> None:
         self.pictures, self.weights_K, self.skipped = pictures, weights_K, skipped
+        self.left_out = left_out
         self.size, self.resize, self.augment = size, resize, augment
 
     @property

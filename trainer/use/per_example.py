@@ -1,7 +1,5 @@
 """What an evaluation knows of each example: predictions, and intervals of the metrics."""
 
-import csv
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trainbox.classification import Classification, counts_by_class
-from trainbox.contract.entries import plain
+from trainbox.contract.entries import csv_text, plain
 from trainbox.contract.errors import WrongUse
 from trainbox.nested import take, tensors_in
 from trainbox.task import Task
@@ -165,9 +163,7 @@ def prediction_columns(
 
 def csv_rows(columns: Columns) -> str:
     """Return a header and the rows of the columns as CSV."""
-    text, rows = io.StringIO(newline=""), zip(*columns.values(), strict=True)
-    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
-    return text.getvalue()
+    return csv_text([columns, *zip(*columns.values(), strict=True)])
 
 
 def json_lines(columns: Columns) -> str:

@@ -110,7 +110,7 @@ def _interrupt() -> None:
         ),
         (
             lambda: os.kill(os.getpid(), signal.SIGSEGV),
-            r"a loader worker was killed \(Segmentation fault\): a library of the dataset has ",
+            r"a loader worker (was killed \(Segmentation fault\)|exited): .* library .*crash",
         ),
         (
             lambda: os._exit(3),
@@ -265,3 +265,34 @@ def test_batches_of_other_kinds_are_refused(
         errors_as_failures(Path("runs")),
     ):
         list(read_once(_EXAMPLES, _POSITIONS, workers, collate))
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(
+    ("name", "buffer", "message"),
+    [
+        (
+            "q",
+            lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+            "creates q as a quantized tensor, which cannot be saved",
+        ),
+        ("s", lambda: torch.ones(3).to_sparse(), "creates s as a sparse tensor"),
+        (
+            "__metadata__",
+            lambda: torch.ones(3),
+            "creates __metadata__, the name of the header in model.",
+        ),
+    ],
+)
+def test_buffers_that_cannot_be_saved_are_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch, name: str, buffer: Any, message: str
+) -> None:
+    build = Tiny.build_model
+
+    def with_buffer(task: Tiny) -> torch.nn.Module:
+        model = build(task)
+        model.register_buffer(name, buffer())
+        return model
+
+    monkeypatch.setattr(Tiny, "build_model", with_buffer)
+    assert message in here.refused("train", TINY, "--device", "cpu", code=2)

@@ -1,5 +1,7 @@
 """The columns of predictions: none is lost, and no number is called another class."""
 
+import csv
+import io
 import math
 from types import SimpleNamespace
 
@@ -58,3 +60,13 @@ def test_whole_numbers_keep_all_their_digits() -> None:
     observer(large_B)
     found = observer.gathered()
     assert torch.equal(found["n"], large_B) and found["x"].dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", ["a\rb", "a\nb", 'a"b,c', "ä"])
+def test_names_with_ends_of_lines_stay_in_one_row(name: str) -> None:
+    text = csv_rows({"id": [name, "plain"], f"probability_{name}": [0.5, 0.25]})
+    rows = [*csv.reader(io.StringIO(text, newline=""))]
+    assert rows == [["id", f"probability_{name}"], [name, "0.5"], ["plain", "0.25"]]
+    assert text.endswith("plain,0.25\n")
+    if "\r" in name:
+        assert f'"{name}",0.5\n' in text

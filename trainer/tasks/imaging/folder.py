@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainbox import WrongUse
+from trainbox.found_files import is_left_out
 from trainer.tasks.reading.files import class_files, refuse_missing, split_folders, subfolders
 
 _DECODED = (
-    *(".jpg", ".jpeg", ".png", ".webp", ".avif", ".bmp", ".gif"),
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif"),
     *(".tif", ".tiff", ".ppm", ".pgm"),
 )
 # Pictures of HEIC cannot be decoded. They are found, so that a training does not leave them out
@@ -114,6 +115,20 @@ def equal_pictures(train: Sequence[Picture], validation: Sequence[Picture]) -> s
         f"{len(pairs)} validation picture(s) are equal to a training picture, such as "
         f"{pairs[0][0]} and {pairs[0][1]}: remove one of each two"
     )
+
+
+def left_out(folder: Path, pictures: Sequence[Picture]) -> str:
+    """Return a line about the files that were left out beside the pictures, or nothing."""
+    folders = {picture.path.parent for picture in pictures}
+    folders |= {path for each in folders for path in each.parents if path.is_relative_to(folder)}
+    found = [path for each in sorted(folders) for path in each.iterdir() if is_left_out(path.name)]
+    files = [
+        file
+        for path in found
+        for file in (path.rglob("*") if path.is_dir() else [path])
+        if file.name.lower().endswith(ENDINGS)
+    ]
+    return f"{len(files)} hidden pictures or thumbnails, such as {files[0]}" if files else ""
 
 
 def _tail(path: Path) -> bytes:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainbox import WrongUse
-from trainbox.found_files import files_in
+from trainbox.found_files import files_in, is_left_out
 
 _TRAIN, _VALIDATION, _TEST = ("train",), ("val", "validation", "valid"), ("test",)
 
@@ -104,8 +104,22 @@ def check_classes(names: Sequence[str]) -> None:
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Return the names of the folders in `folder`, sorted."""
-    return sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())
+    """Return the names of the folders in `folder`, sorted, without links to a folder around it."""
+    around = {folder.resolve(), *folder.resolve().parents}
+    return sorted(
+        path.name
+        for path in folder.iterdir()
+        if not is_left_out(path.name)
+        and path.is_dir()
+        and not (path.is_symlink() and path.resolve() in around)
+    )
+
+
+def _classes_inside(folder: Path) -> list[str]:
+    """Return the folders in `folder`, or in the only folder that it has, as after an extraction."""
+    while len(names := subfolders(folder)) == 1:
+        folder /= names[0]
+    return names
 
 
 def find_classes(folder: Path, contents: str, example: str) -> list[str]:
@@ -114,9 +128,20 @@ def find_classes(folder: Path, contents: str, example: str) -> list[str]:
     They have `contents`, such as pictures. The path of one ends as `example`, such as NAME.jpg.
 
     Raises:
-        WrongUse: The folder has fewer than two classes.
+        WrongUse: The folder has fewer than two classes, or two of them have the same folders.
     """
     names = subfolders(folder)
+    inside = dict[tuple[str, ...], str]()
+    for name in names:
+        classes = tuple(_classes_inside(folder / name))
+        if len(classes) > 1 and classes in inside:
+            raise WrongUse(
+                f"{folder}: {inside[classes]} and {name} have the same folders "
+                f"({', '.join(classes[:3])}), so they may be parts of the data, not classes: name "
+                f"one part, as in --set folder={folder.name}/{inside[classes]}, or the classes, as "
+                f"in --set classes={inside[classes]}/{name}"
+            )
+        inside[classes] = name
     if len(names) < 2:
         raise WrongUse(
             f"{folder} has {len(names)} class folder(s): put the {contents} into a folder for each "
