@@ -234,6 +234,9 @@ class Task:
         with all of them. The schedule scales the learning rate of each group. If
         `weight_decay` is None, the default of the optimizer applies.
 
+        An optimizer with the methods `train` and `eval`, as schedule-free optimizers have, is
+        refused: its weights for an evaluation differ from those of the training.
+
         Raises:
             WrongUse: the optimizer does not exist.
         """

@@ -34,6 +34,7 @@ from trainbox.contract.task_spec import (
 )
 from trainbox.task import Task
 
+_STARTED_IN: dict[str, Path] = {}  # the working folder before the task was imported
 _MISSPELT = 0.8  # the similarity of `loss` and `losses`
 
 
@@ -46,14 +47,34 @@ def load_task(spec: str, given: Mapping[str, Any]) -> Task:
     source, class_name = locate(spec)
     for folder in user_folders(os.environ):
         keep_namespaces(Path(folder))
+    _STARTED_IN["folder"] = Path.cwd()
     try:
-        return _loaded(spec, source, class_name, given)
+        task = _loaded(spec, source, class_name, given)
+        refuse_other_folder(spec, "its import")
+        return task
     except WrongUse:
         raise
     except Exception as error:
         from trainer.task_errors import import_mistake  # its modules take 5 ms to import
 
         raise import_mistake(error, spec, source) from error
+
+
+def refuse_other_folder(task: str, part: str) -> None:
+    """Check that a `part` of the task has left the working folder as it was.
+
+    The paths of the run and of the data are relative to this folder.
+
+    Raises:
+        WrongUse: The working folder is another one.
+    """
+    before = _STARTED_IN.get("folder")
+    if before is not None and (now := Path.cwd()) != before:
+        os.chdir(before)  # for the log, and for a sweep's next trial
+        raise WrongUse(
+            f"task {task}: {part} has changed the working folder to {now}, but the paths of the "
+            "run are relative: remove os.chdir, and read files as Path(__file__).parent / NAME"
+        )
 
 
 def _loaded(spec: str, source: Path | str, class_name: str, given: Mapping[str, Any]) -> Task:

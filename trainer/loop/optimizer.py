@@ -20,8 +20,8 @@ def build_optimizer(task: Task, config: Settings, model: nn.Module) -> Optimizer
     Each group keeps its peak learning rate as `initial_lr`.
 
     Raises:
-        WrongUse: An optimizer has no parameter of `model`, two have the same one, or a step needs
-            arguments.
+        WrongUse: An optimizer has no parameter of `model`, two have the same one, a step needs
+            arguments, or the optimizer has other weights for an evaluation.
     """
     peak = scaled_learning_rate(
         config.learning_rate, config.lr_scaling, config.batch_size, config.base_batch_size
@@ -51,6 +51,12 @@ def _check(task: Task, built: Any, model: nn.Module) -> None:
         raise WrongUse(
             f"task {type(task).__name__}: build_optimizer() returned {kind.__name__}, which has no "
             "parameter of the model: give it model.parameters()"
+        )
+    if callable(getattr(built, "train", None)) and callable(getattr(built, "eval", None)):
+        raise WrongUse(
+            f"task {type(task).__name__}: {kind.__name__} keeps other weights for training than "
+            "for evaluation, and Trainbox does not call its train() and eval(): use another optimizer, "
+            "such as AdamW"
         )
     try:
         inspect.signature(kind.step).bind(built)  # a scheduler replaces the method of the object

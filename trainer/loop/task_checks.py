@@ -16,7 +16,7 @@ from trainbox.contract.optimizers import OPTIMIZERS
 from trainbox.nested import tensors_in
 from trainbox.task import Task
 from trainer.data.examples import Collate, check_dense
-from trainer.load_task import defaults_of
+from trainer.load_task import defaults_of, refuse_other_folder
 from trainer.run.jsonl import KEYS_OF_ENTRIES
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ def _check_name(
 
 def checked(task: Task, method: str, returned: Any) -> Any:
     """Return `returned`, the result of `method`, or raise WrongUse if it is of another class."""
+    refuse_other_folder(_name(task), f"{method}()")
     kind, wanted = _RESULTS[method]
     if not isinstance(returned, kind) or (method in _NOT_EMPTY and not returned):
         raise wrong_result(task, method, returned, wanted)
@@ -152,6 +153,7 @@ def checked(task: Task, method: str, returned: Any) -> Any:
 
 def checked_dataset(task: Task, method: str, returned: Any) -> "Dataset[Any]":
     """Return `returned`, the result of train_dataset() or another `method`, or raise WrongUse."""
+    refuse_other_folder(_name(task), f"{method}()")
     # Without this, a tuple of two tensors would be a dataset of two examples.
     unusual = isinstance(returned, IterableDataset | tuple)
     if unusual or not hasattr(returned, "__getitem__"):

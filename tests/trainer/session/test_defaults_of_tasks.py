@@ -1,13 +1,16 @@
 """The options of a training that a task may set, and the names of options that are refused."""
 
 import json
+import os
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.here import Here
+from tests.support.tiny import TINY, Tiny
 
 _TASK = """
     from dataclasses import asdict, dataclass
@@ -115,6 +118,35 @@ def test_a_field_that_the_task_reads_is_its_own(here: Here, line: str, body: str
     name = f"own_{line.partition(':')[0]}"
     found = _settings(here, name, line, body=body)
     assert (found["seed"], found["precision"], found["optimizer"]) == (0, "fp32", "adamw")
+
+
+@pytest.mark.parametrize("method", ["train_dataset", "build_model", "losses"])
+def test_a_task_that_changes_the_working_folder_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    (here.folder / "elsewhere").mkdir()
+    real = getattr(Tiny, method)
+
+    def changed(*values: Any) -> Any:
+        os.chdir("elsewhere")
+        return real(*values)
+
+    monkeypatch.setattr(Tiny, method, changed)
+    err = here.refused("train", TINY, "--device", "cpu", code=2)
+    assert f"task Tiny: {method}() has changed the working folder to {here.folder}/elsewhere" in err
+    assert Path.cwd() == here.folder and not Path("elsewhere/runs").exists()
+
+
+def test_an_import_that_changes_the_working_folder_is_refused(here: Here) -> None:
+    (here.folder / "elsewhere").mkdir()
+    task = _write(here, "moves", ["import os; os.chdir('elsewhere')"])
+    err = here.refused("train", task, "--device", "cpu", code=2)
+    assert "its import has changed the working folder to " in err
+
+
+def test_a_task_may_change_the_working_folder_for_a_while(here: Here) -> None:
+    body = "import contextlib\n        with contextlib.chdir('/'): pass"
+    assert _settings(here, "for_a_while", body=body)["epochs"] == 1
 
 
 @pytest.mark.parametrize(
