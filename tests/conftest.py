@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 
 import pytest
 
@@ -22,6 +23,13 @@ __all__ = [
 os.environ |= HIDDEN_GPUS  # for trainings in the process of the tests
 gc.disable()  # until the end of the collection, which only adds modules and tests
 collect_ignore = ["gpu"]  # the checks of `make test-gpu`, which have their own configuration
+
+
+@pytest.fixture(autouse=True)
+def _no_working_folder_of_an_earlier_task() -> None:
+    """Each test has a working folder of its own, which a process of Trainbox does not change."""
+    if loaded := sys.modules.get("trainer.load_task"):
+        loaded._STARTED_IN.clear()
 
 
 @pytest.hookimpl(trylast=True)

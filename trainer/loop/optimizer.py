@@ -55,8 +55,8 @@ def _check(task: Task, built: Any, model: nn.Module) -> None:
     if callable(getattr(built, "train", None)) and callable(getattr(built, "eval", None)):
         raise WrongUse(
             f"task {type(task).__name__}: {kind.__name__} keeps other weights for training than "
-            "for evaluation, and Trainbox does not call its train() and eval(): use another optimizer, "
-            "such as AdamW"
+            "for evaluation, and Trainbox does not call its train() and eval(): use another "
+            "optimizer, such as AdamW"
         )
     try:
         inspect.signature(kind.step).bind(built)  # a scheduler replaces the method of the object
