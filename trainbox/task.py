@@ -76,8 +76,8 @@ class Task:
     def validation_dataset(self, data_dir: Path) -> "Dataset[Any]":
         """Return the examples for validation, by which the best checkpoint is selected.
 
-        Each example is counted once, on any number of processes. This method starts from the same
-        random numbers as `train_dataset`, so a random split in both methods is the same split.
+        Each example is counted once, on any number of processes. A random split that this method
+        and `train_dataset` draw in the same way is the same split.
 
         Raises:
             WrongUse: the data is missing or cannot be used.
@@ -87,8 +87,7 @@ class Task:
     def test_dataset(self, data_dir: Path) -> "Dataset[Any]":
         """Return the examples that only `trainbox evaluate RUN --data test` reads.
 
-        This method is optional. As `validation_dataset`, it starts from the same random numbers as
-        `train_dataset`.
+        This method is optional. A random split in all three methods is the same split.
 
         Raises:
             WrongUse: the data is missing or cannot be used.

@@ -10,10 +10,11 @@ import numpy
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from trainer.data.examples import length
+from trainer.data.examples import length, read_examples
 
 # Larger datasets are not compared: this is about 0.3 s.
 _MOST_BYTES, _MOST_EXAMPLES = 2**28, 2**18
+_READ = 8  # examples
 # Lists of files, as in the datasets of torchvision.
 _FILES = ("samples", "imgs", "images", "files", "paths")
 
@@ -29,6 +30,41 @@ def in_both(first: Dataset[Any], second: Dataset[Any]) -> int | None:
         return None
     known = set(one[1])
     return sum(key in known for key in other[1])
+
+
+def begins_alike(first: Dataset[Any], second: Dataset[Any], workers: int) -> bool:
+    """Return whether one of the first examples has the same tensor in both datasets.
+
+    Two datasets that draw their examples from the same random numbers begin so. Two parts of a
+    split do not.
+    """
+    size = min(_READ, length(first), length(second))
+    try:
+        one, other = (
+            read_examples(dataset, [*range(size)], workers, list)[0] for dataset in (first, second)
+        )
+    except Exception:  # noqa: BLE001 - the rehearsal reports it, with the task's collate()
+        return False
+    pairs = zip(map(_arrays, one), map(_arrays, other), strict=True)
+    return any(
+        numpy.array_equal(a, b) and bool((a != a.flat[0]).any())
+        for arrays in pairs
+        for a, b in zip(*arrays, strict=False)
+        if a.size > 1
+    )
+
+
+def _arrays(example: Any) -> list[Any]:
+    """Return the tensors and arrays of an example in a list."""
+    values = [example]
+    found = []
+    while values:
+        value = values.pop()
+        if isinstance(value, dict | list | tuple):
+            values += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, torch.Tensor | numpy.ndarray):
+            found.append(numpy.asarray(value))
+    return found
 
 
 def _contents(dataset: Any) -> tuple[Hashable, Sequence[Hashable]] | None:

@@ -171,7 +171,7 @@ def _in_a_block(tensors: list[Tensor]) -> tuple[dict[int, _Position], Tensor | N
     for tensor in moved:
         positions[id(tensor)] = _Position(size, tuple(tensor.shape), tensor.dtype)
         size += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-    block = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))
+    block = torch.empty(size, dtype=torch.uint8).share_memory_()
     for tensor in moved:
         positions[id(tensor)].of(block).copy_(tensor)
     return positions, block

@@ -18,7 +18,7 @@ from trainbox.contract.streams import message
 from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count, place_tensors
 from trainer.data.examples import FileExamples, length
-from trainer.data.overlap import RandomState, in_both
+from trainer.data.overlap import RandomState, begins_alike, in_both
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.loop import compiler
 from trainer.loop.arithmetic import keep_freed_memory, set_arithmetic
@@ -184,29 +184,35 @@ def build_data(
     The two datasets: training, and validation or `test`. Rank 0 goes first, because it may download
     files.
 
-    Each dataset is built with the same random numbers, so that a random split is the same split.
-    Examples that are drawn would be the same as well. So if examples are in two datasets, the later
-    dataset is built once more with the next random numbers, and the better one counts.
+    A random split that both methods draw would put most validation examples into the training set.
+    So a dataset that draws random numbers, and has examples of an earlier dataset or cannot be
+    compared with it, is built again with the random numbers of the training set: then the split is
+    the same. This is undone if examples that are drawn would be the same as well.
     """
     begin = time.monotonic()
     world.seed(config.seed, "data")
     names = ("validation", "test") if test else ("validation",)
     with world.first_goes_first():
         task = _with_data(task, data_dir)
-        same = RandomState.now()
+        of_train = RandomState.now()
         train = evaluated = _dataset(task, "train_dataset", data_dir)
         earlier, shared = [train], None
         for name in names:
-            following = RandomState.now()
-            same.restore()
+            before = RandomState.now()
             evaluated = _dataset(task, f"{name}_dataset", data_dir)
-            shared = _in_any(earlier, evaluated)
-            if shared and RandomState.now() != same:
-                following.restore()
+            shared, after = _in_any(earlier, evaluated), RandomState.now()
+            if shared != 0 and after != before:
+                of_train.restore()
                 other = _dataset(task, f"{name}_dataset", data_dir)
                 found = _in_any(earlier, other)
-                if found is not None and found < shared:
+                if found is None:
+                    is_better = not begins_alike(train, other, _workers(config, train))
+                else:
+                    is_better = shared is None or found < shared
+                if is_better:
                     evaluated, shared = other, found
+                else:
+                    after.restore()
             earlier.append(evaluated)
     if length(evaluated) == 0:
         raise WrongUse(
