@@ -87,7 +87,7 @@ def owners(
         suffix = f" {number + 1}" if len(parts) > 1 else ""
         found[f"{type(part).__name__}{suffix}"] = Owner(part, own, has_own)
     for name, dataset in datasets.items():
-        found |= _of_dataset(name, dataset)
+        found |= of_dataset(name, dataset)
     return found
 
 
@@ -97,7 +97,7 @@ def _of_optimizers() -> frozenset[str]:
     return frozenset(vars(torch.optim.SGD([torch.zeros(1)], 0.1)))
 
 
-def _of_dataset(name: str, dataset: Any) -> dict[str, Owner]:
+def of_dataset(name: str, dataset: Any) -> dict[str, Owner]:
     """Return a dataset and the datasets in it, such as that of a Subset."""
     found = dict[str, Owner]()
     waiting = [(name, dataset)]

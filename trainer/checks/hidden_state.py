@@ -3,25 +3,32 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from trainer.checks.fingerprint import Owner, Part, fingerprint, owners
+from trainer.checks.fingerprint import Owner, Part, fingerprint, of_dataset, owners
 from trainer.loop.state import Job
 from trainer.parallel.world import World
 
 FAST = "use --fast, which does not guarantee the same bits"  # the end of several messages
 DRILL = "`trainbox drill` shows whether it does"
 _MOST_NAMED = 3
+_TRAIN = "train_dataset"
 
 
 def owners_of(job: Job) -> dict[str, Owner]:
     """Return the objects of a job whose state checkpoints leave out."""
-    # Loader workers have their own copies of the datasets.
-    datasets = {"train_dataset": job.train, "validation_dataset": job.evaluation.dataset}
-    state = job.state
-    return owners(job.task, state.model, state.optimizer, {} if job.workers else datasets)
+    datasets = {_TRAIN: job.train, "validation_dataset": job.evaluation.dataset}
+    return owners(job.task, job.state.model, job.state.optimizer, datasets)
+
+
+def state_of_dataset(dataset: Any) -> dict[str, Part]:
+    """Return the fingerprint of the training set in the process that reads it."""
+    return fingerprint(of_dataset(_TRAIN, dataset))
 
 
 def hidden_state(job: Job) -> dict[str, Part]:
-    """Return the fingerprint of the job's hidden state on this rank."""
+    """Return the fingerprint of the job's hidden state on this rank.
+
+    Loader workers have their own copies of the datasets.
+    """
     state = job.state
     of_optimizer = [v for v in state.optimizer.state.values() if isinstance(v, dict)]
     saved = [v for values in (state.model.state_dict(), *of_optimizer) for v in values.values()]

@@ -27,10 +27,12 @@ from trainer.checks.hidden_state import (
     of_all_ranks,
     on_any_rank,
     owners_of,
+    state_of_dataset,
 )
 from trainer.checks.pure_schedule import check_schedule
 from trainer.checks.validation_sample import impure_methods, validate_sample
 from trainer.data.batches import training_batches
+from trainer.data.examples import Answer, Question
 from trainer.loop.digests import common_digests
 from trainer.loop.losses import check_running
 from trainer.loop.out_of_memory import memory_used_up
@@ -135,10 +137,9 @@ class _Rehearsal:
         with job.world.wait_for_all("the check of schedule()"):
             check_schedule(job)
         state = hidden_state if deterministic else _no_state
-        start, batches = state(job), list[Any]()
-        steps = _steps(job, batches)
+        start, steps = state(job), _Steps(job)
         with job.strategy.lost_writes(job.loss_module) as lost:
-            next(steps)
+            steps.train()
         console.count_step()
         if lost:
             raise WrongUse(
@@ -160,17 +161,19 @@ class _Rehearsal:
         if deterministic:
             before_step_2, validates = state(job), sample is not None
             every = job.config.eval_every * job.schedule.steps_per_epoch
+            outcome = _outcome(job, start, steps, validates)
+            read = steps.state_of_dataset(1)
             found = _First(
                 _of(job),
-                _outcome(job, start, steps, validates),
-                after_step_1,
-                before_step_2,
+                outcome,
+                {**after_step_1, **read},
+                {**before_step_2, **read},
                 validates,
                 job.schedule.total_steps,
                 job.schedule.total_steps // every,
             )
         self.notes += impure_methods(job.task, sample) if sample else ()
-        self.notes += filter(None, [batch_dependence(job, batches)])
+        self.notes += filter(None, [batch_dependence(job, steps.batches)])
         return found
 
     def _resumed(self, first: _First, numbers: Numbers | None = None) -> _Outcome:
@@ -186,7 +189,7 @@ class _Rehearsal:
             job.state.restore(files.load(_SAVED_STEP), job.strategy, files.folder)
         set_numbers(owners_of(job), numbers or {})
         job.run.console.count_step()
-        return _outcome(job, start, _steps(job, []), first.validates)
+        return _outcome(job, start, _Steps(job), first.validates)
 
     def _refuse_later_bits(self, first: _First, resumed: _Outcome, hidden: Set[str]) -> int:
         """Train step 2 with the values that the counts in the parts `hidden` have later.
@@ -307,13 +310,14 @@ def _no_state(_job: Job) -> dict[str, Part]:
     return {}
 
 
-def _outcome(job: Job, start: State, steps: Iterator[None], validates: bool) -> _Outcome:
+def _outcome(job: Job, start: State, steps: "_Steps", validates: bool) -> _Outcome:
     """Train step 2, if the run has one, and validate the sample again."""
     digests: dict[str, str] = {}
     begin_s = time.monotonic()
     with _noted(job, digests):
-        next(steps, None)
+        steps.train()
     seconds, after_step_2 = time.monotonic() - begin_s, hidden_state(job)
+    read = steps.state_of_dataset(2)
     for part in common_digests(job):
         digests |= part
     groups = job.state.optimizer.state_dict()["param_groups"]
@@ -322,7 +326,8 @@ def _outcome(job: Job, start: State, steps: Iterator[None], validates: bool) -> 
         sample = validate_sample(job)
         digests |= sample.digests if sample else {}
     job.run.console.count_step()
-    return _Outcome(digests, start, after_step_2, hidden_state(job), seconds)
+    end = {**hidden_state(job), **read}
+    return _Outcome(digests, start, {**after_step_2, **read}, end, seconds)
 
 
 def _digest_problem(difference: str, repeated: str | None, hidden: list[str]) -> str:
@@ -367,28 +372,59 @@ def _of(job: Job) -> str:
     return f"task {type(job.task).__name__}"
 
 
-def _steps(job: Job, batches: list[Any]) -> Iterator[None]:
-    """Train the next steps of the rehearsal, one at each `next`.
+class _Steps:
+    """The next steps of the rehearsal.
 
-    `batches` gets a copy of the first micro-batch.
+    Attributes:
+        batches: A copy of the first micro-batch.
     """
-    end = min(_STEPS, job.schedule.total_steps)
-    schedule = dataclasses.replace(job.schedule, total_steps=end)
-    first, collate = job.state.progress.step, collate_of(job.task)
-    # One worker reads both steps, so that a state of the dataset, such as a generator, is kept.
-    workers = min(job.workers, 1)
-    read = training_batches(job.train, schedule, first, job.world.device, workers, collate)
 
-    def copies() -> Iterator[Any]:
+    def __init__(self, job: Job) -> None:
+        self._first, self._micros = job.state.progress.step, len(job.schedule.micros)
+        self._left = min(_STEPS, job.schedule.total_steps) - self._first
+        self.batches, self._of_dataset = list[Any](), list[State]()
+        schedule = dataclasses.replace(job.schedule, total_steps=self._first + self._left)
+        # One worker reads both steps, so that a state of the dataset, such as a generator, is kept.
+        workers, question = min(job.workers, 1), None
+        if job.workers and job.config.deterministic:
+            question = Question(state_of_dataset)
+        self._read = self._examples(
+            training_batches(
+                job.train,
+                schedule,
+                self._first,
+                job.world.device,
+                workers,
+                collate_of(job.task),
+                question,
+            )
+        )
+        self._step = EagerStep(job, self._read)
+
+    def train(self) -> None:
+        """Train the next step, if there is one."""
+        if self._left > 0:
+            self._step(needs_norm=True)
+            self._left -= 1
+
+    def state_of_dataset(self, step: int) -> State:
+        """Return the state of the training set in its worker after it has read `step`.
+
+        The state is empty without workers. After the last step, this may be called.
+        """
+        for _ in self._read:
+            pass
+        number = (step - self._first) * self._micros - 1
+        return self._of_dataset[number] if 0 <= number < len(self._of_dataset) else {}
+
+    def _examples(self, read: Iterator[Any]) -> Iterator[Any]:
         for batch in read:
-            if not batches:
-                batches.append(copied(batch))
+            if isinstance(batch, Answer):
+                self._of_dataset.append(batch.content)
+                continue
+            if not self.batches:
+                self.batches.append(copied(batch))
             yield batch
-
-    train_one_step = EagerStep(job, copies())
-    for _ in range(first, end):
-        train_one_step(needs_norm=True)
-        yield
 
 
 @contextlib.contextmanager

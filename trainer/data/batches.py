@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, Sampler, TensorDataset, default_collate
 
 from trainbox.nested import tensors_in, to_device
 from trainbox.pinned import pinned_if_possible
-from trainer.data.examples import Collate, example_loader, length, read_once
+from trainer.data.examples import Collate, Question, example_loader, length, read_once
 from trainer.data.schedule import Schedule
 
 # The share of the device's free memory for a dataset. The rest is for the model.
@@ -41,10 +41,12 @@ def training_batches(
     device: torch.device,
     workers: int,
     collate: Collate = default_collate,
+    question: Question | None = None,
 ) -> Iterator[Any]:
     """Yield this rank's micro-batches on `device`, from `start_step` to the end of the run.
 
-    `collate` makes a batch of examples, except for a `TensorDataset`.
+    `collate` makes a batch of examples, except for a `TensorDataset`. For another dataset, the
+    `Answer` to `question` follows each batch.
     """
     if isinstance(dataset, TensorDataset):
         tensors = dataset.tensors
@@ -58,7 +60,7 @@ def training_batches(
             batch = tuple([tensor.index_select(0, indices) for tensor in tensors])
             yield batch if stays else to_device(batch, device)
         return
-    sampler = _EpochIndices(schedule, start_step)
+    sampler = _EpochIndices(schedule, start_step, question)
     loader = example_loader(dataset, schedule.seed, sampler, device, workers, collate)
     yield from _copied_ahead(loader, device)
 
@@ -193,18 +195,20 @@ def evaluation_batch_count(examples: int, batch_size: int) -> int:
     return -(-examples // batch_size)
 
 
-class _EpochIndices(Sampler[list[tuple[int, int]]]):
-    """A list of (epoch, index) for each micro-batch, over all epochs.
+class _EpochIndices(Sampler[list[Any]]):
+    """A list of (epoch, index) for each micro-batch, over all epochs, and then the question.
 
     One sampler serves all epochs, so the workers stay alive between epochs.
     """
 
-    def __init__(self, schedule: Schedule, start_step: int) -> None:
-        self.schedule, self.start_step = schedule, start_step
+    def __init__(self, schedule: Schedule, start_step: int, question: Question | None) -> None:
+        self.schedule, self.start_step, self.question = schedule, start_step, question
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         for epoch, indices in self.schedule.indices(self.start_step):
             yield [(epoch, index) for index in indices.tolist()]
+            if self.question is not None:
+                yield [self.question]
 
 
 def _gathered_pinned(tensors: Sequence[Tensor], indices: Tensor) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,26 @@ from trainer.system.sources import loaded_sources
 # A function from the examples of a batch to the batch.
 Collate = Callable[[list[Any]], Any]
 
-_SOURCES = (-1, -1)  # the position at which a loader worker returns the source files it has loaded
+
+@dataclass(frozen=True)
+class Question:
+    """A position at which the process that reads a dataset answers, instead of with an example.
+
+    `answer` is a function of a module. It gets the dataset, and its result is sent to the parent.
+    """
+
+    answer: Callable[[Any], Any]
 
 
-class _Sources(dict[str, str]):
-    """What is returned at the position `_SOURCES`, instead of an example."""
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a `Question`."""
+
+    content: Any
+
+
+def _sources(_dataset: Any) -> dict[str, str]:
+    return loaded_sources()
 
 
 def length(dataset: Dataset[Any]) -> int:
@@ -85,11 +101,11 @@ class _Pinnable:
 
 
 class SeededExamples(SeededDataset):
-    """The examples of a dataset, and at the position `_SOURCES` the sources of a loader worker."""
+    """The examples of a dataset, and the answers of the process that reads it."""
 
-    def __getitem__(self, position: tuple[int, int]) -> Any:
-        if position == _SOURCES:
-            return _Sources(loaded_sources())
+    def __getitem__(self, position: tuple[int, int] | Question) -> Any:
+        if isinstance(position, Question):
+            return Answer(position.answer(self.dataset))
         with errors_to_send():
             return super().__getitem__(position)
 
@@ -135,7 +151,7 @@ def example_loader(
 
 def _batch(collate: Collate, pins: bool, examples: list[Any]) -> Any:
     with errors_to_send():
-        batch = examples[0] if isinstance(examples[0], _Sources) else collate(examples)
+        batch = examples[0] if isinstance(examples[0], Answer) else collate(examples)
         check_dense(batch)
     if get_worker_info() is not None:
         batch = sent(batch)
@@ -175,9 +191,9 @@ def read_examples(
     collate: Collate = default_collate,
 ) -> tuple[list[Any], dict[str, str]]:
     """Return examples as batches of one, and the `loaded_sources` of the process that read them."""
-    positions = [[(0, index)] for index in indices] + [[_SOURCES]]
+    positions = [[(0, index)] for index in indices] + [[Question(_sources)]]
     *examples, sources = read_once(dataset, positions, workers, collate)
-    return examples, sources
+    return examples, sources.content
 
 
 class FileExamples(Dataset[Any]):
