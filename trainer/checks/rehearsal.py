@@ -54,6 +54,10 @@ _PARTS, _PARTS_IF_FAST = 6, 3
 _SLOWER, _SLOWER_S = 10, 3.0
 _MOST_ALONE = 8  # the most counts that are tried one at a time, to name what acts
 _CURE = "make it a buffer, or save it with get_extra_state()"
+_CURE_OF_DATA = (
+    "let an example depend only on its index and on the global generators of torch, NumPy and "
+    "Python, which are seeded for each example"
+)
 
 State = Mapping[str, Part]
 
@@ -349,22 +353,28 @@ def _digest_problem(difference: str, repeated: str | None, hidden: list[str]) ->
     )
     return (
         f"{difference} differs after a resume, so a step uses state that checkpoints leave out "
-        f"({state}): make it a buffer, or {FAST}"
+        f"({state}): {_cure(hidden)}, or {FAST}"
     )
+
+
+def _cure(names: list[str]) -> str:
+    of_data = names and all(name.partition(".")[0].endswith("_dataset") for name in names)
+    return _CURE_OF_DATA if of_data else _CURE
 
 
 def _later(trial: list[Count], problem: str, is_end: bool) -> str:
     """Return what is wrong if the counts of `trial` have their later values."""
     when = "at the end" if is_end else "later in the training"
+    cure = _cure([count.part for count in trial])
     if len(trial) == 1:
         return (
             f"{trial[0].name} changes the training: {problem} if it is {trial[0].value:,}, as "
-            f"{when}, and checkpoints leave it out: {_CURE}"
+            f"{when}, and checkpoints leave it out: {cure}"
         )
     names = named([count.name for count in trial])
     return (
         f"{names} change the training: {problem} if they have their values of {when}, and "
-        f"checkpoints leave them out: {_CURE}"
+        f"checkpoints leave them out: {cure}"
     ).replace("values of at the end", "values of the end")
 
 
