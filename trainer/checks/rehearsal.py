@@ -6,16 +6,13 @@ bits. If numbers of Python count the steps, more jobs train step 2 with the valu
 have later in the training. The reasons are in docs/decisions/0007-the-rehearsal.md.
 """
 
-import contextlib
-import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
 
 from trainbox.contract.errors import Failure, Preempted, StorageFailure, WrongUse, text_of
-from trainbox.nested import copied
 from trainer.checks.aging import Count, Numbers, ages, counts, values_of
 from trainer.checks.batch_parts import batch_dependence
 from trainer.checks.fingerprint import Part, set_numbers
@@ -27,26 +24,21 @@ from trainer.checks.hidden_state import (
     of_all_ranks,
     on_any_rank,
     owners_of,
-    state_of_dataset,
 )
 from trainer.checks.pure_schedule import check_schedule
+from trainer.checks.rehearsed_steps import Outcome, State, Steps, outcome
 from trainer.checks.validation_sample import impure_methods, validate_sample
-from trainer.data.batches import training_batches
-from trainer.data.examples import Answer, Question
-from trainer.loop.digests import common_digests
 from trainer.loop.losses import check_running
 from trainer.loop.out_of_memory import memory_used_up
 from trainer.loop.state import Job
-from trainer.loop.step import EagerStep
-from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy
 from trainer.run.checkpoint import RunCheckpoints
-from trainer.run.digest import saved_digests, tensor_digest, value_digest
+from trainer.run.digest import saved_digests
 from trainer.run.run_log import RunLog
 from trainer.system.signals import StopRequest
 
 _FOLDER = "rehearsal"  # in the run's folder
-_SAVED_STEP, _STEPS = 1, 2
+_SAVED_STEP = 1
 # The parts of a rehearsal on its progress bar: step 1, a validation, a checkpoint, step 2, and in
 # the other job a load and step 2.
 _PARTS, _PARTS_IF_FAST = 6, 3
@@ -59,23 +51,6 @@ _CURE_OF_DATA = (
     "Python, which are seeded for each example"
 )
 
-State = Mapping[str, Part]
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """What a job computed in step 2 and in a sample of the validation, as digests by name.
-
-    The other fields are the hidden state of the job at its start, after step 2 and at its end, and
-    the time of step 2.
-    """
-
-    digests: dict[str, str]
-    start: State
-    after_step_2: State
-    end: State
-    seconds: float
-
 
 @dataclass(frozen=True)
 class _First:
@@ -86,7 +61,7 @@ class _First:
     """
 
     task: str
-    outcome: _Outcome
+    outcome: Outcome
     after_step_1: State
     before_step_2: State
     validates: bool
@@ -128,7 +103,7 @@ class _Rehearsal:
         changing = differing(one.start, one.end) | differing(other.start, other.end)
         return of_all_ranks(world, changing)
 
-    def _difference(self, one: _Outcome, other: _Outcome) -> str | None:
+    def _difference(self, one: Outcome, other: Outcome) -> str | None:
         """Return the first digest that differs on any rank, or None; all ranks must call this."""
         names = {**one.digests, **other.digests}
         own = (n for n in names if one.digests.get(n) != other.digests.get(n))
@@ -141,7 +116,7 @@ class _Rehearsal:
         with job.world.wait_for_all("the check of schedule()"):
             check_schedule(job)
         state = hidden_state if deterministic else _no_state
-        start, steps = state(job), _Steps(job)
+        start, steps = state(job), Steps(job)
         with job.strategy.lost_writes(job.loss_module) as lost:
             steps.train()
         console.count_step()
@@ -165,11 +140,11 @@ class _Rehearsal:
         if deterministic:
             before_step_2, validates = state(job), sample is not None
             every = job.config.eval_every * job.schedule.steps_per_epoch
-            outcome = _outcome(job, start, steps, validates)
+            in_step_2 = outcome(job, start, steps, validates)
             read = steps.state_of_dataset(1)
             found = _First(
                 _of(job),
-                outcome,
+                in_step_2,
                 {**after_step_1, **read},
                 {**before_step_2, **read},
                 validates,
@@ -180,7 +155,7 @@ class _Rehearsal:
         self.notes += filter(None, [batch_dependence(job, steps.batches)])
         return found
 
-    def _resumed(self, first: _First, numbers: Numbers | None = None) -> _Outcome:
+    def _resumed(self, first: _First, numbers: Numbers | None = None) -> Outcome:
         """Load the checkpoint of step 1 in a new job, then train step 2 and validate.
 
         The hidden state of the job gets the `numbers` before step 2.
@@ -193,9 +168,9 @@ class _Rehearsal:
             job.state.restore(files.load(_SAVED_STEP), job.strategy, files.folder)
         set_numbers(owners_of(job), numbers or {})
         job.run.console.count_step()
-        return _outcome(job, start, _Steps(job), first.validates)
+        return outcome(job, start, Steps(job), first.validates)
 
-    def _refuse_later_bits(self, first: _First, resumed: _Outcome, hidden: Set[str]) -> int:
+    def _refuse_later_bits(self, first: _First, resumed: Outcome, hidden: Set[str]) -> int:
         """Train step 2 with the values that the counts in the parts `hidden` have later.
 
         Return how often.
@@ -224,7 +199,7 @@ class _Rehearsal:
         return trials
 
     def _culprit(
-        self, first: _First, resumed: _Outcome, trial: list[Count], consistent: bool
+        self, first: _First, resumed: Outcome, trial: list[Count], consistent: bool
     ) -> list[Count]:
         """Return the count of `trial` that alone changes step 2, or all of them."""
         most = max(self._world.from_each(len(trial)))
@@ -235,7 +210,7 @@ class _Rehearsal:
         return trial
 
     def _problem(
-        self, first: _First, resumed: _Outcome, trial: list[Count], consistent: bool
+        self, first: _First, resumed: Outcome, trial: list[Count], consistent: bool
     ) -> str | None:
         """Return what is wrong with step 2 if the counts of `trial` have their values, or None."""
         own = None
@@ -314,26 +289,6 @@ def _no_state(_job: Job) -> dict[str, Part]:
     return {}
 
 
-def _outcome(job: Job, start: State, steps: "_Steps", validates: bool) -> _Outcome:
-    """Train step 2, if the run has one, and validate the sample again."""
-    digests: dict[str, str] = {}
-    begin_s = time.monotonic()
-    with _noted(job, digests):
-        steps.train()
-    seconds, after_step_2 = time.monotonic() - begin_s, hidden_state(job)
-    read = steps.state_of_dataset(2)
-    for part in common_digests(job):
-        digests |= part
-    groups = job.state.optimizer.state_dict()["param_groups"]
-    digests |= {"the optimizer's settings": value_digest(groups)}
-    if validates:
-        sample = validate_sample(job)
-        digests |= sample.digests if sample else {}
-    job.run.console.count_step()
-    end = {**hidden_state(job), **read}
-    return _Outcome(digests, start, {**after_step_2, **read}, end, seconds)
-
-
 def _digest_problem(difference: str, repeated: str | None, hidden: list[str]) -> str:
     """Return why the digest `difference` differs after a resume.
 
@@ -380,79 +335,3 @@ def _later(trial: list[Count], problem: str, is_end: bool) -> str:
 
 def _of(job: Job) -> str:
     return f"task {type(job.task).__name__}"
-
-
-class _Steps:
-    """The next steps of the rehearsal.
-
-    Attributes:
-        batches: A copy of the first micro-batch.
-    """
-
-    def __init__(self, job: Job) -> None:
-        self._first, self._micros = job.state.progress.step, len(job.schedule.micros)
-        self._left = min(_STEPS, job.schedule.total_steps) - self._first
-        self.batches, self._of_dataset = list[Any](), list[State]()
-        schedule = dataclasses.replace(job.schedule, total_steps=self._first + self._left)
-        # One worker reads both steps, so that a state of the dataset, such as a generator, is kept.
-        workers, question = min(job.workers, 1), None
-        if job.workers and job.config.deterministic:
-            question = Question(state_of_dataset)
-        self._read = self._examples(
-            training_batches(
-                job.train,
-                schedule,
-                self._first,
-                job.world.device,
-                workers,
-                collate_of(job.task),
-                question,
-            )
-        )
-        self._step = EagerStep(job, self._read)
-
-    def train(self) -> None:
-        """Train the next step, if there is one."""
-        if self._left > 0:
-            self._step(needs_norm=True)
-            self._left -= 1
-
-    def state_of_dataset(self, step: int) -> State:
-        """Return the state of the training set in its worker after it has read `step`.
-
-        The state is empty without workers. After the last step, this may be called.
-        """
-        for _ in self._read:
-            pass
-        number = (step - self._first) * self._micros - 1
-        return self._of_dataset[number] if 0 <= number < len(self._of_dataset) else {}
-
-    def _examples(self, read: Iterator[Any]) -> Iterator[Any]:
-        for batch in read:
-            if isinstance(batch, Answer):
-                self._of_dataset.append(batch.content)
-                continue
-            if not self.batches:
-                self.batches.append(copied(batch))
-            yield batch
-
-
-@contextlib.contextmanager
-def _noted(job: Job, digests: dict[str, str]) -> Iterator[None]:
-    """Add the digests of the losses and gradients of a step to `digests`."""
-
-    def losses(_module: Any, _inputs: Any, losses_B: Mapping[str, Any]) -> None:
-        micro = f" of micro-batch {len(digests) // len(losses_B) + 1}" if digests else ""
-        digests.update({f"the loss {n}{micro}": tensor_digest(v) for n, v in losses_B.items()})
-
-    def gradients(*_: Any) -> None:
-        named = job.state.model.named_parameters()
-        digests.update(
-            job.digests({f"the gradient of {n}": p.grad for n, p in named if p.grad is not None})
-        )
-
-    with (
-        job.loss_module.register_forward_hook(losses),
-        job.state.optimizer.register_step_pre_hook(gradients),
-    ):
-        yield

@@ -7,16 +7,16 @@ rest. Collectives move bytes and never add.
 
 import contextlib
 import enum
-import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from trainbox.contract.errors import WrongUse
 from trainer.data.schedule import MicroBatch
-from trainer.parallel.buffers import Slot, buffer_slots
+from trainer.parallel.buffers import buffer_slots
+from trainer.parallel.moved_buffers import MovedBuffers
 from trainer.parallel.shard_sums import Exchange
 from trainer.parallel.world import World
 from trainer.parallel.written_parameters import WrittenParameters
@@ -25,17 +25,6 @@ from trainer.system.elapsed import Elapsed
 _BUCKET_BYTES = 8 * 2**20  # exchanged as soon as the backward has computed all its gradients
 # The buckets that are still on their way to the ranks that add them when the next one is sent.
 _ON_THE_WAY = 2
-_ADDABLE = {
-    *(
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.complex64,
-        torch.complex128,
-    ),
-    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-}
 
 
 class _Phase(enum.Enum):
@@ -76,7 +65,7 @@ class Reduction:
         watches = not is_single and bool(parameters)
         self._written = WrittenParameters(module if watches else nn.Module())
         slots = [] if is_single else buffer_slots(module)
-        self._moved = [_MovedBuffers(world, shards, slots)]
+        self._moved = [MovedBuffers(world, shards, slots)]
         # The buckets that this step has not sent yet, and those that it has not added yet. All
         # ranks send and add them in this order.
         self._unsent, self._unadded = deque(self._buckets), deque(self._buckets)
@@ -119,7 +108,7 @@ class Reduction:
         yield
         if found := self._written.end():
             # From now on, these frozen parameters move as buffers do.
-            late = _MovedBuffers(self._world, self._shards, [slot for slot, _ in found])
+            late = MovedBuffers(self._world, self._shards, [slot for slot, _ in found])
             values = {slot.name: old for slot, old in found}
             late.begin_late(self._owned[: self._owned.index(micro.shard)], values)
             self._moved.append(late)
@@ -221,156 +210,6 @@ class _Bucket:
         for parameter, total in zip(self.parameters, self.exchange.totals(), strict=True):
             parameter.grad = total
         self.ready.clear()
-
-
-class _MovedBuffers:
-    """Buffers that a forward moves (running statistics) and frozen parameters (a mean teacher's).
-
-    They are the same before each shard. After all shards they move by the mean over the shards.
-    Statistics are thus per shard, as they are per process under torch's DistributedDataParallel.
-    Integers, such as a count of batches, move by the mean rounded down. An element that is infinite
-    or NaN before the step, such as a running minimum at its start, becomes the mean of its new
-    values; so a mask stays as it is. A flag changes if it changes in any shard.
-    """
-
-    def __init__(self, world: World, shards: int, slots: Sequence[Slot]) -> None:
-        self._world, self._shards = world, shards
-        # Buffers of one type and rule are copied and added by one operation.
-        groups: dict[tuple[torch.dtype, _Rule], list[Slot]] = {}
-        for slot in slots:
-            if (buffer := slot.tensor) is not None and buffer.numel():
-                groups.setdefault((buffer.dtype, _rule(buffer)), []).append(slot)
-        # Tensors of one type are next to each other in the exchange.
-        kept = sorted(groups.items(), key=lambda item: item[0][1].order(item[0][0]))
-        self._groups = [group for _, group in kept]
-        self._rules = [rule for (_, rule), _ in kept]
-        self._before: list[list[Tensor]] = []  # the values of each group before the step
-        self._exchange: Exchange | None = None
-
-    @torch.no_grad()
-    def begin(self) -> None:
-        """Note the values before the first shard of this rank."""
-        self._before = [list(map(torch.empty_like, map(_buffer, g))) for g in self._groups]
-        for group, before in zip(self._groups, self._before, strict=True):
-            torch._foreach_copy_(before, list(map(_buffer, group)))
-
-    def begin_late(self, earlier_shards: Sequence[int], values: Mapping[str, Tensor]) -> None:
-        """Begin in a later shard of this rank. The earlier ones have left the `values` by name."""
-        self._before = [[values[slot.name] for slot in group] for group in self._groups]
-        for shard in earlier_shards:
-            self._push(shard, [list(map(torch.zeros_like, before)) for before in self._before])
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Put back the values from before the step, for the next shard."""
-        for group, before in zip(self._groups, self._before, strict=True):
-            torch._foreach_copy_(list(map(_buffer, group)), before)
-
-    @torch.no_grad()
-    def end(self, shard: int) -> None:
-        """Add the moves of a shard to those of this rank's earlier shards.
-
-        Raises:
-            WrongUse: A forward has changed the size of a buffer.
-        """
-        for group, before in zip(self._groups, self._before, strict=True):
-            for slot, old in zip(group, before, strict=True):
-                if (shape := _buffer(slot).shape) != old.shape:
-                    raise WrongUse(
-                        f"a forward changes the shape of the buffer {slot.name} from "
-                        f"{tuple(old.shape)} to {tuple(shape)}: register it with its final size in "
-                        "build_model()"
-                    )
-        self._push(
-            shard,
-            [
-                rule.moves(list(map(_buffer, group)), before)
-                for rule, group, before in zip(self._rules, self._groups, self._before, strict=True)
-            ],
-        )
-
-    def _push(self, shard: int, moves: Sequence[list[Tensor]]) -> None:
-        flat = list(itertools.chain.from_iterable(moves))
-        if not flat:
-            return
-        if self._exchange is None:
-            self._exchange = Exchange(self._world, self._shards, flat)
-        self._exchange.push(shard, flat)
-
-    def start(self) -> None:
-        if self._exchange is not None:
-            self._exchange.start()
-
-    def add(self) -> None:
-        if self._exchange is not None:
-            self._exchange.add()
-
-    @torch.no_grad()
-    def finish(self) -> None:
-        totals = iter(self._exchange.totals() if self._exchange is not None else [])
-        for rule, group, before in zip(self._rules, self._groups, self._before, strict=True):
-            own = [] if rule is _Rule.STAYS else list(itertools.islice(totals, len(group)))
-            torch._foreach_copy_(list(map(_buffer, group)), rule.moved(before, own, self._shards))
-
-
-class _Rule(enum.Enum):
-    """What the shards do to a buffer: its moves in a shard, and its value after all shards."""
-
-    MEAN = enum.auto()
-    FROM_INFINITY = enum.auto()
-    FLAG = enum.auto()
-    STAYS = enum.auto()  # of a type without arithmetic
-
-    def order(self, dtype: torch.dtype) -> tuple[bool, str]:
-        """Return the sort key of buffers of this rule and type."""
-        return self is _Rule.STAYS, str(torch.int32 if self is _Rule.FLAG else dtype)
-
-    def moves(self, after: list[Tensor], before: list[Tensor]) -> list[Tensor]:
-        """Return what is added over the shards."""
-        match self:
-            case _Rule.MEAN:
-                return list(torch._foreach_sub(after, before))
-            case _Rule.FROM_INFINITY:
-                pairs = zip(after, before, strict=True)
-                return [torch.where(old.isfinite(), new - old, new) for new, old in pairs]
-            case _Rule.FLAG:
-                return [(new != old).int() for new, old in zip(after, before, strict=True)]
-        return []
-
-    def moved(self, before: list[Tensor], totals: list[Tensor], shards: int) -> list[Tensor]:
-        """Return the values after the step. `totals` are the sums of the moves."""
-        match self:
-            case _Rule.MEAN:
-                return list(torch._foreach_add(before, _means(totals, shards)))
-            case _Rule.FROM_INFINITY:
-                bases = [old.where(old.isfinite(), 0) for old in before]
-                return list(torch._foreach_add(bases, _means(totals, shards)))
-            case _Rule.FLAG:
-                return [old ^ (total > 0) for old, total in zip(before, totals, strict=True)]
-        return before
-
-
-def _rule(buffer: Tensor) -> _Rule:
-    if buffer.dtype == torch.bool:
-        return _Rule.FLAG
-    if buffer.dtype not in _ADDABLE:
-        return _Rule.STAYS
-    return _Rule.MEAN if bool(torch.isfinite(buffer).all()) else _Rule.FROM_INFINITY
-
-
-def _means(totals: list[Tensor], shards: int) -> list[Tensor]:
-    """Return `totals`, which have one type, divided by `shards`; integers are rounded down."""
-    if totals[0].is_floating_point() or totals[0].is_complex():
-        return list(torch._foreach_div(totals, shards))
-    flat_N = torch.cat([total.flatten() for total in totals])
-    means = flat_N.div(shards, rounding_mode="floor").split([total.numel() for total in totals])
-    return [mean.view(total.shape) for mean, total in zip(means, totals, strict=True)]
-
-
-def _buffer(slot: Slot) -> Tensor:
-    buffer = slot.tensor
-    assert buffer is not None
-    return buffer
 
 
 def _grouped(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

@@ -1,0 +1,135 @@
+"""The steps that a job of the rehearsal trains, and what it computes in step 2."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainbox.nested import copied
+from trainer.checks.fingerprint import Part
+from trainer.checks.hidden_state import hidden_state, state_of_dataset
+from trainer.checks.validation_sample import validate_sample
+from trainer.data.batches import training_batches
+from trainer.data.examples import Answer, Question
+from trainer.loop.digests import common_digests
+from trainer.loop.state import Job
+from trainer.loop.step import EagerStep
+from trainer.loop.task_checks import collate_of
+from trainer.run.digest import tensor_digest, value_digest
+
+_STEPS = 2
+
+State = Mapping[str, Part]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job computed in step 2 and in a sample of the validation, as digests by name.
+
+    The other fields are the hidden state of the job at its start, after step 2 and at its end, and
+    the time of step 2.
+    """
+
+    digests: dict[str, str]
+    start: State
+    after_step_2: State
+    end: State
+    seconds: float
+
+
+class Steps:
+    """The next steps of the rehearsal.
+
+    Attributes:
+        batches: A copy of the first micro-batch.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._first, self._micros = job.state.progress.step, len(job.schedule.micros)
+        self._left = min(_STEPS, job.schedule.total_steps) - self._first
+        self.batches, self._of_dataset = list[Any](), list[State]()
+        schedule = dataclasses.replace(job.schedule, total_steps=self._first + self._left)
+        # One worker reads both steps, so that a state of the dataset, such as a generator, is kept.
+        workers, question = min(job.workers, 1), None
+        if job.workers and job.config.deterministic:
+            question = Question(state_of_dataset)
+        self._read = self._examples(
+            training_batches(
+                job.train,
+                schedule,
+                self._first,
+                job.world.device,
+                workers,
+                collate_of(job.task),
+                question,
+            )
+        )
+        self._step = EagerStep(job, self._read)
+
+    def train(self) -> None:
+        """Train the next step, if there is one."""
+        if self._left > 0:
+            self._step(needs_norm=True)
+            self._left -= 1
+
+    def state_of_dataset(self, step: int) -> State:
+        """Return the state of the training set in its worker after it has read `step`.
+
+        The state is empty without workers. After the last step, this may be called.
+        """
+        for _ in self._read:
+            pass
+        number = (step - self._first) * self._micros - 1
+        return self._of_dataset[number] if 0 <= number < len(self._of_dataset) else {}
+
+    def _examples(self, read: Iterator[Any]) -> Iterator[Any]:
+        for batch in read:
+            if isinstance(batch, Answer):
+                self._of_dataset.append(batch.content)
+                continue
+            if not self.batches:
+                self.batches.append(copied(batch))
+            yield batch
+
+
+@contextlib.contextmanager
+def _noted(job: Job, digests: dict[str, str]) -> Iterator[None]:
+    """Add the digests of the losses and gradients of a step to `digests`."""
+
+    def losses(_module: Any, _inputs: Any, losses_B: Mapping[str, Any]) -> None:
+        micro = f" of micro-batch {len(digests) // len(losses_B) + 1}" if digests else ""
+        digests.update({f"the loss {n}{micro}": tensor_digest(v) for n, v in losses_B.items()})
+
+    def gradients(*_: Any) -> None:
+        named = job.state.model.named_parameters()
+        digests.update(
+            job.digests({f"the gradient of {n}": p.grad for n, p in named if p.grad is not None})
+        )
+
+    with (
+        job.loss_module.register_forward_hook(losses),
+        job.state.optimizer.register_step_pre_hook(gradients),
+    ):
+        yield
+
+
+def outcome(job: Job, start: State, steps: "Steps", validates: bool) -> Outcome:
+    """Train step 2, if the run has one, and validate the sample again."""
+    digests: dict[str, str] = {}
+    begin_s = time.monotonic()
+    with _noted(job, digests):
+        steps.train()
+    seconds, after_step_2 = time.monotonic() - begin_s, hidden_state(job)
+    read = steps.state_of_dataset(2)
+    for part in common_digests(job):
+        digests |= part
+    groups = job.state.optimizer.state_dict()["param_groups"]
+    digests |= {"the optimizer's settings": value_digest(groups)}
+    if validates:
+        sample = validate_sample(job)
+        digests |= sample.digests if sample else {}
+    job.run.console.count_step()
+    end = {**hidden_state(job), **read}
+    return Outcome(digests, start, {**after_step_2, **read}, end, seconds)
