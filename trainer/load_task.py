@@ -120,7 +120,12 @@ def _check_names(spec: str, cls: type[Task]) -> None:
     own = {name for base in classes for name in vars(base)} | {
         field.name for field in dataclasses.fields(cls)
     }
-    unread = {name for name in own - {*dir(Classification)} if name[0] != "_"}
+    source = _own_source(cls)
+    unread = {
+        name
+        for name in own - {*dir(Classification)}
+        if name[0] != "_" and not _uses_itself(source, name)
+    }
     unwritten = {name for name in {*dir(Classification)} - own if name[0] != "_"}
     for name in sorted(unread):
         # A method for a method, and a value for a value.

@@ -88,5 +88,5 @@ def refuse_launcher(arguments: Sequence[str]) -> None:
     left = f"; give {' '.join(others)} to Accelerator() in the script" if others else ""
     form = " ".join([*variables, command("run", line)])
     raise WrongUse(
-        f"accelerate launch starts processes, as trainbox run does: use `{form}` instead{left}"
+        f"accelerate launch starts processes, and so does this command: use `{form}` instead{left}"
     )

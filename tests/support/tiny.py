@@ -277,9 +277,6 @@ class FromFiles(Tiny):
 
     example_endings: ClassVar[tuple[str, ...]] = (".txt",)
 
-    def __post_init__(self) -> None:
-        os.chdir(os.environ.get("OTHER_FOLDER", "."))  # as on a machine with other files
-
     def load_example(self, path: Path) -> tuple[Tensor, float]:
         print(f"reading {path}")
         return torch.tensor([float(number) for number in path.read_text().split()]), 0.0

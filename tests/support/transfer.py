@@ -1,6 +1,5 @@
 """A small classifier with batch norm, whose last layer depends on the number of classes."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -47,7 +46,6 @@ class Transfer(Classification):
         return self._points(20, 2)
 
     def build_model(self) -> nn.Module:
-        os.chdir(os.environ.get("OTHER_FOLDER", "."))  # as on a machine with other files
         return _Net(self.width, self.classes)
 
     def _points(self, count: int, seed: int) -> TensorDataset:

@@ -151,7 +151,9 @@ class _Rehearsal:
                 job.schedule.total_steps,
                 job.schedule.total_steps // every,
             )
-        self.notes += impure_methods(job.task, sample) if sample else ()
+        if sample:
+            with job.world.wait_for_all("the check of metrics()"):
+                self.notes += impure_methods(job.task, sample)
         self.notes += filter(None, [batch_dependence(job, steps.batches)])
         return found
 

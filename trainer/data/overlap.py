@@ -25,6 +25,8 @@ def in_both(first: Dataset[Any], second: Dataset[Any]) -> int | None:
     Examples in memory are compared by their values. Files are compared by their names, and parts of
     the same dataset by their indices. No example is read.
     """
+    if length(first) == 0 or length(second) == 0:
+        return 0
     one, other = _contents(first), _contents(second)
     if one is None or other is None or one[0] != other[0]:
         return None
