@@ -12,7 +12,7 @@ def test_a_count_that_acts_later_is_refused_on_all_ranks(ranks: Ranks, rank: str
     words = ("--set", "acts_after=9", "--set", f"only_rank={rank}", "--rehearsal")
     ended = ranks(2, "train", _COUNTING, *words)
     assert ended.codes == [2, 2]
-    text = "changes the training: step 2 has other bits, first in the loss squared_error"
+    text = "changes the training: step 3 has other bits, first in the loss squared_error"
     assert text.partition(":")[0] in ended.errs[0]
     assert not list((ranks.folder / "runs").glob("*/checkpoints/*"))
 
@@ -20,7 +20,7 @@ def test_a_count_that_acts_later_is_refused_on_all_ranks(ranks: Ranks, rank: str
 def test_a_count_that_makes_a_step_fail_is_refused_on_all_ranks(ranks: Ranks) -> None:
     ended = ranks(2, "train", _COUNTING, "--set", "fails_after=9", "--rehearsal")
     assert ended.codes == [2, 2]
-    assert "StepCounter.calls changes the training: step 2 raises KeyError" in ended.errs[0]
+    assert "StepCounter.calls changes the training: step 3 raises KeyError" in ended.errs[0]
 
 
 def test_a_count_on_one_rank_is_noted(ranks: Ranks) -> None:

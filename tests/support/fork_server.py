@@ -17,6 +17,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from tests.support.commands import clean_environment

@@ -33,54 +33,57 @@ class Count:
 class _Observed(Count):
     """A count, whose `value` is that of the last step of the training."""
 
-    before_step_2: int | float
+    before: int | float
     per_step: int | float
 
 
 def counts(
     hidden: Set[str],
-    before_step_2: State,
-    start: State,
-    after_step_1: State,
-    after_step_2: State,
-    end: State,
+    states: Sequence[State],
+    first_steps: int,
     steps: int,
     validations: int,
 ) -> list[_Observed]:
     """Return the numbers in the parts `hidden` that count, with their values at the last step.
 
-    The states are those of a job that validated after steps 1 and 2. Its training has `steps` steps
-    and `validations`. An int counts. A float counts if both steps changed it by the same amount;
-    another float, such as a mean of losses, has no value that could be predicted.
+    The `states` are those of a job: at its start, after its `first_steps`, after a validation,
+    after one more step, and after another validation. Its training has `steps` steps and
+    `validations`. An int counts. A float counts if all steps changed it by the same amount; another
+    float, such as a mean of losses, has no value that could be predicted.
     """
     found = []
-    for part in sorted(hidden & before_step_2.keys()):
-        for position, before in before_step_2[part].numbers.items():
-            at_start, after_1, after_2, at_end = (
+    for part in sorted(hidden & states[2].keys()):
+        for position, before in states[2][part].numbers.items():
+            start, after_first, _, after, end = (
                 state[part].numbers.get(position, math.nan) if part in state else math.nan
-                for state in (start, after_step_1, after_step_2, end)
+                for state in states
             )
-            per_validation = at_end - after_2
-            # A dataset is read ahead, so the count of its examples stays the same in step 2.
-            per_step = after_2 - before or (after_2 - at_start) / 2
-            earlier = (after_1 - at_start, before - after_1)
+            per_validation = end - after
+            # A dataset is read ahead, so the count of its examples stays the same in the last step.
+            per_step = after - before or (after - start) / (first_steps + 1)
             if isinstance(before, int):
-                counted, per_step = True, int(per_step) if math.isfinite(per_step) else 0
+                per_step = int(per_step) if math.isfinite(per_step) else 0
+            elif not (
+                math.isclose(per_step, (after_first - start) / first_steps)
+                and math.isclose(per_validation, before - after_first)
+            ):
+                continue
+            # The next step is the last one of the training if all earlier ones are done.
+            last = before + per_step * max(0, steps - first_steps - 1)
+            if after != before and end == before:  # each validation sets it back
+                last = before + per_step * max(0, steps // max(1, validations) - 1)
             else:
-                counted = math.isclose(per_step, earlier[0])
-                counted &= math.isclose(per_validation, earlier[1])
-            # Step 2 is the last one of the training if all earlier ones are done.
-            last = before + per_step * max(0, steps - 2) + per_validation * validations
-            if counted and math.isfinite(last) and (per_step or per_validation):
+                last += per_validation * validations
+            if math.isfinite(last) and (per_step or per_validation):
                 found.append(_Observed(part, position, last, before, per_step))
     return found
 
 
 def ages(found: Sequence[_Observed]) -> Iterator[list[Count]]:
-    """Yield the counts with values to try in step 2: of the last step, and round numbers."""
+    """Yield the counts with values to try before a step: of the last step, and round numbers."""
     tried: list[list[Count]] = []
     for row in ((), *_ROUND):
-        for reaches in (True, False):  # step 2 reaches the round number, or begins with it
+        for reaches in (True, False):  # the step ends or begins with the round number
             trial = [
                 Count(each.part, each.position, _round(each, row, each.per_step * reaches))
                 for each in found
@@ -108,4 +111,4 @@ def _round(count: _Observed, row: Sequence[int], before: int | float) -> int | f
     if most is None or isinstance(value, float) or (row is _ROUND[1] and value >= _NEEDS_ONE):
         return value
     reached = value // most * most
-    return reached - before if reached > count.before_step_2 else value
+    return reached - before if reached > count.before else value

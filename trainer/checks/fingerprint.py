@@ -1,5 +1,6 @@
 """A fingerprint of the Python state that checkpoints leave out: one part for each attribute."""
 
+import argparse
 import contextlib
 import functools
 import hashlib
@@ -32,7 +33,7 @@ _GENERATORS: dict[type, Callable[[Any], object]] = {
 }
 # Objects of these modules have addresses and counters of their own, and no state of a user.
 _OPAQUE = ("torch._", "torch.cuda.", "torch.distributed.", "torch.utils.hooks", "trainer.")
-# Code has no state of its own here. What functions, classes and modules keep is not looked at.
+# Code is known by its name. What functions, classes and modules keep is not looked at.
 _CODE = (
     types.FunctionType,
     types.BuiltinFunctionType,
@@ -191,7 +192,9 @@ class _Reading:
                 self.sha256.update(_sampled(value).tobytes())
         elif (state := _generator_state(value)) is not None:
             self._write(repr(state))
-        elif not isinstance(value, _CODE) and id(value) not in self._known:
+        elif isinstance(value, _CODE):
+            self._write(getattr(value, "__qualname__", ""))
+        elif id(value) not in self._known:
             self._known.add(id(value))
             self._kept.append(value)
             inside = []
@@ -234,7 +237,8 @@ def _some(elements: list[Any]) -> list[Any]:
 
 def _is_users(kind: type) -> bool:
     # A scheduler of torch counts the steps of the user's training.
-    return is_users_module(kind.__module__) or issubclass(kind, LRScheduler)
+    of_users = (LRScheduler, types.SimpleNamespace, argparse.Namespace)
+    return is_users_module(kind.__module__) or issubclass(kind, of_users)
 
 
 def _attributes_of(value: Any) -> dict[str, Any]:
@@ -246,12 +250,14 @@ def _attributes_of(value: Any) -> dict[str, Any]:
 
 
 def _of_module(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module, and the buffers that checkpoints leave out."""
+    """Return what a module has, except for its hooks and what checkpoints have."""
     own = _attributes(module)
     loose = own.get("_non_persistent_buffers_set", ())
-    return {name: value for name, value in own.items() if name not in _OF_MODULES} | {
-        name: buffer for name, buffer in own.get("_buffers", {}).items() if name in loose
-    }
+    found = {name: value for name, value in own.items() if name not in _OF_MODULES}
+    found |= {name: buffer for name, buffer in own.get("_buffers", {}).items() if name in loose}
+    parameters = dict(own.get("_parameters", {}))
+    trained = [name for name, p in parameters.items() if p is not None and p.requires_grad]
+    return found | {"__class__": type(module), "requires_grad": trained}
 
 
 def _generator_state(value: Any) -> object | None:

@@ -1,5 +1,6 @@
 """The state of a job that checkpoints leave out, and a note if it changes during the training."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -46,8 +47,14 @@ def differing(before: Mapping[str, Part], after: Mapping[str, Part]) -> set[str]
 
 
 def named(names: Collection[str]) -> str:
-    """Return names for a sentence, such as `Net.calls, Net.recent and 5 more`."""
+    """Return names for a sentence, such as `Net.calls, 5 attributes of Net.metric and 3 more`."""
     shown = sorted(names)
+    each = Counter(name.rpartition(".")[0] for name in shown)
+    if len(shown) > _MOST_NAMED and len(each) > 1:
+        shown = [
+            f"{each[owner]} attributes of {owner}" if each[owner] > 1 else name
+            for owner, name in {name.rpartition(".")[0]: name for name in shown}.items()
+        ]
     more = len(shown) - _MOST_NAMED
     if more > 0:
         return f"{', '.join(shown[:_MOST_NAMED])} and {more} more"

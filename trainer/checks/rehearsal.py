@@ -1,9 +1,9 @@
 """The rehearsal: before it trains, a run shows that its own resume gives the same bits.
 
-One job trains a step, validates a sample, saves a checkpoint and trains another step. A second job,
-with nothing in common, loads the checkpoint and trains the other step. Both must have the same
-bits. If numbers of Python count the steps, more jobs train step 2 with the values that the numbers
-have later in the training. The reasons are in docs/decisions/0007-the-rehearsal.md.
+One job trains two steps, validates a sample, saves a checkpoint and trains step 3. A second job,
+with nothing in common, loads the checkpoint and trains step 3. Both must have the same bits. If
+numbers of Python count the steps, more jobs train step 3 with the values that the numbers have
+later in the training. The reasons are in docs/decisions/0007-the-rehearsal.md.
 """
 
 import shutil
@@ -26,7 +26,7 @@ from trainer.checks.hidden_state import (
     owners_of,
 )
 from trainer.checks.pure_schedule import check_schedule
-from trainer.checks.rehearsed_steps import Outcome, State, Steps, outcome
+from trainer.checks.rehearsed_steps import Outcome, State, Steps, outcome, steps_before
 from trainer.checks.validation_sample import impure_methods, validate_sample
 from trainer.loop.losses import check_running
 from trainer.loop.out_of_memory import memory_used_up
@@ -38,11 +38,10 @@ from trainer.run.run_log import RunLog
 from trainer.system.signals import StopRequest
 
 _FOLDER = "rehearsal"  # in the run's folder
-_SAVED_STEP = 1
-# The parts of a rehearsal on its progress bar: step 1, a validation, a checkpoint, step 2, and in
-# the other job a load and step 2.
+# The parts of a rehearsal on its progress bar: the first steps, a validation, a checkpoint and the
+# next step, and in the other job a load and the next step.
 _PARTS, _PARTS_IF_FAST = 6, 3
-# With later numbers, step 2 may not take this many times as long and this much longer.
+# With later numbers, a step may not take this many times as long and this much longer.
 _SLOWER, _SLOWER_S = 10, 3.0
 _MOST_ALONE = 8  # the most counts that are tried one at a time, to name what acts
 _CURE = "make it a buffer, or save it with get_extra_state()"
@@ -54,17 +53,18 @@ _CURE_OF_DATA = (
 
 @dataclass(frozen=True)
 class _First:
-    """The first job: its outcome, and its hidden state after step 1 and before step 2.
+    """The first job: its outcome, and its hidden state before and after its first validation.
 
-    The training has `steps` steps and `validations`. If it `validates`, the digests have the
-    statistics of a sample.
+    It saved at step `saved`. The training has `steps` steps and `validations`. If it `validates`,
+    the digests have the statistics of a sample.
     """
 
     task: str
     outcome: Outcome
-    after_step_1: State
-    before_step_2: State
+    after_first_steps: State
+    before_step: State
     validates: bool
+    saved: int
     steps: int
     validations: int
 
@@ -74,7 +74,7 @@ class _Rehearsal:
 
     def __init__(self, new_job: Callable[[], Job], strategy: Strategy) -> None:
         self._new_job, self._world = new_job, strategy.world
-        self.notes: list[str] = []
+        self.steps, self.notes = 0, list[str]()
 
     def run(self) -> list[str]:
         """Compare a resumed job with the first one, and return the names of changing state.
@@ -87,18 +87,19 @@ class _Rehearsal:
         if first is None:
             return []
         one, other = first.outcome, self._resumed(first)
+        # What differs after the step depends on more than the checkpoint and the step.
         hidden = differing(one.end, other.end)
+        hidden |= {n for n in differing(one.after_step, other.after_step) if _counts(n, one, other)}
         if difference := self._difference(one, other):
             repeated = self._difference(other, self._resumed(first))
-            names = of_all_ranks(world, differing(first.before_step_2, other.start))
+            names = of_all_ranks(world, differing(first.before_step, other.start))
             raise WrongUse(f"{first.task}: {_digest_problem(difference, repeated, names)}")
         trials = self._refuse_later_bits(first, other, hidden)
-        # What differs after step 2 depends on more than the checkpoint and the step.
         if names := of_all_ranks(world, hidden):
-            also = ", also with counts as later in the training" if trials else ""
+            also = f", and with {trials} later values of its counts" if trials else ""
             self.notes.append(
-                f"{named(names)} changed in a step, and checkpoints leave this out; step 2 had the "
-                f"same bits without it{also}"
+                f"{named(names)} changed in a step, and checkpoints leave this out; step "
+                f"{first.saved + 1} had the same bits without it{also}"
             )
         changing = differing(one.start, one.end) | differing(other.start, other.end)
         return of_all_ranks(world, changing)
@@ -110,15 +111,18 @@ class _Rehearsal:
         return on_any_rank(self._world, next(own, None))
 
     def _started(self, job: Job) -> _First | None:
-        """Train step 1, validate a sample and save, then train step 2 unless the run is fast."""
+        """Train, validate a sample and save, then train one more step unless the run is fast."""
         console, deterministic = job.run.console, job.config.deterministic
         console.start_rehearsal_bar(_PARTS if deterministic else _PARTS_IF_FAST)
         with job.world.wait_for_all("the check of schedule()"):
             check_schedule(job)
         state = hidden_state if deterministic else _no_state
         start, steps = state(job), Steps(job)
+        before = steps_before(job.schedule.total_steps)
+        self.steps = min(before + deterministic, job.schedule.total_steps)
         with job.strategy.lost_writes(job.loss_module) as lost:
-            steps.train()
+            for _ in range(before):
+                steps.train()
         console.count_step()
         if lost:
             raise WrongUse(
@@ -127,27 +131,28 @@ class _Rehearsal:
                 "buffer, or use --strategy ddp"
             )
         check_running(job, job.state.running.gather())  # before the weights are saved
-        after_step_1 = state(job)
+        after_first_steps = state(job)
         sample = validate_sample(job, is_first=True)
         console.count_step()
         saved = job.state.capture(job.strategy)
         best = job.state.progress.best_step
         with job.world.wait_for_all("the checkpoint of the rehearsal"):
-            job.checkpoints.save(_SAVED_STEP, saved, {}, best, saved_digests)
+            job.checkpoints.save(before, saved, {}, best, saved_digests)
             job.checkpoints.wait()
         console.count_step()
-        found = None
+        first = None
         if deterministic:
-            before_step_2, validates = state(job), sample is not None
+            before_step, validates = state(job), sample is not None
             every = job.config.eval_every * job.schedule.steps_per_epoch
-            in_step_2 = outcome(job, start, steps, validates)
-            read = steps.state_of_dataset(1)
-            found = _First(
+            found = outcome(job, start, steps, validates)
+            read = steps.state_of_dataset(before)
+            first = _First(
                 _of(job),
-                in_step_2,
-                {**after_step_1, **read},
-                {**before_step_2, **read},
+                found,
+                {**after_first_steps, **read},
+                {**before_step, **read},
                 validates,
+                before,
                 job.schedule.total_steps,
                 job.schedule.total_steps // every,
             )
@@ -155,37 +160,37 @@ class _Rehearsal:
             with job.world.wait_for_all("the check of metrics()"):
                 self.notes += impure_methods(job.task, sample)
         self.notes += filter(None, [batch_dependence(job, steps.batches)])
-        return found
+        return first
 
     def _resumed(self, first: _First, numbers: Numbers | None = None) -> Outcome:
-        """Load the checkpoint of step 1 in a new job, then train step 2 and validate.
+        """Load the checkpoint in a new job, then train the next step and validate.
 
-        The hidden state of the job gets the `numbers` before step 2.
+        The hidden state of the job gets the `numbers` before the step.
         """
         job = self._new_job()
         start, files = hidden_state(job), job.checkpoints.files
         with job.world.wait_for_all("the load of the checkpoint"):
-            if problem := files.problem(_SAVED_STEP):
+            if problem := files.problem(first.saved):
                 raise StorageFailure(f"the checkpoint of the rehearsal is damaged: {problem}")
-            job.state.restore(files.load(_SAVED_STEP), job.strategy, files.folder)
+            job.state.restore(files.load(first.saved), job.strategy, files.folder)
         set_numbers(owners_of(job), numbers or {})
         job.run.console.count_step()
         return outcome(job, start, Steps(job), first.validates)
 
     def _refuse_later_bits(self, first: _First, resumed: Outcome, hidden: Set[str]) -> int:
-        """Train step 2 with the values that the counts in the parts `hidden` have later.
+        """Train the step with the values that the counts in the parts `hidden` have later.
 
         Return how often.
 
         Raises:
-            WrongUse: Step 2 then has other bits, fails, or takes much longer.
+            WrongUse: The step then has other bits, fails, or takes much longer.
         """
         one = first.outcome
-        states = (first.before_step_2, one.start, first.after_step_1, one.after_step_2, one.end)
-        found = counts(hidden, *states, first.steps, first.validations)
+        states = one.start, first.after_first_steps, first.before_step, one.after_step, one.end
+        found = counts(hidden, states, first.saved, first.steps, first.validations)
         own_trials = list(ages(found))
         # An error with later numbers beside earlier containers, such as a list, shows nothing. On
-        # several processes, an error cannot be ignored, because the other ranks wait in step 2.
+        # several processes, an error cannot be ignored, because the other ranks wait in the step.
         consistent = all(self._world.from_each({count.part for count in found} == hidden))
         if not consistent and self._world.world_size > 1:
             return 0
@@ -203,7 +208,7 @@ class _Rehearsal:
     def _culprit(
         self, first: _First, resumed: Outcome, trial: list[Count], consistent: bool
     ) -> list[Count]:
-        """Return the count of `trial` that alone changes step 2, or all of them."""
+        """Return the count of `trial` that alone changes the step, or all of them."""
         most = max(self._world.from_each(len(trial)))
         for number in range(most if 1 < most <= _MOST_ALONE else 0):
             alone = trial[number : number + 1]
@@ -214,23 +219,23 @@ class _Rehearsal:
     def _problem(
         self, first: _First, resumed: Outcome, trial: list[Count], consistent: bool
     ) -> str | None:
-        """Return what is wrong with step 2 if the counts of `trial` have their values, or None."""
-        own = None
+        """Return what is wrong with the step if the counts have the values of `trial`, or None."""
+        own, step = None, f"step {first.saved + 1}"
         try:
             aged = self._resumed(first, values_of(trial))
         except Exception as error:
             of_machine = isinstance(error, Failure) and not isinstance(error, WrongUse)
             if of_machine or memory_used_up(error) is not None:
                 raise
-            text = f"step 2 raises {type(error).__name__} ({text_of(error)})"
-            if self._world.world_size > 1:  # the other ranks may wait in step 2
+            text = f"{step} raises {type(error).__name__} ({text_of(error)})"
+            if self._world.world_size > 1:  # the other ranks may wait in the step
                 raise WrongUse(f"{first.task}: {_later(trial, text, True)}") from error
             return text if consistent else None
         usual_s = max(first.outcome.seconds, resumed.seconds)
         if aged.seconds > max(_SLOWER * usual_s, usual_s + _SLOWER_S):
-            own = f"step 2 takes {aged.seconds:.1f} s instead of {usual_s:.1f} s"
+            own = f"{step} takes {aged.seconds:.1f} s instead of {usual_s:.1f} s"
         if difference := self._difference(first.outcome, aged):
-            return f"step 2 has other bits, first in {difference},"
+            return f"{step} has other bits, first in {difference},"
         return on_any_rank(self._world, own)
 
 
@@ -272,10 +277,10 @@ def rehearse(
         checkpoints.finish()
         run.console.end_bar()
         remove_rehearsal(run)
-    shown = "2 steps, a resume and the same bits"
-    result = shown if deterministic else "1 step, a validation and a checkpoint"
+    what = "a resume and the same bits" if deterministic else "a validation and a checkpoint"
+    steps = "1 step" if rehearsal.steps == 1 else f"{rehearsal.steps} steps"
     return {
-        "result": f"{result} in {time.monotonic() - begin_s:.1f} s",
+        "result": f"{steps}, {what} in {time.monotonic() - begin_s:.1f} s",
         "notes": rehearsal.notes,
         **({"changing": changing} if deterministic else {}),
     }
@@ -289,6 +294,16 @@ def remove_rehearsal(run: RunLog) -> None:
 
 def _no_state(_job: Job) -> dict[str, Part]:
     return {}
+
+
+def _counts(name: str, one: Outcome, other: Outcome) -> bool:
+    """Return whether the numbers in a part differ after the step of two jobs.
+
+    A validation may set a count back. Other parts may differ because a validation sets them.
+    """
+    states = (one.after_step, other.after_step)
+    own, others = (state[name].numbers if name in state else {} for state in states)
+    return own != others
 
 
 def _digest_problem(difference: str, repeated: str | None, hidden: list[str]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainbox.nested import copied
+from trainbox.plain_state import plain_state
 from trainer.checks.fingerprint import Part
 from trainer.checks.hidden_state import hidden_state, state_of_dataset
 from trainer.checks.validation_sample import validate_sample
@@ -19,22 +20,35 @@ from trainer.loop.step import EagerStep
 from trainer.loop.task_checks import collate_of
 from trainer.run.digest import tensor_digest, value_digest
 
-_STEPS = 2
+_MOST_BEFORE = 2
 
 State = Mapping[str, Part]
 
 
+def steps_before(total_steps: int) -> int:
+    """Return how many steps the first job trains before it saves: 2, or 1 of a shorter training.
+
+    After one step, some state is as at the start, such as an average of the weights that was
+    updated before the weights.
+    """
+    return max(1, min(_MOST_BEFORE, total_steps - 1))
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """What a job computed in step 2 and in a sample of the validation, as digests by name.
+    """What a job computed in the step after the save and in a sample of the validation.
 
-    The other fields are the hidden state of the job at its start, after step 2 and at its end, and
-    the time of step 2.
+    Attributes:
+        digests: What it computed, by name.
+        start: The hidden state of the job at its start.
+        after_step: The hidden state after the step, before the validation.
+        end: The hidden state at its end.
+        seconds: The time of the step.
     """
 
     digests: dict[str, str]
     start: State
-    after_step_2: State
+    after_step: State
     end: State
     seconds: float
 
@@ -48,10 +62,11 @@ class Steps:
 
     def __init__(self, job: Job) -> None:
         self._first, self._micros = job.state.progress.step, len(job.schedule.micros)
-        self._left = min(_STEPS, job.schedule.total_steps) - self._first
+        total = job.schedule.total_steps
+        self._left = min(steps_before(total) + 1, total) - self._first
         self.batches, self._of_dataset = list[Any](), list[State]()
         schedule = dataclasses.replace(job.schedule, total_steps=self._first + self._left)
-        # One worker reads both steps, so that a state of the dataset, such as a generator, is kept.
+        # One worker reads all steps, so that a state of the dataset, such as a generator, is kept.
         workers, question = min(job.workers, 1), None
         if job.workers and job.config.deterministic:
             question = Question(state_of_dataset)
@@ -77,7 +92,7 @@ class Steps:
     def state_of_dataset(self, step: int) -> State:
         """Return the state of the training set in its worker after it has read `step`.
 
-        The state is empty without workers. After the last step, this may be called.
+        The state is empty without workers. Call this after the last step.
         """
         for _ in self._read:
             pass
@@ -115,21 +130,21 @@ def _noted(job: Job, digests: dict[str, str]) -> Iterator[None]:
         yield
 
 
-def outcome(job: Job, start: State, steps: "Steps", validates: bool) -> Outcome:
-    """Train step 2, if the run has one, and validate the sample again."""
+def outcome(job: Job, start: State, steps: Steps, validates: bool) -> Outcome:
+    """Train the next step, if the run has one, and validate the sample again."""
     digests: dict[str, str] = {}
     begin_s = time.monotonic()
     with _noted(job, digests):
         steps.train()
-    seconds, after_step_2 = time.monotonic() - begin_s, hidden_state(job)
-    read = steps.state_of_dataset(2)
+    seconds, after_step = time.monotonic() - begin_s, hidden_state(job)
+    read = steps.state_of_dataset(job.state.progress.step)
     for part in common_digests(job):
         digests |= part
-    groups = job.state.optimizer.state_dict()["param_groups"]
-    digests |= {"the optimizer's settings": value_digest(groups)}
+    groups = plain_state(job.state.optimizer.state_dict()["param_groups"], "the groups")
+    digests |= {"a setting of the optimizer": value_digest(groups)}
     if validates:
         sample = validate_sample(job)
         digests |= sample.digests if sample else {}
     job.run.console.count_step()
     end = {**hidden_state(job), **read}
-    return Outcome(digests, start, {**after_step_2, **read}, end, seconds)
+    return Outcome(digests, start, {**after_step, **read}, end, seconds)

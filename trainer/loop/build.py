@@ -79,6 +79,8 @@ def build(
     config = dataclasses.replace(config, memory_format=chosen)
     if chosen == CHANNELS_LAST:
         put_channels_last(model)
+    numbers = {n: b for n, b in model.named_buffers() if b.is_floating_point() and b.itemsize > 1}
+    checkpoints.may_be_nan = [name for name, buffer in numbers.items() if buffer.isnan().any()]
     return Job(
         **{**vars(parts), "config": config},
         run=run,

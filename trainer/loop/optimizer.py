@@ -58,6 +58,12 @@ def _check(task: Task, built: Any, model: nn.Module) -> None:
             "for evaluation, and Trainbox does not call its train() and eval(): use another "
             "optimizer, such as AdamW"
         )
+    if not {"state", "param_groups"} <= (saved := built.state_dict()).keys():
+        raise WrongUse(
+            f"task {type(task).__name__}: {kind.__name__}.state_dict() has {', '.join(saved)} "
+            "instead of the entries state and param_groups, which a checkpoint needs: keep its own "
+            "values in self.state and in the parameter groups"
+        )
     try:
         inspect.signature(kind.step).bind(built)  # a scheduler replaces the method of the object
     except TypeError as error:

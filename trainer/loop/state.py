@@ -89,9 +89,11 @@ class JobState:
     progress: Progress = field(default_factory=Progress)
     watch: Stopwatch = field(default_factory=Stopwatch)
     _built: dict[str, str] = field(init=False)
+    _trained: dict[str, nn.Parameter] = field(init=False)
 
     def __post_init__(self) -> None:
         self._built = _shapes(self.model.state_dict())
+        self._trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
     def capture(self, strategy: Strategy) -> dict[str, Any]:
         """Return the content of a checkpoint; all ranks must call this.
@@ -107,6 +109,14 @@ class JobState:
                 "a checkpoint: create all parameters and buffers in build_model(), with their "
                 "final shapes"
             )
+        now = {} if strategy.forward_is_collective else dict(self.model.named_parameters())
+        for name, parameter in self._trained.items():
+            if now.get(name, parameter) is not parameter:
+                raise WrongUse(
+                    f"the trained parameter {name} was replaced by another object, which the "
+                    "optimizer does not update, but would update after a resume: change its values "
+                    "in place, under torch.no_grad()"
+                )
         state = strategy.gathered(
             {
                 "model": model,

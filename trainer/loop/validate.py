@@ -104,7 +104,7 @@ def draw(
     dtype = job.strategy.inference_dtype(job.autocast_dtype)
     with job.evaluating(), autocast(job.world.device.type, dtype):
         batch = _with_mistakes_first(job, result, seed_parts)
-        figures = job.inside(lambda: job.task.figures(job.model, batch, result.totals))
+        figures = job.inside(lambda: job.task.figures(job.model, batch, copied(result.totals)))
     # The task may change its tensors, and another thread must not wait for the GPU.
     kept = {
         name: figure.detach().cpu().clone() if isinstance(figure, Tensor) else figure

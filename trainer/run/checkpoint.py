@@ -21,10 +21,12 @@ class RunCheckpoints(CheckpointWriter):
 
     Attributes:
         files: The checkpoints.
+        may_be_nan: the names of buffers that contained NaN when they were built.
         mirror: copies each complete checkpoint to an object storage; None by default.
     """
 
     files: CheckpointFiles
+    may_be_nan: Collection[str] = ()
     mirror: Mirror | None = None
 
     def __init__(
@@ -93,7 +95,8 @@ class RunCheckpoints(CheckpointWriter):
             tensors = {
                 name: value for name, value in copy["model"].items() if isinstance(value, Tensor)
             }
-            _refuse_not_finite(step, tensors, copy.get("buffers", ()))
+            checked = {name: t for name, t in tensors.items() if name not in self.may_be_nan}
+            _refuse_not_finite(step, checked, copy.get("buffers", ()))
             # Record the digests first, because a next entry waits for them.
             if before is not None:
                 before(copy)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from trainbox.contract.config import Config, Settings, check, split_metric
 from trainbox.contract.errors import (
     ExitCode,
@@ -92,7 +94,10 @@ def train_task(
     Raises:
         Failure: The training did not succeed. The class of the failure has the exit code.
     """
-    with errors_as_failures(runs_dir):
+    # After its first calls, TorchScript would fuse operations, with other bits, and a resume begins
+    # with first calls again.
+    fuses = torch.jit.optimized_execution(not config.deterministic)
+    with errors_as_failures(runs_dir), fuses:
         # A loss of (B, 1) and (B,) has (B, B) values, whose mean trains to nonsense.
         warnings.filterwarnings("error", message="Using a target size")
         # The import of a task may use the GPU.
@@ -102,6 +107,7 @@ def train_task(
         strategy = join(device_name)
         world = strategy.world
         check_command(world, config, run_name, resume, mirror)
+        world.seed(config.seed, "task")
         task = load_task(config.task, config.fields)
         run = RunLog(runs_dir / (run_name or default_name(config, strategy, runs_dir)), world.rank)
         # This path is the same on all ranks, so that an error of several ranks is printed once.
@@ -188,6 +194,7 @@ class _Jobs:
         data, world = self.data, self.strategy.world
         if data is None or world.from_first(data.seconds) < _SLOW_DATA_S:
             self.data = data = None  # two datasets may not fit in memory
+            world.seed(self.config.seed, "task")
             task = load_task(self.config.task, self.config.fields)
             self.data = data = build_data(self.settled, task, world, self.data_dir)
         used = data._replace(task=copy.copy(data.task))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from tqdm import tqdm
 
@@ -152,6 +153,8 @@ def opened(
         compared = {"settings": dataclasses.asdict(chosen), **given}
         refuse_difference(world, compared, "start the same command on each machine")
         check(chosen, world.device.type)
+        stack.enter_context(torch.jit.optimized_execution(not chosen.deterministic))
+        world.seed(chosen.seed, "task")
         task = load_task(chosen.task, chosen.fields)
 
         # Make the folder of the results, and attribute errors from here on to the task.

@@ -11,13 +11,11 @@ _POSITION: Position = (("attribute", "n"),)
 
 
 def _trials(
-    values: Sequence[float], steps: int = 4000, validations: int = 10
+    values: Sequence[float], steps: int = 4000, validations: int = 10, first_steps: int = 1
 ) -> list[list[int | float]]:
     """Return the values to try of a number, which had `values` at the five observed times."""
-    start, after_1, before_2, after_2, end = (
-        {"Net.x": Part(str(value), {_POSITION: value}, False)} for value in values
-    )
-    found = counts({"Net.x"}, before_2, start, after_1, after_2, end, steps, validations)
+    states = [{"Net.x": Part(str(value), {_POSITION: value}, False)} for value in values]
+    found = counts({"Net.x"}, states, first_steps, steps, validations)
     return [[count.value for count in trial] for trial in ages(found)]
 
 
@@ -37,6 +35,8 @@ def _trials(
         ((0.0, 0.5, 0.5, 0.7, 0.7), []),
         # Both steps are read in step 1.
         ((0, 64, 64, 64, 64), [[64 + 32 * 3998], [120000 - 32], [120000]]),
+        # Each validation, after 400 steps, sets it back.
+        ((0, 1, 0, 1, 0), [[399], [359], [360]]),
         # It never changes.
         ((3, 3, 3, 3, 3), []),
     ],
@@ -59,7 +59,13 @@ def test_only_hidden_parts_age_and_all_together() -> None:
             f"Net.{n}": Part(str(v), {(): v}, False) for n, v in zip("abc", values, strict=True)
         }
 
-    states = state(1, 1, 1), state(0, 0, 0), state(1, 1, 1), state(2, 3, 2), state(2, 3, 2)
-    found = counts({"Net.a", "Net.b", "Net.absent"}, *states, 11, 0)
+    states = state(0, 0, 0), state(1, 1, 1), state(1, 1, 1), state(2, 3, 2), state(2, 3, 2)
+    found = counts({"Net.a", "Net.b", "Net.absent"}, states, 1, 11, 0)
     trials = [values_of(trial) for trial in ages(found)]
     assert trials[0] == {"Net.a": {(): 10}, "Net.b": {(): 19}}
+
+
+def test_two_steps_may_come_first() -> None:
+    assert _trials((0, 2, 2, 3, 3), first_steps=2) == [[3999], [3599], [3600]]
+    assert _trials((0.0, 1.0, 1.0, 1.5, 1.5), first_steps=2)[0] == [1.0 + 0.5 * 3997]
+    assert _trials((0, 96, 96, 96, 96), first_steps=2)[0] == [96 + 32 * 3997]

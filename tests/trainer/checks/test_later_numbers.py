@@ -1,10 +1,14 @@
 """State that acts after step 2: refused with a proof, or noted, and never stops a training."""
 
+import copy
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -73,7 +77,7 @@ def test_a_number_that_acts_later_is_refused_with_the_proof(
     with pytest.raises(WrongUse) as refused:
         here.train()
     text = str(refused.value)
-    assert text.startswith(f"task Tiny: {name} changes the training: step 2 has other bits, first")
+    assert text.startswith(f"task Tiny: {name} changes the training: step 3 has other bits, first")
     assert "squared_error, if it is " in text
     assert text.endswith("leave it out: make it a buffer, or save it with get_extra_state()")
     assert here.steps() == []
@@ -94,8 +98,7 @@ def test_numbers_that_change_nothing_are_noted_and_a_resume_has_the_same_bits(
     (line,) = (line for line in out.splitlines() if line.startswith("note "))
     assert line == (
         "note       _Net.calls, _Net.mean, _Net.own and 3 more changed in a step, and checkpoints "
-        "leave this out; step 2 had the same bits without it, also with counts as later in the "
-        "training"
+        "leave this out; step 3 had the same bits without it, and with 5 later values of its counts"
     )
     assert here.json("manifest.json", "whole")["rehearsal"]["notes"] == [line[11:]]
     here.stopped(5)
@@ -106,8 +109,8 @@ def test_numbers_that_change_nothing_are_noted_and_a_resume_has_the_same_bits(
 @pytest.mark.parametrize(
     ("act", "text"),
     [
-        (lambda model: model.table[model.calls * 2], "step 2 raises IndexError"),
-        (lambda model: [0] * (10**9 * (model.calls > 15)), "step 2 takes"),
+        (lambda model: model.table[model.calls * 2], "step 3 raises IndexError"),
+        (lambda model: [0] * (10**9 * (model.calls > 15)), "step 3 takes"),
     ],
 )
 def test_a_number_with_which_a_step_fails_or_takes_long_is_refused(
@@ -317,7 +320,7 @@ def test_a_cache_and_a_counter_of_a_dataset(
     out = here.train("noted", workers=workers)
     assert "note       train_dataset.cache and train_dataset.reads changed in a step" in out
     monkeypatch.setattr(_Rows, "acts", True)
-    with pytest.raises(WrongUse, match="train_dataset.reads changes the training: step 2 has"):
+    with pytest.raises(WrongUse, match="train_dataset.reads changes the training: step 3 has"):
         here.train("acts", workers=workers)
 
 
@@ -352,7 +355,7 @@ def test_fast_and_no_rehearsal_train_a_task_with_hidden_state(
 
     _with(monkeypatch, act)
     out = here.train("fast", max_steps=12, deterministic=False)
-    assert "\nrehearsal  1 step, a validation and a checkpoint in " in out
+    assert "\nrehearsal  2 steps, a validation and a checkpoint in " in out
     assert "\nrehearsal  skipped\n" in here.train("skipped", max_steps=12, rehearses=False)
     assert here.steps("fast")[-1] == here.steps("skipped")[-1] == 12
 
@@ -474,12 +477,232 @@ def test_a_buffer_that_is_registered_again_with_another_size_is_refused(
             return super().forward(inputs_B4)
 
     monkeypatch.setattr(Tiny, "build_model", lambda _task: Growing())
-    text = r"\(queue: shape \(1,\) -> shape \(2,\)\), so a resume could not load a checkpoint"
+    text = r"\(queue: shape \(1,\) -> shape \(3,\)\), so a resume could not load a checkpoint"
     with pytest.raises(WrongUse, match=text):
         here.train()
     with pytest.raises(WrongUse, match=r"a forward changes the shape of the buffer queue from"):
         here.train("sharded", shards=2, threads=1)
     monkeypatch.setattr(Growing, "first", 8)
-    with pytest.raises(WrongUse, match=text.replace("2", "5")):
+    with pytest.raises(WrongUse, match=text.replace("3", "5")):
         here.train("late")
     assert here.steps("late") == [6]
+
+
+class _Lagging(StepCounter):
+    """A model whose average, outside of its modules, follows its weights and is equal at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__["average"] = copy.deepcopy(self.linear)
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        average: Any = self.average
+        if self.training:
+            for mean, weight in zip(average.parameters(), self.linear.parameters(), strict=True):
+                mean.data.lerp_(weight.data, 0.1)
+            return super().forward(inputs_B4)
+        found: Tensor = average(inputs_B4).squeeze(1)
+        return found
+
+
+def test_an_average_that_is_as_new_after_step_1_is_refused_if_it_is_used(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Lagging())
+    with pytest.raises(WrongUse, match=r"the statistic loss differs .* \(_Lagging.average\): make"):
+        here.train()
+
+
+def test_a_count_that_each_validation_sets_back_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act(model: _Net) -> float:
+        model.calls += 1
+        return 0.5 if model.calls >= 5 else 1.0
+
+    def statistics(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        model.calls = 0
+        return plain(task, model, batch)
+
+    plain = Tiny.statistics
+    _with(monkeypatch, act)
+    monkeypatch.setattr(Tiny, "statistics", statistics)
+    text = "_Net.calls changes the training: step 3 has other bits, .*, if it is 5, as at the end"
+    with pytest.raises(WrongUse, match=text):
+        here.train()
+
+
+def test_a_count_in_a_namespace_is_tried(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act(model: _Net) -> float:
+        model.own.all = getattr(model.own, "all", SimpleNamespace(n=[0]))  # type: ignore[attr-defined]
+        model.own.all.n[0] += 1  # type: ignore[attr-defined]
+        return 0.5 if model.own.all.n[0] > 9 else 1.0  # type: ignore[attr-defined]
+
+    def build_model(_task: Tiny) -> nn.Module:
+        model = _Net()
+        model.own.all = SimpleNamespace(n=[0])  # type: ignore[attr-defined]
+        return model
+
+    _with(monkeypatch, act)
+    monkeypatch.setattr(Tiny, "build_model", build_model)
+    with pytest.raises(WrongUse, match=r"_Net\.own\.all\.n\[0\] changes the training"):
+        here.train()
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda model: model.linear.bias.requires_grad_(False), "_Net.linear.requires_grad"),
+        (lambda model: setattr(model, "act", torch.tanh), "_Net.act"),
+        (lambda model: setattr(model, "layer", nn.Tanh()), "_Net.layer.__class__"),
+    ],
+)
+def test_a_change_of_what_a_module_is_is_noted(
+    here: Here, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], name: str
+) -> None:
+    def build_model(_task: Tiny) -> nn.Module:
+        model = _Net()
+        model.act, model.layer = torch.relu, nn.ReLU()
+        return model
+
+    _with(monkeypatch, lambda model: change(model) if int(model.forwards) == 7 else None)
+    monkeypatch.setattr(Tiny, "build_model", build_model)
+    assert f"note: by step 12, {name}" in here.train()
+
+
+@pytest.mark.parametrize("copied", ["parameter", "module"])
+def test_a_trained_parameter_that_is_replaced_is_refused_at_the_next_save(
+    here: Here, monkeypatch: pytest.MonkeyPatch, copied: str
+) -> None:
+    def replace(model: Any) -> None:
+        if int(model.forwards) != 7:
+            return
+        if copied == "module":
+            model.linear = copy.deepcopy(model.linear)
+        else:
+            model.linear.weight = nn.Parameter(model.linear.weight.detach().clone())
+
+    _with(monkeypatch, replace)
+    with pytest.raises(WrongUse, match=r"the trained parameter linear\.weight was replaced by"):
+        here.train()
+    assert here.steps() == [6]
+
+
+def test_numbers_of_numpy_in_groups_are_not_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build_optimizer(_task: Tiny, model: nn.Module, *_: Any) -> torch.optim.Optimizer:
+        scales = 0.75 ** numpy.arange(2)
+        groups = [
+            {"params": [p], "lr_scale": s, "lr": 0.01 * s}
+            for p, s in zip(model.parameters(), scales, strict=True)
+        ]
+        return torch.optim.AdamW(
+            groups, betas=tuple(numpy.array([0.9, 0.95])), weight_decay=numpy.float64(0.05)
+        )
+
+    monkeypatch.setattr(Tiny, "build_optimizer", build_optimizer)
+    here.train("whole")
+    here.stopped(7)
+    here.train()
+    assert here.digest() == here.digest("whole")
+
+
+def test_an_optimizer_with_another_form_of_state_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(torch.optim.SGD):
+        def state_dict(self) -> dict[str, Any]:
+            return {"base": super().state_dict(), "param_groups": []}
+
+    monkeypatch.setattr(
+        Tiny, "build_optimizer", lambda _task, model, *_: Slow(model.parameters(), 0.1)
+    )
+    with pytest.raises(WrongUse, match=r"Slow.state_dict\(\) has base, param_groups instead of"):
+        here.train()
+
+
+def test_random_numbers_at_the_import_of_a_task_are_seeded(here: Here) -> None:
+    source = f"""
+import random
+from dataclasses import dataclass
+import numpy, torch
+from {Tiny.__module__} import Tiny as Base
+DRAWN = [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
+@dataclass(frozen=True)
+class Tiny(Base):
+    def losses(self, model, batch):
+        return {{n: v * (1 + sum(DRAWN)) for n, v in super().losses(model, batch).items()}}
+"""
+    for run in ("one", "other"):
+        random.seed(run)
+        numpy.random.seed(len(run))
+        torch.manual_seed(len(run))
+        Path(f"drawing_{run}.py").write_text(source)
+        here.train(run, task=f"drawing_{run}.py:Tiny", max_steps=3)
+    assert here.digest("one") == here.digest("other")
+
+
+def test_totals_that_a_method_changes_stay_in_the_records(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def figures(_task: Tiny, _model: nn.Module, _batch: Any, totals: Any) -> dict[str, Any]:
+        totals["table"].zero_()
+        return {} if "loss" in totals else {"none": None}
+
+    monkeypatch.setattr(
+        Tiny,
+        "statistics",
+        lambda task, model, batch: {
+            "loss": task.losses(model, batch)["squared_error"].sum(),
+            "table": torch.ones(2) * len(batch[0]),
+        },
+    )
+    monkeypatch.setattr(Tiny, "metrics", lambda t, x: {"loss": float(x["loss"])})
+    here.train("pure")
+    monkeypatch.setattr(Tiny, "figures", figures)
+    monkeypatch.setattr(
+        Tiny, "metrics", lambda _t, x: {"loss": float(x.pop("loss") + x["table"].zero_().sum())}
+    )
+    out = here.train()
+    assert "note" not in out
+    tables = [[e["table"] for e in here.entries("validation", run)] for run in ("pure", "r")]
+    assert tables[0] == tables[1] == 3 * [[20.0, 20.0]]
+
+
+def test_a_buffer_may_begin_with_nan(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build_model(_task: Tiny) -> nn.Module:
+        model = StepCounter()
+        model.register_buffer("unset", torch.full((3,), torch.nan))
+        return model
+
+    monkeypatch.setattr(Tiny, "build_model", build_model)
+    here.train("whole", shards=2, threads=1)
+    here.stopped(7, shards=2, threads=1)
+    here.train(shards=2, threads=1)
+    assert here.steps()[-1] == _END
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_a_function_of_torch_jit_has_the_same_bits_in_each_call(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swish = torch.jit.script(_swish)
+
+    class Net(StepCounter):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 16)
+            self.linear = nn.Linear(16, 1)
+
+        def forward(self, inputs_B4: Tensor) -> Tensor:
+            return super().forward(swish(self.first(inputs_B4)))
+
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: Net())
+    here.train("rehearsed", threads=1)
+    here.train("skipped", threads=1, rehearses=False)
+    assert here.digest("rehearsed") == here.digest("skipped")
+
+
+def _swish(values: Tensor) -> Tensor:
+    return values * torch.sigmoid(values)

@@ -174,7 +174,7 @@ class _Counting(StepCounter):
 
 # fmt: off
 _KINDS = [
-    ("counter", "task Tiny: _Counting.calls changes the training: step 2 has other bits, first in "
+    ("counter", "task Tiny: _Counting.calls changes the training: step 3 has other bits, first in "
      "the loss squared_error, if it is 11, as at the end, and checkpoints leave it out: make it a"),
     ("made", r"the model has changed since it was built \(late: missing -> shape \(3,\)\), so a "
      r"resume could not load a checkpoint: create all parameters and buffers in build_model\(\)"),
