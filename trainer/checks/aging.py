@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from trainer.checks.fingerprint import ATTRIBUTE, Part, Position
 
@@ -37,24 +38,34 @@ class _Observed(Count):
     per_step: int | float
 
 
+class States(NamedTuple):
+    """The hidden state of a job at six times.
+
+    The job trained a step and validated, trained up to `before`, trained one more step and
+    validated again.
+    """
+
+    start: State
+    after_first: State
+    validated: State
+    before: State
+    after: State
+    end: State
+
+
 def counts(
-    hidden: Set[str],
-    states: Sequence[State],
-    first_steps: int,
-    steps: int,
-    validations: int,
+    hidden: Set[str], states: States, first_steps: int, steps: int, validations: int
 ) -> list[_Observed]:
     """Return the numbers in the parts `hidden` that count, with their values at the last step.
 
-    The `states` are those of a job: at its start, after its `first_steps`, after a validation,
-    after one more step, and after another validation. Its training has `steps` steps and
+    The job trained `first_steps` up to `states.before`. Its training has `steps` steps and
     `validations`. An int counts. A float counts if all steps changed it by the same amount; another
     float, such as a mean of losses, has no value that could be predicted.
     """
     found = []
-    for part in sorted(hidden & states[2].keys()):
-        for position, before in states[2][part].numbers.items():
-            start, after_first, _, after, end = (
+    for part in sorted(hidden & states.before.keys()):
+        for position, before in states.before[part].numbers.items():
+            start, after_first, validated, _, after, end = (
                 state[part].numbers.get(position, math.nan) if part in state else math.nan
                 for state in states
             )
@@ -64,16 +75,16 @@ def counts(
             if isinstance(before, int):
                 per_step = int(per_step) if math.isfinite(per_step) else 0
             elif not (
-                math.isclose(per_step, (after_first - start) / first_steps)
-                and math.isclose(per_validation, before - after_first)
+                math.isclose(per_step, after_first - start)
+                and math.isclose(per_validation, validated - after_first)
             ):
                 continue
             # The next step is the last one of the training if all earlier ones are done.
-            last = before + per_step * max(0, steps - first_steps - 1)
-            if after != before and end == before:  # each validation sets it back
-                last = before + per_step * max(0, steps // max(1, validations) - 1)
-            else:
-                last += per_validation * validations
+            last = (
+                before + per_step * max(0, steps - first_steps - 1) + per_validation * validations
+            )
+            if end == validated and end != after:  # each validation sets it back
+                last = end + per_step * max(0, steps // max(1, validations) - 1)
             if math.isfinite(last) and (per_step or per_validation):
                 found.append(_Observed(part, position, last, before, per_step))
     return found

@@ -1,9 +1,9 @@
 """The rehearsal: before it trains, a run shows that its own resume gives the same bits.
 
-One job trains two steps, validates a sample, saves a checkpoint and trains step 3. A second job,
-with nothing in common, loads the checkpoint and trains step 3. Both must have the same bits. If
-numbers of Python count the steps, more jobs train step 3 with the values that the numbers have
-later in the training. The reasons are in docs/decisions/0007-the-rehearsal.md.
+One job trains step 1, validates a sample, trains step 2, saves a checkpoint and trains step 3. A
+second job, with nothing in common, loads the checkpoint and trains step 3. Both must have the same
+bits. If numbers of Python count the steps, more jobs train step 3 with the values that the numbers
+have later in the training. The reasons are in docs/decisions/0007-the-rehearsal.md.
 """
 
 import shutil
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainbox.contract.errors import Failure, Preempted, StorageFailure, WrongUse, text_of
-from trainer.checks.aging import Count, Numbers, ages, counts, values_of
+from trainer.checks.aging import Count, Numbers, States, ages, counts, values_of
 from trainer.checks.batch_parts import batch_dependence
 from trainer.checks.fingerprint import Part, set_numbers
 from trainer.checks.hidden_state import (
@@ -26,7 +26,7 @@ from trainer.checks.hidden_state import (
     owners_of,
 )
 from trainer.checks.pure_schedule import check_schedule
-from trainer.checks.rehearsed_steps import Outcome, State, Steps, outcome, steps_before
+from trainer.checks.rehearsed_steps import Outcome, Steps, outcome, steps_before
 from trainer.checks.validation_sample import impure_methods, validate_sample
 from trainer.loop.losses import check_running
 from trainer.loop.out_of_memory import memory_used_up
@@ -38,7 +38,7 @@ from trainer.run.run_log import RunLog
 from trainer.system.signals import StopRequest
 
 _FOLDER = "rehearsal"  # in the run's folder
-# The parts of a rehearsal on its progress bar: the first steps, a validation, a checkpoint and the
+# The parts of a rehearsal on its progress bar: step 1, a validation, step 2 with a checkpoint and the
 # next step, and in the other job a load and the next step.
 _PARTS, _PARTS_IF_FAST = 6, 3
 # With later numbers, a step may not take this many times as long and this much longer.
@@ -53,7 +53,7 @@ _CURE_OF_DATA = (
 
 @dataclass(frozen=True)
 class _First:
-    """The first job: its outcome, and its hidden state before and after its first validation.
+    """The first job: its outcome, and its hidden state over time.
 
     It saved at step `saved`. The training has `steps` steps and `validations`. If it `validates`,
     the digests have the statistics of a sample.
@@ -61,8 +61,7 @@ class _First:
 
     task: str
     outcome: Outcome
-    after_first_steps: State
-    before_step: State
+    states: States
     validates: bool
     saved: int
     steps: int
@@ -92,7 +91,7 @@ class _Rehearsal:
         hidden |= {n for n in differing(one.after_step, other.after_step) if _counts(n, one, other)}
         if difference := self._difference(one, other):
             repeated = self._difference(other, self._resumed(first))
-            names = of_all_ranks(world, differing(first.before_step, other.start))
+            names = of_all_ranks(world, differing(first.states.before, other.start))
             raise WrongUse(f"{first.task}: {_digest_problem(difference, repeated, names)}")
         trials = self._refuse_later_bits(first, other, hidden)
         if names := of_all_ranks(world, hidden):
@@ -117,12 +116,11 @@ class _Rehearsal:
         with job.world.wait_for_all("the check of schedule()"):
             check_schedule(job)
         state = hidden_state if deterministic else _no_state
+        total, before = job.schedule.total_steps, steps_before(job.schedule.total_steps)
+        self.steps = min(before + deterministic, total)
         start, steps = state(job), Steps(job)
-        before = steps_before(job.schedule.total_steps)
-        self.steps = min(before + deterministic, job.schedule.total_steps)
         with job.strategy.lost_writes(job.loss_module) as lost:
-            for _ in range(before):
-                steps.train()
+            steps.train()
         console.count_step()
         if lost:
             raise WrongUse(
@@ -130,32 +128,34 @@ class _Rehearsal:
                 "which is not trained, and --strategy fsdp would lose the change: make it a "
                 "buffer, or use --strategy ddp"
             )
-        check_running(job, job.state.running.gather())  # before the weights are saved
-        after_first_steps = state(job)
+        after_first = state(job)
         sample = validate_sample(job, is_first=True)
         console.count_step()
+        validated = state(job)
+        for _ in range(before - 1):
+            steps.train()
+        check_running(job, job.state.running.gather())  # before the weights are saved
         saved = job.state.capture(job.strategy)
         best = job.state.progress.best_step
         with job.world.wait_for_all("the checkpoint of the rehearsal"):
             job.checkpoints.save(before, saved, {}, best, saved_digests)
             job.checkpoints.wait()
         console.count_step()
-        first = None
+        first, validates = None, sample is not None
         if deterministic:
-            before_step, validates = state(job), sample is not None
-            every = job.config.eval_every * job.schedule.steps_per_epoch
+            before_step = state(job)
             found = outcome(job, start, steps, validates)
-            read = steps.state_of_dataset(before)
-            first = _First(
-                _of(job),
-                found,
-                {**after_first_steps, **read},
-                {**before_step, **read},
-                validates,
-                before,
-                job.schedule.total_steps,
-                job.schedule.total_steps // every,
+            of_first, of_save = (steps.state_of_dataset(step) for step in (1, before))
+            states = States(
+                start,
+                {**after_first, **of_first},
+                {**validated, **of_first},
+                {**before_step, **of_save},
+                found.after_step,
+                found.end,
             )
+            every = job.config.eval_every * job.schedule.steps_per_epoch
+            first = _First(_of(job), found, states, validates, before, total, total // every)
         if sample:
             with job.world.wait_for_all("the check of metrics()"):
                 self.notes += impure_methods(job.task, sample)
@@ -186,8 +186,7 @@ class _Rehearsal:
             WrongUse: The step then has other bits, fails, or takes much longer.
         """
         one = first.outcome
-        states = one.start, first.after_first_steps, first.before_step, one.after_step, one.end
-        found = counts(hidden, states, first.saved, first.steps, first.validations)
+        found = counts(hidden, first.states, first.saved, first.steps, first.validations)
         own_trials = list(ages(found))
         # An error with later numbers beside earlier containers, such as a list, shows nothing. On
         # several processes, an error cannot be ignored, because the other ranks wait in the step.
