@@ -38,8 +38,8 @@ from trainer.run.run_log import RunLog
 from trainer.system.signals import StopRequest
 
 _FOLDER = "rehearsal"  # in the run's folder
-# The parts of a rehearsal on its progress bar: step 1, a validation, step 2 with a checkpoint and the
-# next step, and in the other job a load and the next step.
+# The parts of a rehearsal on its progress bar: step 1, a validation, step 2 with a checkpoint, and
+# the next step; in the other job a load and the next step.
 _PARTS, _PARTS_IF_FAST = 6, 3
 # With later numbers, a step may not take this many times as long and this much longer.
 _SLOWER, _SLOWER_S = 10, 3.0
