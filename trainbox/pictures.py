@@ -10,6 +10,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from trainbox.contract.streams import printable
+
 if TYPE_CHECKING:
     # This import takes most of a second, so it is done only where a curve is drawn.
     from matplotlib.figure import Figure
@@ -30,6 +32,7 @@ def confusion_matrix(confusion_KK: Tensor, class_names: Sequence[str]) -> Tensor
     Rows are true classes, and columns are predicted classes. `class_names` has K names. With more
     than 40 classes, the cells are half as large.
     """
+    class_names = [*map(printable, class_names)]  # a line break cannot be drawn in every font
     classes = len(class_names)
     scale = 2 if classes <= _FEW_CLASSES else 1
     cell = 44 * scale

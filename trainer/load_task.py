@@ -1,6 +1,6 @@
 """Import a task's class, make the task with the values of its fields, and list tasks."""
 
-import contextlib
+import ast
 import dataclasses
 import difflib
 import functools
@@ -8,16 +8,16 @@ import importlib
 import inspect
 import json
 import os
-import re
 import sys
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainbox.contract.config import OF_THE_TASK
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.internal import user_folders
+from trainbox.contract.optimizers import OPTIMIZERS
 from trainbox.contract.task_fields import (
     FIELD_TYPES,
     TaskField,
@@ -120,12 +120,8 @@ def _check_names(spec: str, cls: type[Task]) -> None:
     own = {name for base in classes for name in vars(base)} | {
         field.name for field in dataclasses.fields(cls)
     }
-    source = _own_source(cls)
-    unread = {
-        name
-        for name in own - {*dir(Classification)}
-        if name[0] != "_" and not _uses_itself(source, name)
-    }
+    reads = _reads(cls).names
+    unread = {n for n in own - {*dir(Classification)} if n[0] != "_" and n not in reads}
     unwritten = {name for name in {*dir(Classification)} - own if name[0] != "_"}
     for name in sorted(unread):
         # A method for a method, and a value for a value.
@@ -140,38 +136,61 @@ def _check_names(spec: str, cls: type[Task]) -> None:
             )
 
 
-_ANY_NAME = re.compile(r"\b(asdict|astuple|getattr|vars|fields)\(|__dict__")
+# Calls that do not read the fields of a task.
+_HARMLESS = {"super", "replace", "isinstance", "type", "repr", "hash", "__setattr__"}
 
 
-def _own_source(cls: type[Task]) -> str:
-    """Return the text of the files that define the task, without those of Trainbox."""
+class _Reads(NamedTuple):
+    """The attributes that a task's own files read of it, and whether other code may read more."""
+
+    names: frozenset[str]
+    passes_itself: bool
+
+
+def _reads(cls: type[Task]) -> _Reads:
+    """Read the files that define the task, without those of Trainbox."""
     from trainbox.classification import Classification
 
-    texts = []
+    names, passes = set[str](), False
     for base in cls.__mro__:
-        if base not in Classification.__mro__:
-            with contextlib.suppress(OSError, TypeError):
-                texts.append(inspect.getsource(sys.modules[base.__module__]))
-    return "\n".join(texts)
+        if base in Classification.__mro__:
+            continue
+        try:
+            tree = ast.parse(inspect.getsource(sys.modules[base.__module__]))
+        except (OSError, TypeError, SyntaxError):
+            return _Reads(frozenset(), True)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and _is_self(node.value):
+                names.add(node.attr)
+            elif isinstance(node, ast.Call):
+                called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                if called in ("getattr", "attrgetter"):
+                    names |= {str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)}
+                passes |= called not in _HARMLESS and any(map(_is_self, node.args))
+            passes |= isinstance(node, ast.Match) and _is_self(node.subject)
+    return _Reads(frozenset(names), passes or bool({"__dict__", "__dataclass_fields__"} & names))
 
 
-def _uses_itself(source: str, name: str) -> bool:
-    """Return whether the text of a task reads an attribute, which then has a meaning of its own."""
-    return bool(re.search(rf"\.{name}\b", source))
+def _is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
 def defaults_of(task: Task) -> dict[str, Any]:
     """Return the settings of which the task has a default.
 
-    An attribute that the task's own files read is its own, except for those of older versions.
+    An attribute that the task itself reads is its own, except for four names. So is the name of an
+    optimizer that only its build_optimizer() knows.
     """
-    source, old = _own_source(type(task)), ("epochs", "batch_size", "learning_rate", "best_by")
-    values = {
-        name: getattr(task, name)
-        for name in OF_THE_TASK
-        if name in old or not _uses_itself(source, name)
-    }
+    reads, always = _reads(type(task)).names, ("epochs", "batch_size", "learning_rate", "best_by")
+    values = {n: getattr(task, n) for n in OF_THE_TASK if n in always or n not in reads}
+    if values.get("optimizer") not in OPTIMIZERS and defines(task, "build_optimizer"):
+        values.pop("optimizer", None)
     return {name: value for name, value in values.items() if value is not None}
+
+
+def defines(task: Task, method: str) -> bool:
+    """Return whether the task has a method of its own."""
+    return getattr(type(task), method) is not getattr(Task, method)
 
 
 def _check_settings(spec: str, cls: type[Task]) -> None:
@@ -191,9 +210,8 @@ def _check_settings(spec: str, cls: type[Task]) -> None:
         if not callable(value) and not isinstance(value, property | functools.cached_property)
     } | {field.name for field in dataclasses.fields(cls)}
     found = sorted(values & SETTINGS_BY_NAME.keys() - {*OF_THE_TASK})
-    source = _own_source(cls) if found else ""
     for name in found:
-        if _uses_itself(source, name) or _ANY_NAME.search(source):
+        if name in _reads(cls).names or _reads(cls).passes_itself:
             continue
         row = SETTINGS_BY_NAME[name]
         cure = (

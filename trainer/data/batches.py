@@ -18,6 +18,8 @@ from trainer.data.schedule import Schedule
 # The share of the device's free memory for a dataset. The rest is for the model.
 DATA_SHARE_OF_DEVICE = 0.4
 _SAMPLED_BATCHES = 4
+# The epoch of the random numbers of a validation example: no training example has the same numbers.
+_EPOCH = -1
 
 
 def place_tensors(dataset: Dataset[Any], device: torch.device) -> Dataset[Any]:
@@ -108,7 +110,7 @@ class EvaluationBatches:
         return number * self.batch_size, min((number + 1) * self.batch_size, self.size)
 
     def _positions(self, numbers: Sequence[int]) -> list[list[tuple[int, int]]]:
-        return [[(0, i) for i in range(*self._bounds(number))] for number in numbers]
+        return [[(_EPOCH, i) for i in range(*self._bounds(number))] for number in numbers]
 
     def sample(self) -> "EvaluationBatches":
         """Return a few of all batches, read once.
@@ -131,7 +133,7 @@ class EvaluationBatches:
             | {batch_count - 1}
         )
         chosen = _some_of_each([self._bounds(number) for number in numbers])
-        positions = [[(0, i) for i in some] for some in chosen]
+        positions = [[(_EPOCH, i) for i in some] for some in chosen]
         sample._loader = self._read(positions)
         sample.size = sum(map(len, chosen))
         sample.batch_size, sample.own = len(chosen[0]), range(len(chosen))

@@ -19,7 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainbox.contract.errors import StorageFailure, WrongUse, called_exit, raised_interrupt
+from trainbox.contract.errors import (
+    Failure,
+    StorageFailure,
+    WrongUse,
+    called_exit,
+    raised_interrupt,
+    text_of,
+)
 from trainbox.nested import tensors_in
 
 _ENOUGH_FILES = 2**16
@@ -135,6 +142,7 @@ def errors_to_send() -> Iterator[None]:
 
     Raises:
         Failure: The task called sys.exit, or raised KeyboardInterrupt.
+        RuntimeError: The parent could not make the task's error again.
     """
     try:
         yield
@@ -142,11 +150,23 @@ def errors_to_send() -> Iterator[None]:
         raise called_exit(end) from end
     except KeyboardInterrupt as interrupt:
         raise raised_interrupt(interrupt) from interrupt
-    except Exception as error:
-        # A class in a function has no name by which the parent can find it.
-        if "<locals>" in type(error).__qualname__:
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    except BaseException as error:
+        if not _can_be_made_again(error):
+            raise RuntimeError(f"{type(error).__name__}: {text_of(error)}") from None
         raise
+
+
+def _can_be_made_again(error: BaseException) -> bool:
+    """Return whether the parent can make the error from its class and a text, as torch does."""
+    # A class in a function has no name by which the parent can find it.
+    if not isinstance(error, Exception) or "<locals>" in type(error).__qualname__:
+        return False
+    if isinstance(error, Failure | OSError):
+        return True
+    try:
+        return isinstance(str(error), str) and isinstance(str(type(error)("text")), str)
+    except Exception:  # noqa: BLE001 - of the task's class
+        return False
 
 
 def _in_a_block(tensors: list[Tensor]) -> tuple[dict[int, _Position], Tensor | None]:
@@ -184,6 +204,16 @@ class _Pickler(ForkingPickler):
 
     def persistent_id(self, value: Any) -> _Position | None:
         return self._positions.get(id(value))
+
+    def reducer_override(self, value: Any) -> Any:
+        # torch sends the memory of a conjugated or negated view without saying that it is one.
+        if isinstance(value, Tensor) and (value.is_conj() or value.is_neg()):
+            return _same, (value.resolve_conj().resolve_neg(),)
+        return NotImplemented
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 class _Unpickler(pickle.Unpickler):

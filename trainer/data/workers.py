@@ -1,8 +1,9 @@
-"""Start loader workers where a fork could hang.
+"""Start loader workers that end when they must, also where a fork could hang.
 
-Before Python 3.11.10, the child of a fork waits forever, before its first line, if another thread
-of the parent is just being registered (python/cpython#112275). With torch 2.10 and newer, the
-threads of gloo and NCCL are registered after each exchange, to free its tensors.
+A worker leaves SIGTERM to its parent, so it is ended by SIGKILL. Before Python 3.11.10, the child
+of a fork waits forever, before its first line, if another thread of the parent is just being
+registered (python/cpython#112275). With torch 2.10 and newer, the threads of gloo and NCCL are
+registered after each exchange, to free its tensors.
 """
 
 import contextlib
@@ -21,15 +22,27 @@ _STARTS = 5
 
 
 def worker_context() -> ForkContext | None:
-    """Return a context that starts a worker again until it runs, or None if no fork can hang."""
-    if sys.platform != "linux" or sys.version_info >= (3, 11, 10):
+    """Return a context whose workers can be ended, or None for another start method.
+
+    If a fork can hang, the context starts a worker again until it runs.
+    """
+    if sys.platform != "linux":
         return None
     # This call does not choose a start method, so the task may still do so.
     method = multiprocessing.get_start_method(allow_none=True)
-    return _CheckedContext() if method in (None, "fork") else None
+    if method not in (None, "fork"):
+        return None
+    return _KilledContext() if sys.version_info >= (3, 11, 10) else _CheckedContext()
 
 
-class _CheckedProcess(ForkProcess):
+class _KilledProcess(ForkProcess):
+    """A worker that is killed if it does not end, for example because of a thread of the task."""
+
+    def terminate(self) -> None:
+        self.kill()
+
+
+class _CheckedProcess(_KilledProcess):
     """A process that runs its target when its parent has answered its message.
 
     Without an answer, a worker that is only slow could be killed while it holds the lock of the
@@ -67,6 +80,12 @@ class _CheckedProcess(ForkProcess):
             own.send_bytes(b"ready")
             own.recv_bytes()
         super().run()
+
+
+class _KilledContext(ForkContext):
+    """The start method `fork` with processes that end for sure."""
+
+    Process = _KilledProcess
 
 
 class _CheckedContext(ForkContext):

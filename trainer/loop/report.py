@@ -104,9 +104,10 @@ def _data_sizes(job: Job) -> str:
         source = f"held on {job.train.tensors[0].device}"
     elif not job.workers:
         source = "read by the training process"
+    shared = "not compared" if job.in_both is None else f"{job.in_both:,} in both"
     return (
         f"{job.schedule.examples:,} training and {job.evaluation.size:,} validation "
-        f"examples, {'' if job.in_both is None else f'{job.in_both:,} in both, '}{source}"
+        f"examples, {shared}, {source}"
     )
 
 

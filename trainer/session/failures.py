@@ -34,7 +34,7 @@ _LOADER_SHARED_MEMORY = re.compile(
 _TOO_MANY_FILES = re.compile(r"Too many open files|received \d+ items of ancdata")
 # torch's messages for a loader worker or a pinning thread that has ended, and how it has.
 _LOADER_ENDED = re.compile(
-    r"^DataLoader worker(?: \(pid[^)]*\))?(?: is killed by signal: (?P<signal>[^.]*)"
+    r"^DataLoader worker(?: \(pid.*?\))?(?: is killed by signal: (?P<signal>[^.]*)"
     r"| exited unexpectedly(?: with exit code (?P<code>\d+))?)|^Pin memory thread exited",
     re.MULTILINE,
 )
@@ -129,9 +129,10 @@ def _of_loaders(text: str) -> Failure | None:
         return _shared_memory_full()
     if _TOO_MANY_FILES.search(text):
         return too_many_files()
-    ended = _LOADER_ENDED.search(text)
-    if ended is None:
+    found = list(_LOADER_ENDED.finditer(text))
+    if not found:
         return None
+    ended = next((each for each in found if each["code"] or each["signal"]), found[0])
     killed = "the system may be out of memory: lower --workers or --batch-size"
     how, cure = "exited", f"{killed}, or use --workers 0 to see whether a library crashes"
     if ended["code"] is not None:

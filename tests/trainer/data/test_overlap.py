@@ -124,6 +124,82 @@ def test_examples_that_are_drawn_and_not_compared_are_not_the_same_examples(
     assert (found[4][:16] == found[6][:16]).all()
 
 
+class _Listed(Dataset[Any]):
+    """Examples in a list, of which Trainbox does not know anything before it reads them."""
+
+    def __init__(self, examples: list[Any]) -> None:
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._examples[index]
+
+
+def _with(part: Callable[[int], Any]) -> list[Any]:
+    """Return shuffled examples of which `part` returns the second part."""
+    order = list(range(150))
+    random.shuffle(order)
+    return [(torch.full((2,), float(i)), part(i)) for i in order]
+
+
+@pytest.mark.parametrize(
+    ("draw", "is_split"),
+    [
+        (lambda count: [random.gauss(0, 1) for _ in range(count)], False),
+        (lambda count: [str(random.gauss(0, 1)) for _ in range(count)], False),
+        (lambda count: [torch.randn(()) for _ in range(count)], False),
+        (lambda count: [(torch.randn(3), int(i) % 2) for i in range(count)], False),
+        (lambda _: _with(lambda i: torch.eye(2)[i % 2]), True),
+        (lambda _: _with(lambda _i: torch.arange(9)), True),
+        (lambda _: _with(lambda i: torch.ones(4) * (i < 140)), True),
+    ],
+)
+def test_drawn_examples_and_parts_of_a_split_are_told_apart(
+    draw: Callable[[int], list[Any]], is_split: bool
+) -> None:
+    random.seed(0)
+    torch.manual_seed(0)
+    first = draw(60)
+    random.seed(0)
+    torch.manual_seed(0)
+    second = draw(20)[-30:] if is_split else draw(20)
+    assert begins_alike(_Listed(first), _Listed(second), 0) != is_split
+
+
+class _Drawing(Dataset[Any]):
+    """Draws each example when it is read, and notes it."""
+
+    seen: list[tuple[str, float]]
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, _index: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(4)
+        self.seen.append((self.name, float(x[0])))
+        return x, x.sum()
+
+
+def test_examples_that_are_drawn_when_they_are_read_are_not_those_of_the_first_epoch(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _Drawing.seen = []
+    monkeypatch.setattr(Tiny, "train_dataset", lambda *_: _Drawing("train"))
+    monkeypatch.setattr(Tiny, "validation_dataset", lambda *_: _Drawing("validation"))
+    here.train(workers=0, epochs=1, batch_size=4)
+    found = {
+        name: {value for n, value in _Drawing.seen[-40:] if n == name}
+        for name in ("train", "validation")
+    }
+    assert len(found["train"]) == len(found["validation"]) == 20
+    assert not found["train"] & found["validation"]
+
+
 @pytest.mark.parametrize(
     ("validation", "count"), [(_points, 150), (lambda: Subset(_points(), range(140, 150)), 10)]
 )

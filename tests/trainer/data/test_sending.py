@@ -1,12 +1,15 @@
 """Batches of loader workers arrive whole, or the training ends with the cause in one line."""
 
 import contextlib
+import gc
+import multiprocessing
 import os
 import pickle
 import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,6 +119,7 @@ def _interrupt() -> None:
             lambda: os._exit(3),
             "a loader worker exited with code 3: the dataset or a library has ended it: ",
         ),
+        (lambda: os._exit(0), "a loader worker exited"),
         (lambda: sys.exit(3), r"the task called sys\.exit\(3\) in "),
         (_interrupt, "the task raised KeyboardInterrupt in _interrupt "),
     ],
@@ -125,9 +129,57 @@ def test_a_worker_that_ends_is_one_line(action: Callable[[], Any], message: str)
         list(read_once(_Own(action), _POSITIONS, 1))
 
 
-def test_an_error_of_a_class_in_a_function_arrives() -> None:
-    with pytest.raises(RuntimeError, match="LocalError: has no name for the parent"):
-        list(read_once(_Own(_raise_local), _POSITIONS, 1))
+class _Wordless(ValueError):
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
+class _OfTwo(Exception):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+class _Ending(BaseException):
+    pass
+
+
+def _raising(error: BaseException) -> Callable[[], Any]:
+    def action() -> None:
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (_raise_local, "LocalError: has no name for the parent"),
+        (_raising(_Wordless()), "_Wordless: without a text, because its __str__"),
+        (_raising(_OfTwo(1, 2)), "_OfTwo: 1 and 2"),
+        (_raising(ExceptionGroup("several", [ValueError("bad")])), "ExceptionGroup: several"),
+        (_raising(_Ending("the end")), "_Ending: the end"),
+        (_raising(GeneratorExit()), "GeneratorExit"),
+    ],
+)
+def test_an_error_that_the_parent_cannot_make_again_arrives(
+    action: Callable[[], Any], message: str
+) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        list(read_once(_Own(action), _POSITIONS, 1))
+
+
+def test_a_worker_with_a_thread_of_the_task_is_ended() -> None:
+    def start() -> None:
+        threading.Thread(target=lambda: time.sleep(600)).start()
+
+    loader = example_loader(_Own(start), 0, _POSITIONS, torch.device("cpu"), 1)
+    batches = iter(loader)
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    del batches, loader  # torch waits for 5 s
+    gc.collect()
+    worker.join(5)
+    assert not worker.is_alive()
 
 
 def test_an_error_of_the_pinning_thread_is_raised_in_the_training() -> None:
@@ -161,6 +213,13 @@ def test_many_tensors_share_a_block() -> None:
     assert len(files) <= 4  # the block, the large tensor, and those with other strides
     batch["small"][0].add_(1)
     assert value_digest(batch["small"][1:]) == value_digest(_MANY["small"][1:])
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_conjugated_and_negated_views_keep_their_values(count: int) -> None:
+    values = torch.tensor([1 + 2j, 3 - 4j])
+    given = [values.conj(), values.conj().imag, values.conj() * 2] * count
+    assert [value.tolist() for value in _received(given)] == [value.tolist() for value in given]
 
 
 def test_workers_give_the_batches_of_the_training_process() -> None:

@@ -160,3 +160,31 @@ def test_a_task_may_change_the_working_folder_for_a_while(here: Here) -> None:
 def test_a_default_of_the_wrong_kind_is_refused(here: Here, line: str, text: str) -> None:
     name = f"wrong_{line.partition(':')[0]}"
     assert text in here.refused("train", _write(here, name, [line]), "--device", "cpu", code=2)
+
+
+def test_a_name_elsewhere_in_the_file_is_not_a_read_of_the_task(here: Here) -> None:
+    """Such as that of a metric, of numpy or in a comment."""
+
+    def written(name: str, *lines: str) -> str:
+        spec = _write(here, name, lines)
+        with (here.folder / f"{name}.py").open("a") as file:
+            file.write(
+                "\n\ndef other(trainer, lr):  # lr, task.lr\n    import torch\n"
+                "    return trainer.optimizer, trainer.lr, getattr(torch, trainer.name)\n"
+            )
+        return spec
+
+    words = ("--device", "cpu", "--max-steps", "1", "--run", "r")
+    unread = written("elsewhere_lr", "lr: float = 0.5")
+    assert "reads lr: rename it to learning_rate" in here.refused("train", unread, *words)
+    here.succeeds("train", written("elsewhere", "optimizer: str = 'sgd'"), *words)
+    assert here.json("config.json")["optimizer"] == "sgd"
+
+
+def test_a_field_that_another_module_may_read_is_not_refused(here: Here) -> None:
+    Path("helper_of_task.py").write_text("def check(task):\n    assert task.lr == 0.5\n")
+    module = _write(
+        here, "passes", ["lr: float = 0.5"], "import helper_of_task; helper_of_task.check(self)"
+    )
+    code, _, err = here.command("train", module, "--device", "cpu", "--max-steps", "1")
+    assert (code, err) == (0, "")

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from torch import Tensor
 from trainbox import WrongUse
 from trainbox.found_files import files_in, is_left_out
 
+# Names of parts of a data set, and pairs of folders for pictures and what belongs to them.
+_PART = re.compile(r"(?i)(^|[_ -])(train(ing)?|test(ing)?|val(id|idation)?|eval)([_ -]|$)")
+_PAIRS = [{"images", other} for other in ("annotations", "labels", "masks")]
 _TRAIN, _VALIDATION, _TEST = ("train",), ("val", "validation", "valid"), ("test",)
 
 
@@ -131,6 +135,13 @@ def find_classes(folder: Path, contents: str, example: str) -> list[str]:
         WrongUse: The folder has fewer than two classes, or two of them have the same folders.
     """
     names = subfolders(folder)
+    parts = [name for name in names if _PART.search(name) and subfolders(folder / name)]
+    if len(parts) > 1 or {name.lower() for name in names} in _PAIRS:
+        raise WrongUse(
+            f"{folder}: {names[0]} and {names[-1]} may be parts of the data by their names, not "
+            f"classes: name one part, as in --set folder={folder.name}/{names[0]}, or the classes, "
+            f"as in --set classes={names[0]}/{names[-1]}"
+        )
     inside = dict[tuple[str, ...], str]()
     for name in names:
         classes = tuple(_classes_inside(folder / name))
