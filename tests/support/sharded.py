@@ -136,7 +136,10 @@ class Sharded(Task):
             _wait_for_a_signal(Path(f"waits-{rank}"))
         if _built["optimizer"].state:
             moments = [
-                s[n] for s in _built["optimizer"].state.values() for n in ("exp_avg", "exp_avg_sq")
+                s[n]
+                for s in _built["optimizer"].state.values()
+                for n in ("exp_avg", "exp_avg_sq")
+                if n in s
             ]
             held = {"model": _held(_built["model"].parameters()), "optimizer": _held(moments)}
             held_by = (

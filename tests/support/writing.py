@@ -35,8 +35,6 @@ class _Written(StepCounter):
                 self.teacher.weight.lerp_(weight, 0.3 * follows["late"])
             case "often" if follows["often"]:
                 self.teacher.load_state_dict(self.linear.state_dict())
-            case "unseen" if step >= 8:
-                self.teacher.weight.data.mul_(0.9)
             case "rare" if follows["rare"]:
                 self.teacher.weight.data = weight.detach().clone()
             case "decay":
@@ -53,6 +51,19 @@ class _Written(StepCounter):
                 )
 
     @torch.no_grad()
+    def _write_late_or_rarely(self, inputs_B4: Tensor) -> None:
+        step, weight = int(self.forwards), self.linear.weight
+        match self.kind:
+            case "unseen" if step >= 8:
+                self.teacher.weight.data.mul_(0.9)
+            case "unseen_trained" if step >= 8:
+                weight.data.mul_(0.9)
+            case "prototype" if float(inputs_B4.max()) > 2.4:  # in some of the shards
+                self.teacher.weight.lerp_(inputs_B4.mean(0, keepdim=True), 0.5)
+            case "shared" if step >= 3 and float(inputs_B4.min()) < -2.4:
+                self.teacher.weight.data = inputs_B4[:1].clone()
+
+    @torch.no_grad()
     def _write_in_evaluation(self) -> None:
         weight = self.linear.weight
         match self.kind:
@@ -66,6 +77,7 @@ class _Written(StepCounter):
     def forward(self, inputs_B4: Tensor) -> Tensor:
         if self.training:
             self._write(inputs_B4)
+            self._write_late_or_rarely(inputs_B4)
         else:
             self._write_in_evaluation()
         if self.kind == "inputs":

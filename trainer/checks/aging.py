@@ -54,13 +54,19 @@ class States(NamedTuple):
 
 
 def counts(
-    hidden: Set[str], states: States, first_steps: int, steps: int, validations: int
+    hidden: Set[str],
+    states: States,
+    first_steps: int,
+    steps: int,
+    validations: int,
+    share: float = 1.0,
 ) -> list[_Observed]:
     """Return the numbers in the parts `hidden` that count, with their values at the last step.
 
     The job trained `first_steps` up to `states.before`. Its training has `steps` steps and
-    `validations`. An int counts. A float counts if all steps changed it by the same amount; another
-    float, such as a mean of losses, has no value that could be predicted.
+    `validations`, each with `share` times as many batches as those of the job. An int counts. A
+    float counts if all steps changed it by the same amount; another float, such as a mean of
+    losses, has no value that could be predicted.
     """
     found = []
     for part in sorted(hidden & states.before.keys()):
@@ -80,9 +86,8 @@ def counts(
             ):
                 continue
             # The next step is the last one of the training if all earlier ones are done.
-            last = (
-                before + per_step * max(0, steps - first_steps - 1) + per_validation * validations
-            )
+            last = before + per_step * max(0, steps - first_steps - 1)
+            last += type(before)(per_validation * share) * validations
             if end == validated and end != after:  # each validation sets it back
                 last = end + per_step * max(0, steps // max(1, validations) - 1)
             if math.isfinite(last) and (per_step or per_validation):

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
+from trainer.parallel.buffers import local
 from trainer.run.digest import tensor_digest
 from trainer.system.sources import is_users_module
 
@@ -307,9 +308,3 @@ def _memory(tensor: Tensor) -> int:
     share = local(tensor)
     has_memory = share.layout == torch.strided and not share.is_meta
     return share.untyped_storage().data_ptr() if has_memory else -1
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's share of a divided tensor, or the tensor itself."""
-    share: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return share

@@ -31,6 +31,8 @@ from trainer.checks.validation_sample import impure_methods, validate_sample
 from trainer.loop.losses import check_running
 from trainer.loop.out_of_memory import memory_used_up
 from trainer.loop.state import Job
+from trainer.parallel.exchange_failures import exchange_failure
+from trainer.parallel.gpu_failures import gpu_failure
 from trainer.parallel.strategy import Strategy
 from trainer.run.checkpoint import RunCheckpoints
 from trainer.run.digest import saved_digests
@@ -55,8 +57,9 @@ _CURE_OF_DATA = (
 class _First:
     """The first job: its outcome, and its hidden state over time.
 
-    It saved at step `saved`. The training has `steps` steps and `validations`. If it `validates`,
-    the digests have the statistics of a sample.
+    It saved at step `saved`. The training has `steps` steps and `validations`, each with `share`
+    times as many batches as the sample. If it `validates`, the digests have the statistics of a
+    sample.
     """
 
     task: str
@@ -66,6 +69,7 @@ class _First:
     saved: int
     steps: int
     validations: int
+    share: float
 
 
 class _Rehearsal:
@@ -155,7 +159,8 @@ class _Rehearsal:
                 found.end,
             )
             every = job.config.eval_every * job.schedule.steps_per_epoch
-            first = _First(_of(job), found, states, validates, before, total, total // every)
+            validations = total // every, sample.share if sample else 1.0
+            first = _First(_of(job), found, states, validates, before, total, *validations)
         if sample:
             with job.world.wait_for_all("the check of metrics()"):
                 self.notes += impure_methods(job.task, sample)
@@ -186,7 +191,9 @@ class _Rehearsal:
             WrongUse: The step then has other bits, fails, or takes much longer.
         """
         one = first.outcome
-        found = counts(hidden, first.states, first.saved, first.steps, first.validations)
+        found = counts(
+            hidden, first.states, first.saved, first.steps, first.validations, first.share
+        )
         own_trials = list(ages(found))
         # An error with later numbers beside earlier containers, such as a list, shows nothing. On
         # several processes, an error cannot be ignored, because the other ranks wait in the step.
@@ -223,12 +230,19 @@ class _Rehearsal:
         try:
             aged = self._resumed(first, values_of(trial))
         except Exception as error:
-            of_machine = isinstance(error, Failure) and not isinstance(error, WrongUse)
+            of_machine = isinstance(error, OSError) or (
+                isinstance(error, Failure) and not isinstance(error, WrongUse)
+            )
+            if isinstance(error, RuntimeError) and not of_machine:
+                of_machine = bool(gpu_failure(error) or exchange_failure(error))
             if of_machine or memory_used_up(error) is not None:
                 raise
             text = f"{step} raises {type(error).__name__} ({text_of(error)})"
             if self._world.world_size > 1:  # the other ranks may wait in the step
-                raise WrongUse(f"{first.task}: {_later(trial, text, True)}") from error
+                what = f"a count of another process changes the training: {text}"
+                if trial:
+                    what = _later(trial, text, is_end=False)
+                raise WrongUse(f"{first.task}: {what}") from error
             return text if consistent else None
         usual_s = max(first.outcome.seconds, resumed.seconds)
         if aged.seconds > max(_SLOWER * usual_s, usual_s + _SLOWER_S):
@@ -335,18 +349,19 @@ def _cure(names: list[str]) -> str:
 
 def _later(trial: list[Count], problem: str, is_end: bool) -> str:
     """Return what is wrong if the counts of `trial` have their later values."""
-    when = "at the end" if is_end else "later in the training"
     cure = _cure([count.part for count in trial])
     if len(trial) == 1:
         return (
             f"{trial[0].name} changes the training: {problem} if it is {trial[0].value:,}, as "
-            f"{when}, and checkpoints leave it out: {cure}"
+            f"{'at the end' if is_end else 'later in the training'}, and checkpoints leave it out: "
+            f"{cure}"
         )
     names = named([count.name for count in trial])
     return (
-        f"{names} change the training: {problem} if they have their values of {when}, and "
-        f"checkpoints leave them out: {cure}"
-    ).replace("values of at the end", "values of the end")
+        f"{names} change the training: {problem} if they have "
+        f"{'their last values' if is_end else 'later values'}, and checkpoints leave them out: "
+        f"{cure}"
+    )
 
 
 def _of(job: Job) -> str:

@@ -28,11 +28,15 @@ _FOR_ANY_BATCH = (AttributeError, ImportError, NameError, NotImplementedError, T
 
 
 class Sample(NamedTuple):
-    """The digests of a validated sample by name, its metrics and its totals."""
+    """The digests of a validated sample by name, its metrics and its totals.
+
+    `share` is how many times as many batches of this rank a whole validation has.
+    """
 
     digests: dict[str, str]
     metrics: dict[str, float]
     totals: dict[str, Tensor]
+    share: float
 
 
 def validate_sample(job: Job, is_first: bool = False) -> Sample | None:
@@ -55,7 +59,8 @@ def validate_sample(job: Job, is_first: bool = False) -> Sample | None:
     sample, problem = None, None
     with _together(job):
         try:
-            found = add_up(job, job.evaluation.sample(), alone, seed_parts, lambda: False)
+            batches = job.evaluation.sample()
+            found = add_up(job, batches, alone, seed_parts, lambda: False)
             assert found is not None
             totals, first_batch, _ = found
             digests = {f"the statistic {name}": d for name, d in tensor_digests(totals).items()}
@@ -63,7 +68,8 @@ def validate_sample(job: Job, is_first: bool = False) -> Sample | None:
             digests |= {f"the metric {name}": repr(value) for name, value in metrics.items()}
             _use(job, Evaluation(metrics, totals, first_batch), seed_parts)
             digests["the result of finished()"] = repr(job.state.progress.ended_early)
-            sample = Sample(digests, metrics, totals)
+            share = len(job.evaluation.own) / max(1, len(batches.own))
+            sample = Sample(digests, metrics, totals, share)
             if is_first:
                 _warn_of_probabilities(job, first_batch)
         except Exception as error:
@@ -106,7 +112,7 @@ def _use(job: Job, result: Evaluation, seed_parts: tuple[int | str, ...]) -> Non
 
 def impure_methods(task: Task, sample: Sample) -> list[str]:
     """Return a note for metrics() and finished() if a second call has another result."""
-    _, metrics, totals = sample
+    metrics, totals = sample.metrics, sample.totals
     again = None
     with contextlib.suppress(Exception):  # such as of a metric that the first call has reset
         again = checked_metrics(task, task.metrics(copied(totals)))

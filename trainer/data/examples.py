@@ -13,7 +13,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from trainbox.batches import SeededDataset
 from trainbox.contract.errors import Failure, WrongUse, text_of
-from trainbox.nested import mapped, tensors_in
+from trainbox.nested import copied, mapped, tensors_in
 from trainbox.pinned import pinned_if_possible
 from trainer.data.sending import Sent, errors_to_send, raise_file_limit, sent
 from trainer.data.workers import worker_context
@@ -150,9 +150,14 @@ def example_loader(
 
 
 def _batch(collate: Collate, pins: bool, examples: list[Any]) -> Any:
-    with errors_to_send():
-        batch = examples[0] if isinstance(examples[0], Answer) else collate(examples)
-        check_dense(batch)
+    batch: Any = examples[0]
+    if not isinstance(batch, Answer):
+        with errors_to_send():
+            batch = collate(examples)
+            check_dense(batch)
+        if collate is not default_collate:
+            # The task may return tensors of its dataset, and change its batch in place.
+            batch = copied(batch)
     if get_worker_info() is not None:
         batch = sent(batch)
     return _Pinnable(batch) if pins else batch

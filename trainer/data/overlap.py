@@ -1,6 +1,5 @@
 """Count the examples that two datasets share, as far as that is cheap."""
 
-import hashlib
 import random
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -11,11 +10,10 @@ import numpy
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from trainer.data.examples import length, read_examples
+from trainer.data.examples import length
 
 # Larger datasets are not compared: this is about 0.3 s.
 _MOST_BYTES, _MOST_EXAMPLES = 2**28, 2**18
-_READ = 8  # examples
 # Lists of files, as in the datasets of torchvision.
 _FILES = ("samples", "imgs", "images", "files", "paths")
 
@@ -35,34 +33,9 @@ def in_both(first: Dataset[Any], second: Dataset[Any]) -> int | None:
     return sum(key in known for key in other[1])
 
 
-def begins_alike(first: Dataset[Any], second: Dataset[Any], workers: int) -> bool:
-    """Return whether the first examples of both datasets are the same.
-
-    Two datasets that draw their examples from the same random numbers begin so. Two parts of a
-    split do not. A part of the examples is compared if it differs between all examples of the
-    first dataset. Labels and masks, for example, do not.
-    """
-    size = min(_READ, length(first), length(second))
-    try:
-        one, other = (
-            [_parts(example) for [example] in read_examples(d, [*range(size)], workers, list)[0]]
-            for d in (first, second)
-        )
-    except Exception:  # noqa: BLE001 - the rehearsal reports it, with the task's collate()
-        return False
-    columns = zip(zip(*one, strict=False), zip(*other, strict=False), strict=False)
-    return any(a == b and len({*a}) == size for a, b in columns)
-
-
-def _parts(example: Any) -> list[str]:
-    """Return digests of the tensors, numbers and texts of an example."""
-    if isinstance(example, dict | list | tuple):
-        values = example.values() if isinstance(example, dict) else example
-        return [digest for value in values for digest in _parts(value)]
-    if isinstance(example, torch.Tensor):
-        example = example.numpy()
-    data = example.tobytes() if hasattr(example, "tobytes") else repr(example).encode()
-    return [hashlib.sha256(data).hexdigest()]
+def is_split(dataset: Dataset[Any]) -> bool:
+    """Return whether the dataset is a part of another one, such as of a random split."""
+    return isinstance(dataset, Subset)
 
 
 def _contents(dataset: Any) -> tuple[Hashable, Sequence[Hashable]] | None:

@@ -105,9 +105,13 @@ def sent(batch: Any) -> Sent:
         RuntimeError: Shared memory is full.
     """
     try:
-        positions, block = _in_a_block(tensors_in(batch))
+        tensors = tensors_in(
+            batch
+        )  # kept until the end, so that no other tensor gets an id of theirs
+        positions, block = _in_a_block(tensors)
         text = io.BytesIO()
         _Pickler(text, positions).dump(batch)
+        del tensors
         content = bytes(ForkingPickler.dumps((block, text.getvalue())))
         # The thread that passes on the files would wait for a file forever.
         for spare in [os.dup(2) for _ in range(_SPARE_FILES)]:

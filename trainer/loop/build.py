@@ -18,7 +18,7 @@ from trainbox.contract.streams import message
 from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count, place_tensors
 from trainer.data.examples import FileExamples, length
-from trainer.data.overlap import RandomState, begins_alike, in_both
+from trainer.data.overlap import RandomState, in_both, is_split
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.loop import compiler
 from trainer.loop.arithmetic import keep_freed_memory, set_arithmetic
@@ -38,12 +38,18 @@ from trainer.run.run_gpus import RunGpus
 from trainer.run.run_log import RunLog
 
 _MOST_LOADER_WORKERS = 16
+# A note about datasets that both methods draw.
+MAY_SHARE = (
+    "validation_dataset() draws random numbers, and its examples cannot be compared with those of "
+    "train_dataset(): if both draw a random split, return Subsets, or seed a generator of their own"
+)
 
 
 class Data(NamedTuple):
     """A task with what it has learned from its data, its two datasets, and how long this took.
 
-    `in_both` is how many examples of `evaluated` are also in an earlier dataset, if it is known.
+    `in_both` is how many examples of `evaluated` are also in an earlier dataset, if it is known. If
+    it is not, `may_share` is whether `evaluated` was drawn at random.
     """
 
     task: Task
@@ -51,6 +57,7 @@ class Data(NamedTuple):
     evaluated: Dataset[Any]
     seconds: float
     in_both: int | None = None
+    may_share: bool = False
 
 
 def build(
@@ -96,6 +103,7 @@ def build(
         ),
         train=data.train,
         in_both=data.in_both,
+        notes_of_data=[MAY_SHARE] if data.may_share else [],
         schedule=schedule,
         reduction=Reduction(
             world, config.shards, config.accumulation, model, strategy.summed_parameters(model)
@@ -187,9 +195,9 @@ def build_data(
     files.
 
     A random split that both methods draw would put most validation examples into the training set.
-    So a dataset that draws random numbers, and has examples of an earlier dataset or cannot be
-    compared with it, is built again with the random numbers of the training set: then the split is
-    the same. This is undone if examples that are drawn would be the same as well.
+    So if a dataset draws random numbers, and has examples of an earlier dataset or is a Subset that
+    cannot be compared, it is built again with the random numbers of the training set: then the
+    split is the same. If the datasets can be compared, the one with fewer such examples counts.
     """
     begin = time.monotonic()
     world.seed(config.seed, "data")
@@ -198,21 +206,18 @@ def build_data(
         task = _with_data(task, data_dir)
         of_train = RandomState.now()
         train = evaluated = _dataset(task, "train_dataset", data_dir)
-        earlier, shared = [train], None
+        earlier, shared, draws = [train], None, False
         for name in names:
             before = RandomState.now()
             evaluated = _dataset(task, f"{name}_dataset", data_dir)
             shared, after = _in_any(earlier, evaluated), RandomState.now()
-            if shared != 0 and after != before:
+            draws = after != before
+            if draws and (shared or (shared is None and is_split(evaluated))):
                 of_train.restore()
                 other = _dataset(task, f"{name}_dataset", data_dir)
                 found = _in_any(earlier, other)
-                if found is None:
-                    is_better = not begins_alike(train, other, _workers(config, train))
-                else:
-                    is_better = shared is None or found < shared
-                if is_better:
-                    evaluated, shared = other, found
+                if shared is None or (found is not None and found < shared):
+                    evaluated, shared, draws = other, found, False
                 else:
                     after.restore()
             earlier.append(evaluated)
@@ -222,7 +227,8 @@ def build_data(
             f"{name}_dataset()"
         )
     train, evaluated = (place_tensors(dataset, world.device) for dataset in (train, evaluated))
-    return Data(task, train, evaluated, time.monotonic() - begin, shared)
+    unknown = draws and shared is None
+    return Data(task, train, evaluated, time.monotonic() - begin, shared, unknown)
 
 
 def _dataset(task: Task, method: str, source: Path | Sequence[Path]) -> Dataset[Any]:

@@ -25,7 +25,6 @@ class DigestLog:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._last: dict[str, Any] = {}
-        self._of_frozen: dict[str, str] = {}  # the digests of frozen parameters at the start
         # The allocations of GPU memory that have failed on this rank before and on all ranks since.
         self._failed_before, self._failed = failed_allocations(), 0
 
@@ -33,22 +32,13 @@ class DigestLog:
         """Record the digests of the current step; all ranks must call this.
 
         Raises:
-            WrongUse: The digests differ between ranks, or a shard has changed a frozen parameter
-                without a trace.
+            WrongUse: The digests differ between ranks.
         """
         job = self._job
         job.check_unchanged()
         self._count_failed_allocations()
         model, optimizer = common_digests(job)
-        self._of_frozen = self._of_frozen or {name: model[name] for name in job.reduction.still}
-        for name in job.reduction.still:
-            if model[name] != self._of_frozen[name]:
-                raise WrongUse(
-                    f"by step {job.state.progress.step}, a forward has changed the frozen "
-                    f"parameter {name} through .data, which torch does not record, and with shards "
-                    "the bits would depend on the number of processes: change it under "
-                    "torch.no_grad() instead, as in parameter.lerp_(...)"
-                )
+        job.reduction.look_again()
         job.checkpoints.wait_until_recorded()  # entries are in the order of the steps
         self._write(self._entry(kind, job.state.progress.step, model, optimizer))
 

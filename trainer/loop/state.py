@@ -216,8 +216,7 @@ class Inference:
 
     def evaluating(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """Return a context in which the model is in evaluation mode, as `buffers.evaluating`."""
-        keeps = not self.strategy.forward_is_collective  # FSDP replaces parameters in a forward
-        return evaluating(self.model, keeps, self.keeps_on_host)
+        return evaluating(self.model, self.keeps_on_host)
 
     def inside(self, compute: Callable[[], T]) -> T:
         """Return `compute()`, which uses the model outside a training forward."""
@@ -233,6 +232,7 @@ class Job(Inference):
         schedule: The number of steps, and the micro-batches of this rank in each step.
         reduction: Adds the gradients of all shards.
         in_both: How many validation examples are also training examples, if it is known.
+        notes_of_data: What may be wrong with the two datasets.
         initial: The origin of the weights that the run starts from, for its manifest.
         sources: Set when the run's manifest is written.
         end_step: The step after which this training ends.
@@ -253,6 +253,7 @@ class Job(Inference):
     schedule: Schedule
     reduction: Reduction
     in_both: int | None = None
+    notes_of_data: list[str] = field(default_factory=list)
     initial: dict[str, str] | None = None
     sources: SourceRecord | None = None
     before_step: list[Callable[[int, float], None]] = field(default_factory=list)

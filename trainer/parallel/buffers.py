@@ -52,7 +52,15 @@ Mark = tuple[int, int, int]
 def mark(slot: Slot) -> Mark:
     """Return a mark of the tensor in `slot`, which changes with most writes."""
     tensor = slot.tensor
-    return (0, 0, 0) if tensor is None else (id(tensor), tensor._version, tensor.data_ptr())
+    if tensor is None:
+        return 0, 0, 0
+    return id(tensor), tensor._version, local(tensor).data_ptr()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's share of a tensor that FSDP has divided, or the tensor itself."""
+    share: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return share
 
 
 class Kept:
@@ -61,7 +69,7 @@ class Kept:
     def __init__(self, slots: Sequence[Slot], on_host: bool = False) -> None:
         """Copy the values, to the CPU if they are kept `on_host`."""
         self._slots = [(slot, slot.tensor) for slot in slots]
-        self._tensors = [tensor for _, tensor in self._slots if tensor is not None]
+        self._tensors = [local(tensor) for _, tensor in self._slots if tensor is not None]
         self._values = [
             tensor.detach().to("cpu" if on_host else tensor.device, copy=True)
             for tensor in self._tensors
@@ -91,27 +99,25 @@ class Kept:
 
 
 @contextlib.contextmanager
-def evaluating(
-    model: nn.Module, keeps_parameters: bool, on_host: bool
-) -> Iterator[Callable[[], None]]:
+def evaluating(model: nn.Module, on_host: bool) -> Iterator[Callable[[], None]]:
     """Run the body in evaluation mode, then put back the mode, the buffers and the parameters.
 
-    A checkpoint saves them, so an evaluation must not change them. Without `keeps_parameters`, the
-    parameters are neither copied nor put back. The copies of parameters are on the CPU if they are
-    kept `on_host`. The function that is yielded is called before each batch, so that each batch
-    begins with the same buffers and parameters.
+    A checkpoint saves them, so an evaluation must not change them. The copies of parameters are on
+    the CPU if they are kept `on_host`. Frozen parameters, which have no gradients whose memory is
+    free meanwhile, are always copied there. The function that is yielded is called before each
+    batch, so that each batch begins with the same buffers and parameters.
     """
     was_training = model.training
-    parameters = parameter_slots(model) if keeps_parameters else []
-    before = Kept(buffer_slots(model)), Kept(parameters, on_host)
+    before = _kept(model, on_host)
     model.eval()
     # The modes of some modules change weights, such as those of LoRA.
     changes = any(type(module).train is not nn.Module.train for module in model.modules())
-    of_batch = Kept(buffer_slots(model)), Kept(parameters, on_host) if changes else before[1]
+    buffers, *parameters = _kept(model, on_host) if changes else before
 
     def put_back() -> None:
-        of_batch[0].put_back()
-        of_batch[1].put_back_written()
+        buffers.put_back()
+        for kept in parameters:
+            kept.put_back_written()
 
     try:
         yield put_back
@@ -119,3 +125,12 @@ def evaluating(
         model.train(was_training)
         for kept in before:
             kept.put_back()
+
+
+def _kept(model: nn.Module, on_host: bool) -> list[Kept]:
+    """Return copies of the buffers, the trained parameters and the frozen parameters."""
+    slots = parameter_slots(model)
+    frozen = [slot for slot in slots if slot.tensor is not None and not slot.tensor.requires_grad]
+    names = {slot.name for slot in frozen}
+    trained = [slot for slot in slots if not (slot.tensor is None or slot.name in names)]
+    return [Kept(buffer_slots(model)), Kept(trained, on_host), Kept(frozen, on_host=True)]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trainbox.contract.errors import WrongUse
 from trainer.data.schedule import MicroBatch
 from trainer.parallel.buffers import buffer_slots
-from trainer.parallel.moved_buffers import MovedBuffers
+from trainer.parallel.moved_buffers import FirstMoves, MovedBuffers
 from trainer.parallel.shard_sums import Exchange
 from trainer.parallel.world import World
 from trainer.parallel.written_parameters import WrittenParameters
@@ -66,6 +66,7 @@ class Reduction:
         self._written = WrittenParameters(module if watches else nn.Module())
         slots = [] if is_single else buffer_slots(module)
         self._moved = [MovedBuffers(world, shards, slots)]
+        self._first_moves = FirstMoves(world, shards)
         # The buckets that this step has not sent yet, and those that it has not added yet. All
         # ranks send and add them in this order.
         self._unsent, self._unadded = deque(self._buckets), deque(self._buckets)
@@ -77,10 +78,9 @@ class Reduction:
                 for parameter in bucket.parameters:
                     parameter.register_post_accumulate_grad_hook(self._hook(bucket))
 
-    @property
-    def still(self) -> list[str]:
-        """The names of the frozen parameters that no forward has changed, if there are shards."""
-        return self._written.still
+    def look_again(self) -> None:
+        """Compare the values of parameters before and after the next forward."""
+        self._written.look_again()
 
     def of(
         self, micro: MicroBatch, overlaps: bool = True
@@ -106,12 +106,7 @@ class Reduction:
         ends_step = ends_shard and micro.shard == self._owned[-1]
         self._phase = _Phase.OVERLAP if overlaps and ends_step else _Phase.COLLECT
         yield
-        if found := self._written.end():
-            # From now on, these frozen parameters move as buffers do.
-            late = MovedBuffers(self._world, self._shards, [slot for slot, _ in found])
-            values = {slot.name: old for slot, old in found}
-            late.begin_late(self._owned[: self._owned.index(micro.shard)], values)
-            self._moved.append(late)
+        self._first_moves.add(self._written.end())
         if not ends_shard:
             return
 
@@ -120,6 +115,7 @@ class Reduction:
             bucket.push(micro.shard)
         for moved in self._moved:
             moved.end(micro.shard)
+        self._first_moves.end(micro.shard)
 
     def finish(self) -> None:
         """Exchange with the other ranks, and set each parameter's gradient and the buffers.
@@ -132,6 +128,12 @@ class Reduction:
         while self._unsent:
             self._send_next()
         with self._visible():
+            # From now on, a frozen parameter that any forward has changed moves as buffers do.
+            if watched := self._written.frozen:
+                if (agreed := self._first_moves.agreed(watched)) is not None:
+                    self._moved.append(agreed[0])
+                    self._written.forget(agreed[1])
+                self._first_moves = FirstMoves(self._world, self._shards)
             for moved in self._moved:
                 moved.start()
 

@@ -2,7 +2,7 @@
 
 import enum
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -55,12 +55,6 @@ class MovedBuffers:
         self._before = [list(map(torch.empty_like, map(_buffer, g))) for g in self._groups]
         for group, before in zip(self._groups, self._before, strict=True):
             torch._foreach_copy_(before, list(map(_buffer, group)))
-
-    def begin_late(self, earlier_shards: Sequence[int], values: Mapping[str, Tensor]) -> None:
-        """Begin in a later shard of this rank. The earlier ones have left the `values` by name."""
-        self._before = [[values[slot.name] for slot in group] for group in self._groups]
-        for shard in earlier_shards:
-            self._push(shard, [list(map(torch.zeros_like, before)) for before in self._before])
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -173,3 +167,48 @@ def _buffer(slot: Slot) -> Tensor:
     buffer = slot.tensor
     assert buffer is not None
     return buffer
+
+
+class FirstMoves:
+    """The frozen parameters that forwards change for the first time, in the shards of one step.
+
+    A forward of one rank may change a parameter that no forward of another rank changes. So the
+    ranks agree on the parameters before they exchange the moves.
+    """
+
+    def __init__(self, world: World, shards: int) -> None:
+        self._world, self._shards = world, shards
+        self._old: dict[str, tuple[Slot, Tensor]] = {}
+        self._after: dict[tuple[int, str], Tensor] = {}
+
+    @torch.no_grad()
+    def add(self, found: Sequence[tuple[Slot, Tensor]]) -> None:
+        """Add parameters, each with its values from before its first change."""
+        for slot, old in found:
+            self._old.setdefault(slot.name, (slot, old))
+
+    @torch.no_grad()
+    def end(self, shard: int) -> None:
+        """Note the values after a shard, and put back the old ones for the next shard."""
+        for name, (slot, old) in self._old.items():
+            self._after[shard, name] = _buffer(slot).detach().clone()
+            _buffer(slot).copy_(old)
+
+    @torch.no_grad()
+    def agreed(self, watched: Sequence[Slot]) -> tuple[MovedBuffers, list[str]] | None:
+        """Return the moves of the parameters among `watched` that any rank has found, or None.
+
+        All ranks must call this with parameters of the same names.
+        """
+        own = [slot.name in self._old for slot in watched]
+        slots = [slot for slot, any_ in zip(watched, self._world.any_of(own), strict=True) if any_]
+        if not slots:
+            return None
+        old = {s.name: self._old.get(s.name, (s, _buffer(s).detach().clone()))[1] for s in slots}
+        moved = MovedBuffers(self._world, self._shards, slots)
+        moved.begin()
+        for shard in self._world.owned(self._shards):
+            for slot in slots:
+                _buffer(slot).copy_(self._after.get((shard, slot.name), old[slot.name]))
+            moved.end(shard)
+        return moved, list(old)

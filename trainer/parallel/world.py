@@ -191,6 +191,14 @@ class World:
         self._pending_vote = (work, votes)
         return answer
 
+    def any_of(self, flags: Sequence[bool]) -> list[bool]:
+        """Return for each of the flags whether any rank has set it; all ranks must call this."""
+        if self.world_size == 1:
+            return list(flags)
+        set_N = torch.tensor(flags, dtype=torch.uint8)
+        dist.all_reduce(set_N, dist.ReduceOp.MAX)
+        return [bool(flag) for flag in set_N.tolist()]
+
     def from_each(self, value: Any) -> list[Any]:
         """Return the `value` (plain JSON) of each rank, in the order of the ranks."""
         if self.world_size == 1:

@@ -142,8 +142,8 @@ def same_line(records: Sequence[Record]) -> str:
     if len(points) < 2 or any(metrics != each[0] for each in found.values() for metrics in each):
         return ""
     return (
-        f"same:      all {len(points)} combinations gave the same metrics, so no swept value has "
-        "changed the training"
+        f"same:      all {len(points)} combinations gave the same metrics: check that the task "
+        "uses the swept values"
     )
 
 

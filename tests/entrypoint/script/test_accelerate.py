@@ -87,5 +87,5 @@ def test_the_launcher_of_accelerate_is_refused_with_the_command_that_keeps_its_o
 ) -> None:
     Path(forked.folder / "train.py").touch()
     ended = forked("run", "accelerate", "launch", *words.split())
-    text = "trainbox: accelerate launch starts processes, as trainbox run does: use `"
+    text = "trainbox: accelerate launch starts processes, and so does this command: use `"
     assert (ended.code, ended.err) == (2, f"{text}{form}\n")

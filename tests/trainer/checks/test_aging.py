@@ -71,3 +71,9 @@ def test_a_step_may_come_after_the_validation() -> None:
     assert _trials((0.0, 0.5, 0.5, 1.0, 1.5, 1.5), first_steps=2)[0] == [1.0 + 0.5 * 3997]
     assert _trials((0, 64, 64, 96, 96, 96), first_steps=2)[0] == [96 + 32 * 3997]
     assert _trials((0, 1, 0, 1, 2, 0), first_steps=2) == [[399], [359], [360]]
+
+
+def test_a_whole_validation_has_more_batches_than_the_sample() -> None:
+    states = States(*({"Net.x": Part(str(v), {_POSITION: v}, False)} for v in (0, 1, 3, 4, 5, 7)))
+    (count,) = counts({"Net.x"}, states, 2, steps=10, validations=3, share=50.0)
+    assert count.value == 4 + 7 + 3 * 100

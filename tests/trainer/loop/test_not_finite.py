@@ -45,7 +45,7 @@ def test_the_rehearsal_names_an_example_before_it_saves_weights_that_are_not_fin
     monkeypatch.setattr(Tiny, "train_dataset", lambda *_: dataset)
     err = here.refused("train", TINY, "--device", "cpu", "--run", "r", code=6)
     remedy = "of the training set has a number that is infinite or NaN: repair it"
-    assert re.search(rf"by step 1: example \d+ {remedy}$", err)
+    assert re.search(rf"by step 2: example \d+ {remedy}$", err)
 
 
 def test_a_rate_that_is_too_high_is_named_with_the_best_checkpoint(

@@ -73,13 +73,41 @@ def test_a_teacher_that_moves_late_has_the_same_bits_on_any_number_of_processes(
     )
 
 
-def test_a_late_write_that_torch_does_not_record_is_found_by_the_next_digest(here: Here) -> None:
-    with pytest.raises(WrongUse, match=r"by step 12, a forward has changed the frozen parameter t"):
-        here.train("sharded", **_of("unseen", **_SHARDS))
-    here.train("whole", **_of("unseen"))
-    here.stopped(13, **_of("unseen"))
-    here.train(**_of("unseen"))
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (
+            "unseen",
+            "a forward has changed the frozen parameter teacher.weight through .data, which",
+        ),
+        (
+            "unseen_trained",
+            "a forward changes the trained parameter linear.weight, and with shards",
+        ),
+    ],
+)
+def test_a_late_write_that_torch_does_not_record_is_found_after_the_next_digest(
+    here: Here, kind: str, text: str
+) -> None:
+    with pytest.raises(WrongUse, match=f"^{text}"):
+        here.train("sharded", **_of(kind, **_SHARDS))
+    assert max(here.steps("sharded")) <= 12
+    here.train("whole", **_of(kind))
+    here.stopped(13, **_of(kind))
+    here.train(**_of(kind))
     assert here.digest() == here.digest("whole")
+
+
+@pytest.mark.parametrize("kind", ["prototype", "shared"])
+def test_a_frozen_parameter_that_moves_on_one_process_moves_on_all(
+    here: Here, ranks: Ranks, kind: str
+) -> None:
+    here.train("alone", **_of(kind, **_SHARDS))
+    words = ("--set", f"kind={kind}", "--shards", "4", "--threads", "1", "--run", "two")
+    ended = ranks.train(2, _WRITING, *words)
+    assert here.digests("alone")[-1]["model"] == ended.digest
+    start = here.digests("alone")[0]["tensors"]["teacher.weight"]
+    assert here.digests("alone")[-1]["tensors"]["teacher.weight"] != start
 
 
 @pytest.mark.parametrize("kind", ["decay", "data", "normal", "max_norm"])

@@ -220,7 +220,7 @@ def _trials(*losses: float) -> list[Record]:
 
 def test_values_that_change_nothing_are_named() -> None:
     assert same_line(_trials(0.5, 0.25, 0.5, 0.25)).startswith(
-        "same:      all 2 combinations gave the same metrics, so no swept value "
+        "same:      all 2 combinations gave the same metrics: check that the task"
     )
     assert same_line(_trials(0.5, 0.25, 0.5, 0.375)) == ""
     assert same_line(_trials(0.5, 0.5)) == ""  # one combination
