@@ -77,7 +77,8 @@ class Task:
         """Return the examples for validation, by which the best checkpoint is selected.
 
         Each example is counted once, on any number of processes. A random split that this method
-        and `train_dataset` draw in the same way is the same split.
+        and `train_dataset` draw in the same way, and that is a `Subset` or a `TensorDataset`, is
+        the same split.
 
         Raises:
             WrongUse: the data is missing or cannot be used.
