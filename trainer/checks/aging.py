@@ -64,7 +64,7 @@ def counts(
     """Return the numbers in the parts `hidden` that count, with their values at the last step.
 
     The job trained `first_steps` up to `states.before`. Its training has `steps` steps and
-    `validations`, each with `share` times as many batches as those of the job. An int counts. A
+    `validations`, each with `share` times the batches of the job. An int counts. A
     float counts if all steps changed it by the same amount; another float, such as a mean of
     losses, has no value that could be predicted.
     """

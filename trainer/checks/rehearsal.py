@@ -58,7 +58,7 @@ class _First:
     """The first job: its outcome, and its hidden state over time.
 
     It saved at step `saved`. The training has `steps` steps and `validations`, each with `share`
-    times as many batches as the sample. If it `validates`, the digests have the statistics of a
+    times the batches of the sample. If it `validates`, the digests have the statistics of a
     sample.
     """
 
