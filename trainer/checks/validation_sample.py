@@ -30,7 +30,8 @@ _FOR_ANY_BATCH = (AttributeError, ImportError, NameError, NotImplementedError, T
 class Sample(NamedTuple):
     """The digests of a validated sample by name, its metrics and its totals.
 
-    `share` is how many times as many batches of this rank a whole validation has.
+    `share` is the number of batches of a whole validation on this rank, divided by their number in
+    the sample.
     """
 
     digests: dict[str, str]

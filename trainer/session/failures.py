@@ -134,7 +134,11 @@ def _of_loaders(text: str) -> Failure | None:
         return None
     ended = next((each for each in found if each["code"] or each["signal"]), found[0])
     killed = "the system may be out of memory: lower --workers or --batch-size"
-    how, cure = "exited", f"{killed}, or use --workers 0 to see whether a library crashes"
+    how = "exited"
+    cure = (
+        "the dataset or a library has ended it, or the system is out of memory: use --workers 0 to "
+        "see where, or lower --workers or --batch-size"
+    )
     if ended["code"] is not None:
         how = f"exited with code {ended['code']}"
         cure = "the dataset or a library has ended it: use --workers 0 to see where"

@@ -109,15 +109,15 @@ def _interrupt() -> None:
     [
         (
             lambda: os.kill(os.getpid(), signal.SIGKILL),
-            r"a loader worker (was killed \(Killed\)|exited): the system may be out of memory: ",
+            r"a loader worker (was killed \(Killed\)|exited): the .*system (may be|is) out of memory: ",
         ),
         (
             lambda: os.kill(os.getpid(), signal.SIGSEGV),
-            r"a loader worker (was killed \(Segmentation fault\)|exited): .* library .*crash",
+            r"a loader worker (was killed \(Segmentation fault\)|exited): .* library ",
         ),
         (
             lambda: os._exit(3),
-            "a loader worker exited with code 3: the dataset or a library has ended it: ",
+            "a loader worker exited( with code 3)?: the dataset or a library has ended it",
         ),
         (lambda: os._exit(0), "a loader worker exited"),
         (lambda: sys.exit(3), r"the task called sys\.exit\(3\) in "),
