@@ -109,7 +109,7 @@ def _interrupt() -> None:
     [
         (
             lambda: os.kill(os.getpid(), signal.SIGKILL),
-            r"a loader worker (was killed \(Killed\)|exited): the .*system (may be|is) out of memory: ",
+            r"a loader worker (was killed \(Killed\)|exited): the .*system .*out of memory: ",
         ),
         (
             lambda: os.kill(os.getpid(), signal.SIGSEGV),
