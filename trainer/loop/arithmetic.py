@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -34,6 +35,16 @@ def set_arithmetic(config: Settings) -> None:
         torch.set_deterministic_debug_mode("error" if config.deterministic else "default")
     if config.deterministic:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def torchscript_repeats(deterministic: bool) -> AbstractContextManager[None]:
+    """Return a context in which a function of TorchScript has the same bits in each call.
+
+    After its first calls, TorchScript would fuse operations, with other bits, and a resume begins
+    with first calls again.
+    """
+    context: AbstractContextManager[None] = torch.jit.optimized_execution(not deterministic)
+    return context
 
 
 def set_tf32(allowed: bool) -> None:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from trainbox.contract.config import Config, Settings, check, split_metric
 from trainbox.contract.errors import (
     ExitCode,
@@ -25,7 +23,7 @@ from trainer.checks.fingerprint import sampled_digest
 from trainer.checks.hidden_state import HiddenState, on_any_rank
 from trainer.checks.rehearsal import rehearse
 from trainer.load_task import load_task
-from trainer.loop.arithmetic import set_cuda_variables
+from trainer.loop.arithmetic import set_cuda_variables, torchscript_repeats
 from trainer.loop.build import Data, build, build_data
 from trainer.loop.fit import fit
 from trainer.loop.out_of_memory import (
@@ -94,10 +92,7 @@ def train_task(
     Raises:
         Failure: The training did not succeed. The class of the failure has the exit code.
     """
-    # After its first calls, TorchScript would fuse operations, with other bits, and a resume begins
-    # with first calls again.
-    fuses = torch.jit.optimized_execution(not config.deterministic)
-    with errors_as_failures(runs_dir), fuses:
+    with errors_as_failures(runs_dir), torchscript_repeats(config.deterministic):
         # A loss of (B, 1) and (B,) has (B, B) values, whose mean trains to nonsense.
         warnings.filterwarnings("error", message="Using a target size")
         # The import of a task may use the GPU.

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
 from tqdm import tqdm
 
@@ -20,7 +19,7 @@ from trainbox.contract.streams import message
 from trainbox.contract.temporary import sockets_in_a_folder
 from trainbox.task import Task
 from trainer.load_task import load_task
-from trainer.loop.arithmetic import set_cuda_variables
+from trainer.loop.arithmetic import set_cuda_variables, torchscript_repeats
 from trainer.loop.state import Inference, load_weights
 from trainer.parallel.strategy import Strategy, join
 from trainer.parallel.world import World
@@ -153,7 +152,7 @@ def opened(
         compared = {"settings": dataclasses.asdict(chosen), **given}
         refuse_difference(world, compared, "start the same command on each machine")
         check(chosen, world.device.type)
-        stack.enter_context(torch.jit.optimized_execution(not chosen.deterministic))
+        stack.enter_context(torchscript_repeats(chosen.deterministic))
         world.seed(chosen.seed, "task")
         task = load_task(chosen.task, chosen.fields)
 
