@@ -95,7 +95,8 @@ class Kept:
             if tensor.shape != values.shape:  # resized in place
                 tensor.data = values.to(tensor.device, copy=True)
         if self._tensors:  # torch refuses an empty list
-            torch._foreach_copy_(self._tensors, self._values)
+            # Through `.data`, the marks of tensors that were not written stay the same.
+            torch._foreach_copy_([tensor.data for tensor in self._tensors], self._values)
 
 
 @contextlib.contextmanager

@@ -21,15 +21,19 @@ class WrittenParameters:
         slots = [slot for slot in parameter_slots(model) if slot.tensor is not None]
         self._frozen = [slot for slot in slots if not _parameter(slot).requires_grad]
         self._trained = [slot for slot in slots if _parameter(slot).requires_grad]
-        self._marks: list[Mark] = []
+        self._begin: dict[str, Mark] = {}
+        self._end: dict[str, Mark] = {}
         self._looks, self._looked = True, False
         # The values of the frozen parameters before the first forward, which their first change
-        # needs. They are on the CPU, because few models ever change them.
+        # needs. They are on the CPU, because few models ever change them. Parameters that change
+        # between forwards, such as those of an average of the weights, have none.
         self._of_frozen: dict[str, Tensor] = {}
         # The trained parameters that each forward compares: those that a forward has written with
         # the same values, as clamp_ may do.
         self._compared: list[Slot] = []
-        self._before: list[Tensor] = []
+        self._before: list[tuple[Slot, Tensor]] = []
+        self._frozen_before: list[tuple[Slot, Tensor]] = []
+        self._found = set[str]()  # the frozen parameters that forwards of this step have changed
 
     @property
     def frozen(self) -> Sequence[Slot]:
@@ -43,43 +47,34 @@ class WrittenParameters:
     def forget(self, names: Collection[str]) -> None:
         """Watch the frozen parameters `names` no longer."""
         self._frozen = [slot for slot in self._frozen if slot.name not in names]
+        self._found -= set(names)
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Note the parameters before a forward.
-
-        Raises:
-            WrongUse: A forward has changed a frozen parameter without a trace.
-        """
-        if self._looks:
-            for slot in self._frozen:
-                now = _parameter(slot).detach().cpu()
-                if not torch.equal(self._of_frozen.setdefault(slot.name, now.clone()), now):
-                    raise WrongUse(
-                        f"a forward has changed the frozen parameter {slot.name} through .data, "
-                        "which torch does not record, and with shards the bits would depend on the "
-                        "number of processes: change it under torch.no_grad() instead, as in "
-                        "parameter.lerp_(...)"
-                    )
-        self._before = [_copy(slot) for slot in (self._trained if self._looks else self._compared)]
-        self._marks = [mark(slot) for slot in (*self._trained, *self._frozen)]
+        """Note the parameters before a forward."""
+        compared = self._trained if self._looks else self._compared
+        self._before = [(slot, _parameter(slot).detach().clone()) for slot in compared]
+        frozen = self._frozen if self._looks else ()
+        self._frozen_before = [(slot, _on_host(slot)) for slot in frozen]
+        if not self._looked:
+            self._of_frozen = {slot.name: values for slot, values in self._frozen_before}
+        self._begin = {slot.name: mark(slot) for slot in (*self._trained, *self._frozen)}
+        for name in {slot.name for slot in self._frozen} - self._found:
+            if self._end.get(name, self._begin[name]) != self._begin[name]:
+                self._of_frozen.pop(name, None)
 
     @torch.no_grad()
     def end(self) -> list[tuple[Slot, Tensor]]:
         """Return the frozen parameters that this forward has changed.
 
-        Each has its values from before the first change, on the device of the parameter.
+        Each has its values from before its first change, on the device of the parameter.
 
         Raises:
             WrongUse: The forward has changed or unfrozen a parameter.
         """
-        slots = [*self._trained, *self._frozen]
-        written = {
-            slot.name for slot, old in zip(slots, self._marks, strict=True) if mark(slot) != old
-        }
-        for slot, before in zip(
-            self._trained if self._looks else self._compared, self._before, strict=True
-        ):
+        self._end = {slot.name: mark(slot) for slot in (*self._trained, *self._frozen)}
+        written = {name for name, now in self._end.items() if now != self._begin[name]}
+        for slot, before in self._before:
             if not torch.equal(_parameter(slot), before):
                 raise WrongUse(
                     f"a forward changes the trained parameter {slot.name}, and with shards the "
@@ -89,20 +84,43 @@ class WrittenParameters:
                 )
         compared = {slot.name for slot in self._compared}
         self._compared = [slot for slot in self._trained if slot.name in written | compared]
+        unseen = {
+            slot.name
+            for slot, before in self._frozen_before
+            if slot.name not in written and not torch.equal(_on_host(slot), before)
+        }
         moved = []
         for slot in self._frozen:
-            parameter, old = _parameter(slot), self._of_frozen[slot.name]
-            if parameter.requires_grad:
+            if _parameter(slot).requires_grad:
                 raise WrongUse(
                     f"a forward unfreezes the parameter {slot.name}, whose gradient is not added "
                     "over the shards: leave it unfrozen in build_model()"
                 )
-            # In the first forward, also a write through `.data` makes it a moving parameter.
-            unseen = not self._looked and not torch.equal(parameter.detach().cpu(), old)
-            if slot.name in written or unseen:
-                moved.append((slot, old.to(parameter.device, copy=True)))
+            if slot.name in (written | unseen) - self._found:
+                moved.append((slot, self._old(slot, slot.name in unseen)))
+                self._found.add(slot.name)
         self._looks, self._looked = False, True
         return moved
+
+    def _old(self, slot: Slot, unseen: bool) -> Tensor:
+        """Return the values of a frozen parameter before its first change.
+
+        Raises:
+            WrongUse: An earlier change may have left no trace, or it changes between forwards too.
+        """
+        if unseen and self._looked:
+            raise WrongUse(
+                f"a forward has changed the frozen parameter {slot.name} through .data, which "
+                "torch does not record, and with shards the bits would depend on the number of "
+                "processes: change it under torch.no_grad() instead, as in parameter.lerp_(...)"
+            )
+        if slot.name not in self._of_frozen:
+            raise WrongUse(
+                f"a forward changes the frozen parameter {slot.name}, which also changes between "
+                "forwards, and with shards the bits would depend on the number of processes: "
+                "change it only in the forward, or only in a hook of the optimizer"
+            )
+        return self._of_frozen[slot.name].to(_parameter(slot).device, copy=True)
 
 
 def _parameter(slot: Slot) -> Tensor:
@@ -111,5 +129,5 @@ def _parameter(slot: Slot) -> Tensor:
     return parameter
 
 
-def _copy(slot: Slot) -> Tensor:
-    return _parameter(slot).detach().clone()
+def _on_host(slot: Slot) -> Tensor:
+    return _parameter(slot).detach().to("cpu", copy=True)

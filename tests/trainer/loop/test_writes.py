@@ -198,3 +198,38 @@ def test_a_value_that_cannot_be_loaded_is_refused_before_an_older_checkpoint_goe
     with pytest.raises(WrongUse, match=text):
         here.train(checkpoint_steps=4, keep=1)
     assert here.steps() == [6]
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_an_average_that_a_hook_of_the_optimizer_moves_is_the_same_on_any_number_of_processes(
+    here: Here, monkeypatch: pytest.MonkeyPatch, in_place: bool
+) -> None:
+    """It changes between forwards, and each process moves it in the same way."""
+
+    def build_optimizer(_task: Tiny, model: Any, *_: Any) -> torch.optim.Optimizer:
+        def follow(*_: object) -> None:
+            for mean, weight in zip(
+                model.teacher.parameters(), model.linear.parameters(), strict=True
+            ):
+                if in_place:
+                    mean.data.lerp_(weight.data, 0.1)
+                else:
+                    mean.data = mean.data.lerp(weight.data, 0.1)
+
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        optimizer.register_step_post_hook(follow)
+        return optimizer
+
+    def build_model(_task: Tiny) -> StepCounter:
+        model = StepCounter()
+        model.teacher = torch.nn.Linear(4, 1).requires_grad_(False)
+        return model
+
+    monkeypatch.setattr(Tiny, "build_model", build_model)
+    monkeypatch.setattr(Tiny, "build_optimizer", build_optimizer)
+    here.train("whole", **_SHARDS)
+    here.stopped(8, **_SHARDS)
+    here.train(**_SHARDS)
+    assert here.digest() == here.digest("whole")
+    digests = here.digests("whole")
+    assert digests[0]["tensors"]["teacher.weight"] != digests[-1]["tensors"]["teacher.weight"]
