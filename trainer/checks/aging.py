@@ -76,6 +76,8 @@ def counts(
                 for state in states
             )
             per_validation = end - after
+            if not math.isfinite(per_validation):  # such as an element of a list that is emptied
+                continue
             # A dataset is read ahead, so the count of its examples stays the same in the last step.
             per_step = after - before or (after - start) / (first_steps + 1)
             if isinstance(before, int):

@@ -65,7 +65,8 @@ def validate_sample(job: Job, is_first: bool = False) -> Sample | None:
             assert found is not None
             totals, first_batch, _ = found
             digests = {f"the statistic {name}": d for name, d in tensor_digests(totals).items()}
-            metrics = checked_metrics(job.task, job.task.metrics(copied(totals)))
+            with job.leaves_the_model("metrics()"):
+                metrics = checked_metrics(job.task, job.task.metrics(copied(totals)))
             digests |= {f"the metric {name}": repr(value) for name, value in metrics.items()}
             _use(job, Evaluation(metrics, totals, first_batch), seed_parts)
             digests["the result of finished()"] = repr(job.state.progress.ended_early)

@@ -54,7 +54,7 @@ def evaluate(
     totals, first_batch, by_batch = found
     # All ranks use the metrics of rank 0. If ranks decided by different values, some would wait for
     # the others forever.
-    with job.world.wait_for_all("the metrics"):
+    with job.world.wait_for_all("the metrics"), job.leaves_the_model("metrics()"):
         own = checked_metrics(job.task, job.task.metrics(copied(totals)))
     metrics = job.world.from_first(own)
     return Evaluation(metrics, totals, first_batch, by_batch)

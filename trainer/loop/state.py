@@ -18,7 +18,7 @@ from trainbox.plain_state import plain_state
 from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches
 from trainer.data.schedule import Schedule
-from trainer.parallel.buffers import evaluating
+from trainer.parallel.buffers import evaluating, left_alone
 from trainer.parallel.exchange import Reduction
 from trainer.parallel.loss_sums import RunningLosses
 from trainer.parallel.strategy import Strategy
@@ -90,10 +90,14 @@ class JobState:
     watch: Stopwatch = field(default_factory=Stopwatch)
     _built: dict[str, str] = field(init=False)
     _trained: dict[str, nn.Parameter] = field(init=False)
+    _types: dict[str, str] = field(init=False)
+    _groups: int = field(init=False)
 
     def __post_init__(self) -> None:
         self._built = _shapes(self.model.state_dict())
         self._trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self._types = _types(self.model.state_dict())
+        self._groups = len(self.optimizer.param_groups)
 
     def capture(self, strategy: Strategy) -> dict[str, Any]:
         """Return the content of a checkpoint; all ranks must call this.
@@ -103,11 +107,17 @@ class JobState:
         """
         strategy.check_optimizer(self.optimizer)
         model = self.model_state()
-        if changed := _first_change(self._built, _shapes(model)):
+        if len(self.optimizer.param_groups) != self._groups:
+            raise WrongUse(
+                "a parameter group was added to the optimizer, which a resume would not have: add "
+                "all groups in build_optimizer()"
+            )
+        changed = _first_change(self._built, _shapes(model))
+        if changed := changed or _first_change(self._types, _types(model)):
             raise WrongUse(
                 f"the model has changed since it was built ({changed}), so a resume could not load "
                 "a checkpoint: create all parameters and buffers in build_model(), with their "
-                "final shapes"
+                "final shapes and types"
             )
         now = {} if strategy.forward_is_collective else dict(self.model.named_parameters())
         for name, parameter in self._trained.items():
@@ -218,6 +228,22 @@ class Inference:
         """Return a context in which the model is in evaluation mode, as `buffers.evaluating`."""
         return evaluating(self.model, self.keeps_on_host)
 
+    @contextlib.contextmanager
+    def leaves_the_model(self, method: str) -> Iterator[None]:
+        """Run `method` of the task, which must not change what a checkpoint has.
+
+        Raises:
+            WrongUse: It has changed a buffer or a parameter.
+        """
+        with left_alone(self.model) as changed:
+            yield
+        if changed:
+            raise WrongUse(
+                f"task {type(self.task).__name__}: {method} changes {changed[0]} of the model, "
+                "whose digest is recorded before: count in losses() with train_metrics, or end the "
+                "training by --early-stopping"
+            )
+
     def inside(self, compute: Callable[[], T]) -> T:
         """Return `compute()`, which uses the model outside a training forward."""
         return self.strategy.inside(self.loss_module, compute)
@@ -312,6 +338,11 @@ def _first_change(found: Mapping[str, str], here: Mapping[str, str]) -> str | No
         if old != new:
             return f"{name}: {old} -> {new}"
     return None
+
+
+def _types(model: Mapping[str, Any]) -> dict[str, str]:
+    """Return the type of each tensor of a state dict."""
+    return {n: str(value.dtype) for n, value in model.items() if isinstance(value, torch.Tensor)}
 
 
 def _shapes(model: Mapping[str, Any]) -> dict[str, str]:

@@ -163,7 +163,8 @@ def judge(job: Job, metrics: Mapping[str, float]) -> bool:
         else:
             progress.patience_used += 1
         progress.ended_early = progress.patience_used >= config.patience
-    progress.ended_early |= checked_end(job.task, job.task.finished(metrics))
+    with job.leaves_the_model("finished()"):
+        progress.ended_early |= checked_end(job.task, job.task.finished(metrics))
     return best
 
 

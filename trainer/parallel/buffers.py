@@ -100,6 +100,16 @@ class Kept:
 
 
 @contextlib.contextmanager
+def left_alone(model: nn.Module) -> Iterator[list[str]]:
+    """Collect the names of the buffers and parameters that the body is seen to change."""
+    slots = [*buffer_slots(model), *parameter_slots(model)]
+    marks = [mark(slot) for slot in slots]
+    changed: list[str] = []
+    yield changed
+    changed += [slot.name for slot, old in zip(slots, marks, strict=True) if mark(slot) != old]
+
+
+@contextlib.contextmanager
 def evaluating(model: nn.Module, on_host: bool) -> Iterator[Callable[[], None]]:
     """Run the body in evaluation mode, then put back the mode, the buffers and the parameters.
 

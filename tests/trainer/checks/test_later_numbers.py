@@ -706,3 +706,92 @@ def test_a_function_of_torch_jit_has_the_same_bits_in_each_call(
 
 def _swish(values: Tensor) -> Tensor:
     return values * torch.sigmoid(values)
+
+
+@pytest.mark.parametrize("method", ["metrics", "finished"])
+def test_a_validation_that_writes_a_buffer_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Each checkpoint after it would count as damaged."""
+    models: list[nn.Module] = []
+
+    def build_model(_task: Tiny) -> nn.Module:
+        models[:] = [StepCounter()]
+        models[0].register_buffer("waits", torch.zeros(()))
+        return models[0]
+
+    plain = getattr(Tiny, method)
+
+    def counted(task: Tiny, given: Any) -> Any:
+        if int(models[0].forwards) >= first:  # type: ignore[call-overload]
+            models[0].waits += 1  # type: ignore[operator]
+        return plain(task, given)
+
+    first = 0
+    monkeypatch.setattr(Tiny, "build_model", build_model)
+    monkeypatch.setattr(Tiny, method, counted)
+    text = rf"task Tiny: {method}\(\) changes waits of the model, whose digest is recorded before"
+    with pytest.raises(WrongUse, match=text):
+        here.train()
+    first = 12
+    with pytest.raises(WrongUse, match=text):
+        here.train("late")
+    assert here.steps("late") == [6]
+    assert here.command("evaluate", "runs/late")[0] == 0
+
+
+def test_a_list_that_metrics_empties_is_noted(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Tiny.metrics
+
+    def metrics(task: Tiny, totals: Any) -> dict[str, float]:
+        vars(task).setdefault("hits", []).clear()
+        return plain(task, totals)
+
+    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        if model.training:
+            vars(task).setdefault("hits", []).append(len(batch[0]))
+        return of_batch(task, model, batch)
+
+    of_batch = Tiny.losses
+    monkeypatch.setattr(Tiny, "metrics", metrics)
+    monkeypatch.setattr(Tiny, "losses", losses)
+    here.train("whole")
+    here.stopped(8)
+    here.train()
+    assert here.digest() == here.digest("whole")
+
+
+def test_a_buffer_of_another_type_and_a_new_group_are_refused_at_the_save(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cast(_task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        if int(model.forwards) == 8:
+            model.register_buffer("scale", model.scale.double())
+        return plain(_task, model, batch)
+
+    def build_model(_task: Tiny) -> nn.Module:
+        model = StepCounter()
+        model.register_buffer("scale", torch.ones(2))
+        return model
+
+    plain = Tiny.losses
+    monkeypatch.setattr(Tiny, "build_model", build_model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tiny, "losses", cast)
+        with pytest.raises(WrongUse, match=r"\(scale: torch.float32 -> torch.float64\), so a "):
+            here.train("cast")
+    made: list[torch.optim.Optimizer] = []
+
+    def build_optimizer(_task: Tiny, model: nn.Module, *_: Any) -> torch.optim.Optimizer:
+        made[:] = [torch.optim.SGD(model.parameters(), 0.05)]
+        return made[0]
+
+    def schedule(_task: Tiny, step: int, _total: int, _warmup: int) -> float:
+        if step == 8 and len(made[0].param_groups) == 1:
+            made[0].add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+        return 1.0
+
+    monkeypatch.setattr(Tiny, "build_optimizer", build_optimizer)
+    monkeypatch.setattr(Tiny, "schedule", schedule)
+    with pytest.raises(WrongUse, match="a parameter group was added to the optimizer"):
+        here.train()
