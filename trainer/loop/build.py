@@ -103,7 +103,7 @@ def build(
         ),
         train=data.train,
         in_both=data.in_both,
-        notes_of_data=[MAY_SHARE] if data.may_share else [],
+        notes=[MAY_SHARE] if data.may_share else [],
         schedule=schedule,
         reduction=Reduction(
             world, config.shards, config.accumulation, model, strategy.summed_parameters(model)

@@ -52,7 +52,7 @@ def header(job: Job) -> None:
         "precision": _precision(job),
         "resume": f"from step {step}, epoch {step // schedule.steps_per_epoch + 1}" if step else "",
         "rehearsal": "" if step else job.rehearsal["result"],
-        "note": f"\n{'note':<10} ".join([*job.notes_of_data, *job.notes]),
+        "note": f"\n{'note':<10} ".join(job.notes),
     }
     _report(job, {name: text for name, text in rows.items() if text})
 

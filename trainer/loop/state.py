@@ -140,7 +140,10 @@ class JobState:
                 "running_steps": self.running.steps,
             }
         )
-        return {name: plain_state(part, f"the state of the {name}") for name, part in state.items()}
+        parts = {
+            n: plain_state(p, f"the state of the {n}") for n, p in state.items() if n != "model"
+        }
+        return {**state, **parts}
 
     def model_state(self) -> dict[str, Any]:
         """Return the model's tensors and extra state, as a checkpoint has them."""
@@ -258,14 +261,13 @@ class Job(Inference):
         schedule: The number of steps, and the micro-batches of this rank in each step.
         reduction: Adds the gradients of all shards.
         in_both: How many validation examples are also training examples, if it is known.
-        notes_of_data: What may be wrong with the two datasets.
         initial: The origin of the weights that the run starts from, for its manifest.
         sources: Set when the run's manifest is written.
         end_step: The step after which this training ends.
         before_step: Called before each step with the number of steps of this start, and with the
             seconds that they waited for data.
         rehearsal: The entry of the manifest about the rehearsal of this start.
-        notes: What may be wrong with the task, as the rehearsal has seen.
+        notes: What may be wrong with the data, and with the task, as the rehearsal has seen.
         check_hidden_state: Notes the state outside checkpoints that has changed.
     """
 
@@ -279,7 +281,6 @@ class Job(Inference):
     schedule: Schedule
     reduction: Reduction
     in_both: int | None = None
-    notes_of_data: list[str] = field(default_factory=list)
     initial: dict[str, str] | None = None
     sources: SourceRecord | None = None
     before_step: list[Callable[[int, float], None]] = field(default_factory=list)

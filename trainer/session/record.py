@@ -174,7 +174,7 @@ def _write_manifest(
         content = {"run_id": job.checkpoints.files.run_id} | found | attempts
         run.folder.write_json("manifest.json", content)
         return data.sources
-    job.notes = _notes(stored)
+    job.notes += _notes(stored)
     # Compare with the manifest. A module that is imported later is compared now, before anything is
     # computed.
     known: dict[str, str] = stored.get("sources", {})

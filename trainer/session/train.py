@@ -178,7 +178,8 @@ class _Jobs:
             build = functools.partial(self._build, init)
             rehearsal = rehearse(build, self.run, self.strategy, stop)
         job = self._build(init, self.checkpoints)
-        job.rehearsal, job.notes = rehearsal, list(rehearsal.get("notes", []))
+        job.rehearsal = rehearsal
+        job.notes += rehearsal.get("notes", [])
         if step is not None:
             resume_job(job, step)
         return job
