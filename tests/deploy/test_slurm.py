@@ -425,7 +425,8 @@ if sys.argv[1] != "wait" or saved.exists():
     distributed.all_reduce(total)
     names = ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     found = {name: os.environ[name] for name in names}
-    found["slurm"] = [name for name in os.environ if name.startswith("SLURM_")]
+    of_srun = ("PROCID", "LOCALID", "NODEID", "NTASKS", "NNODES")
+    found["srun"] = [int(os.environ[f"SLURM_{name}"]) for name in of_srun]
     saved.write_text(json.dumps(found | {"total": total.item()}))
     distributed.destroy_process_group()
     sys.exit(int(sys.argv[2]))
@@ -456,7 +457,13 @@ def test_a_script_on_two_nodes_is_requeued_and_finds_its_folder(slurm: Slurm) ->
     found = [json.loads((run / f"saved-{rank}.json").read_text()) for rank in range(4)]
     assert len({(rank.pop("MASTER_ADDR"), rank.pop("MASTER_PORT")) for rank in found}) == 1
     assert found == [
-        {"WORLD_SIZE": "4", "LOCAL_RANK": local, "slurm": [], "total": 10.0} for local in "0101"
+        {
+            "WORLD_SIZE": "4",
+            "LOCAL_RANK": str(rank % 2),
+            "srun": [rank, rank % 2, rank // 2, 4, 2],  # as if srun had started four tasks
+            "total": 10.0,
+        }
+        for rank in range(4)
     ]
     assert {path.name for path in run.iterdir() if "saved" not in path.name} >= {
         "config.json",
