@@ -25,10 +25,14 @@ OF_THE_TASK = (
     *("clip_norm", "precision", "best_by"),
 )
 CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels_last"
+CAPTURE = ("auto", "off")  # the values of --capture
 
 # A resume may change these settings. They affect neither the weights nor the best checkpoint.
 FREE_AT_RESUME = frozenset(
-    {"workers", "checkpoint_steps", "checkpoint_minutes", "keep", "log_steps", "digest_steps"}
+    {
+        *("workers", "checkpoint_steps", "checkpoint_minutes", "keep", "log_steps"),
+        *("digest_steps", "capture"),
+    }
 )
 
 
@@ -74,6 +78,7 @@ class Config:
     seed: int = 0
     deterministic: bool = True
     compile: bool = False
+    capture: str = "off"  # auto: CUDA graphs if the rehearsal shows that they have the same bits
     memory_format: str | None = None  # None: chosen by the first start, and the run keeps it
     # None chooses by the number of processes at the first start, and the run keeps the choice.
     # Under FSDP, the number of shards stays None and is the number of processes of each start.
@@ -264,7 +269,13 @@ def config_in(settings: Mapping[str, Any], path: Path) -> Config:
             f"{path} is not a configuration ({error}): restore it or use another --run"
         ) from error
     # All other settings are compared with the command's settings or with the manifest.
-    for name, number in {name: getattr(config, name) for name in sorted(FREE_AT_RESUME)}.items():
+    if config.capture not in CAPTURE:
+        raise WrongUse(
+            f"{path} is damaged (capture is {config.capture!r}, not {' or '.join(CAPTURE)}): "
+            "restore it"
+        )
+    for name in sorted(FREE_AT_RESUME - {"capture"}):
+        number = getattr(config, name)
         whole = type(number) is int or (type(number) is float and name == "checkpoint_minutes")
         if not (whole and number >= 0) and not (number is None and getattr(Config, name) is None):
             raise WrongUse(

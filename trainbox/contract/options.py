@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from trainbox.contract.config import CHANNELS_LAST, CONTIGUOUS, Config
+from trainbox.contract.config import CAPTURE, CHANNELS_LAST, CONTIGUOUS, Config
 from trainbox.contract.optimizers import OPTIMIZERS
 from trainbox.contract.option_types import (
     GpuCount,
@@ -286,6 +286,8 @@ _SETTINGS = (
             "Loader workers per process, for data that is not in memory."),
         Option("--compile/--no-compile", bool,
             "torch.compile the model; needs a C compiler, and triton on a GPU."),
+        Option("--capture", click.Choice(list(CAPTURE)), "auto: capture steps as CUDA graphs if "
+            "the rehearsal shows that they have the bits of eager steps."),
         Option("--memory-format", click.Choice([CONTIGUOUS, CHANNELS_LAST]), "Order of the weights "
             "of 2D convolutions; a run keeps it. Default: channels_last in bf16 on CPUs if the "
             "task works with it, else contiguous."),

@@ -6,6 +6,7 @@ bits. If numbers of Python count the steps, more jobs train step 3 with the valu
 have later in the training. The reasons are in docs/decisions/0007-the-rehearsal.md.
 """
 
+import functools
 import shutil
 import time
 from collections.abc import Callable, Set
@@ -15,6 +16,12 @@ from typing import Any
 from trainbox.contract.errors import Failure, Preempted, StorageFailure, WrongUse, text_of
 from trainer.checks.aging import Count, Numbers, States, ages, counts, values_of
 from trainer.checks.batch_parts import batch_dependence
+from trainer.checks.capture import (
+    COMPARED_STEPS,
+    CaptureRehearsal,
+    TracedStep,
+    reason_for_eager_steps,
+)
 from trainer.checks.fingerprint import Part, set_numbers
 from trainer.checks.hidden_state import (
     FAST,
@@ -28,6 +35,7 @@ from trainer.checks.hidden_state import (
 from trainer.checks.pure_schedule import check_schedule
 from trainer.checks.rehearsed_steps import Outcome, Steps, outcome, steps_before
 from trainer.checks.validation_sample import impure_methods, validate_sample
+from trainer.loop.captured import CapturedStep
 from trainer.loop.losses import check_running
 from trainer.loop.out_of_memory import memory_used_up
 from trainer.loop.state import Job
@@ -78,6 +86,7 @@ class _Rehearsal:
     def __init__(self, new_job: Callable[[], Job], strategy: Strategy) -> None:
         self._new_job, self._world = new_job, strategy.world
         self.steps, self.notes = 0, list[str]()
+        self.capture = CaptureRehearsal("")
 
     def run(self) -> list[str]:
         """Compare a resumed job with the first one, and return the names of changing state.
@@ -89,7 +98,7 @@ class _Rehearsal:
         first = self._started(self._new_job())
         if first is None:
             return []
-        one, other = first.outcome, self._resumed(first)
+        one, other = first.outcome, self._resumed(first, replays=not self.capture.reason)
         # What differs after the step depends on more than the checkpoint and the step.
         hidden = differing(one.end, other.end)
         hidden |= {n for n in differing(one.after_step, other.after_step) if _counts(n, one, other)}
@@ -122,7 +131,8 @@ class _Rehearsal:
         state = hidden_state if deterministic else _no_state
         total, before = job.schedule.total_steps, steps_before(job.schedule.total_steps)
         self.steps = min(before + deterministic, total)
-        start, steps = state(job), Steps(job)
+        start, self.capture.reason = state(job), reason_for_eager_steps(job)
+        steps = Steps(job, TracedStep, 0 if self.capture.reason else COMPARED_STEPS)
         with job.strategy.lost_writes(job.loss_module) as lost:
             steps.train()
         console.count_step()
@@ -161,16 +171,22 @@ class _Rehearsal:
             every = job.config.eval_every * job.schedule.steps_per_epoch
             validations = total // every, sample.share if sample else 1.0
             first = _First(_of(job), found, states, validates, before, total, *validations)
+        if not self.capture.reason:
+            assert isinstance(steps.step, TracedStep)
+            self.capture.watch(job, steps.step, steps.train)
         if sample:
             with job.world.wait_for_all("the check of metrics()"):
                 self.notes += impure_methods(job.task, sample)
         self.notes += filter(None, [batch_dependence(job, steps.batches)])
         return first
 
-    def _resumed(self, first: _First, numbers: Numbers | None = None) -> Outcome:
+    def _resumed(
+        self, first: _First, numbers: Numbers | None = None, replays: bool = False
+    ) -> Outcome:
         """Load the checkpoint in a new job, then train the next step and validate.
 
-        The hidden state of the job gets the `numbers` before the step.
+        The hidden state of the job gets the `numbers` before the step. If the job `replays`, it
+        then captures steps.
         """
         job = self._new_job()
         start, files = hidden_state(job), job.checkpoints.files
@@ -180,7 +196,14 @@ class _Rehearsal:
             job.state.restore(files.load(first.saved), job.strategy, files.folder)
         set_numbers(owners_of(job), numbers or {})
         job.run.console.count_step()
-        return outcome(job, start, Steps(job), first.validates)
+        if not replays:
+            return outcome(job, start, Steps(job), first.validates)
+        problems = list[str]()
+        kind = functools.partial(CapturedStep, report=problems.append, eager_steps=1)
+        steps = Steps(job, kind, COMPARED_STEPS)
+        found = outcome(job, start, steps, first.validates)
+        self.capture.replay(job, steps.train, problems)
+        return found
 
     def _refuse_later_bits(self, first: _First, resumed: Outcome, hidden: Set[str]) -> int:
         """Train the step with the values that the counts in the parts `hidden` have later.
@@ -260,7 +283,8 @@ def rehearse(
     `build` returns a new job with the given checkpoints. The rehearsal uses up two jobs, and more
     if numbers of Python count the steps or if it fails. In the entry, `result` is a line for the
     header, `notes` are lines about what may be wrong, and `changing` has the names of the hidden
-    state that changes in a step or a validation. All ranks must call this.
+    state that changes in a step or a validation, and `eager` is why the steps of the training are
+    not captured, or "". All ranks must call this.
 
     Raises:
         WrongUse: A resume would not have the same bits.
@@ -296,6 +320,7 @@ def rehearse(
         "result": f"{steps}, {what} in {time.monotonic() - begin_s:.1f} s",
         "notes": rehearsal.notes,
         **({"changing": changing} if deterministic else {}),
+        "eager": rehearsal.capture.reason,
     }
 
 

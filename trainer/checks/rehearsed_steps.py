@@ -3,7 +3,8 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,12 +59,19 @@ class Steps:
 
     Attributes:
         batches: A copy of the first micro-batch.
+        step: Trains the steps.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(
+        self,
+        job: Job,
+        kind: Callable[[Job, Iterator[Any]], EagerStep] = EagerStep,
+        compared_steps: int = 0,
+    ) -> None:
+        """Train `job` up to the first step after the save, and then `compared_steps` more."""
         self._first, self._micros = job.state.progress.step, len(job.schedule.micros)
         total = job.schedule.total_steps
-        self._left = min(steps_before(total) + 1, total) - self._first
+        self._left = min(steps_before(total) + 1 + compared_steps, total) - self._first
         self.batches, self._of_dataset = list[Any](), list[State]()
         schedule = dataclasses.replace(job.schedule, total_steps=self._first + self._left)
         # One worker reads all steps, so that a state of the dataset, such as a generator, is kept.
@@ -81,23 +89,32 @@ class Steps:
                 question,
             )
         )
-        self._step = EagerStep(job, self._read)
+        self._ahead = deque[Any]()
+        self.step = kind(job, self._micro_batches())
 
     def train(self) -> None:
         """Train the next step, if there is one."""
         if self._left > 0:
-            self._step(needs_norm=True)
+            self.step(needs_norm=True)
             self._left -= 1
 
     def state_of_dataset(self, step: int) -> State:
         """Return the state of the training set in its worker after it has read `step`.
 
-        The state is empty without workers. Call this after the last step.
+        The state is empty without workers.
         """
-        for _ in self._read:
-            pass
+        self._ahead.extend(self._read)  # an answer follows its batch
         number = (step - self._first) * self._micros - 1
         return self._of_dataset[number] if 0 <= number < len(self._of_dataset) else {}
+
+    def _micro_batches(self) -> Iterator[Any]:
+        while True:
+            if self._ahead:
+                yield self._ahead.popleft()
+            elif (batch := next(self._read, None)) is not None:
+                yield batch
+            else:
+                return
 
     def _examples(self, read: Iterator[Any]) -> Iterator[Any]:
         for batch in read:

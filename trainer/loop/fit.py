@@ -7,12 +7,12 @@ follows it, such as a log entry or a checkpoint.
 from collections.abc import Callable, Mapping
 
 from trainer.data.batches import TimedBatches, training_batches
+from trainer.loop.captured import one_step
 from trainer.loop.digests import DigestLog
 from trainer.loop.log import TrainingLog
 from trainer.loop.pace import Pace
 from trainer.loop.saving import Saving
 from trainer.loop.state import Job
-from trainer.loop.step import EagerStep
 from trainer.loop.task_checks import collate_of
 from trainer.loop.validate import evaluation_due, validate
 from trainer.system.signals import StopRequest
@@ -46,7 +46,7 @@ def fit(
             job.train, schedule, first_step, world.device, job.workers, collate_of(job.task)
         )
     )
-    train_one_step = EagerStep(job, micro_batches)
+    train_one_step = one_step(job, micro_batches)
     # `pace` has the steps of the log entries, the digests and the votes.
     log, digests, pace = TrainingLog(job, micro_batches), DigestLog(job), Pace(job)
     saving = Saving(job, stop, digests, pace)

@@ -49,6 +49,11 @@ def header(job: Job) -> None:
         **{printable(name): printable(note) for name, note in notes.items()},
         "optimizer": _optimizer_of_the_task(job),
         "steps": f"{schedule.total_steps:,}, {schedule.steps_per_epoch:,} an epoch",
+        "step": ""
+        if config.capture == "off"
+        else f"eager: {job.eager}"
+        if job.eager
+        else "captured",
         "precision": _precision(job),
         "resume": f"from step {step}, epoch {step // schedule.steps_per_epoch + 1}" if step else "",
         "rehearsal": "" if step else job.rehearsal["result"],
@@ -71,6 +76,13 @@ def _precision(job: Job) -> str:
         f"{'channels last, ' if config.memory_format == CHANNELS_LAST else ''}"
         f"{torch.get_num_threads()} CPU thread(s) a process"
     )
+
+
+def _kind_of_step(job: Job) -> str:
+    """Return whether steps are captured and why not, if this was requested."""
+    if job.config.capture == "off":
+        return ""
+    return f"eager: {job.eager}" if job.eager else "captured as CUDA graphs"
 
 
 def _optimizer_of_the_task(job: Job) -> str:

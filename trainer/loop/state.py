@@ -268,6 +268,7 @@ class Job(Inference):
             seconds that they waited for data.
         rehearsal: The entry of the manifest about the rehearsal of this start.
         notes: What may be wrong with the data, and with the task, as the rehearsal has seen.
+        eager: Why the steps are not captured as CUDA graphs, or "" if they are.
         check_hidden_state: Notes the state outside checkpoints that has changed.
     """
 
@@ -286,6 +287,7 @@ class Job(Inference):
     before_step: list[Callable[[int, float], None]] = field(default_factory=list)
     rehearsal: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    eager: str = "nothing has shown that they may be captured"
     check_hidden_state: Callable[[], None] = lambda: None
     end_step: int = field(init=False)
 

@@ -28,14 +28,18 @@ class EagerStep:
     It is eager: torch starts each operation alone, and not all of them as a captured CUDA graph.
     """
 
+    # Whether the last backward of a step sends gradients before it ends.
+    overlaps = True
+
     def __init__(self, job: Job, micro_batches: Iterator[Any]) -> None:
         """Train `job` on `micro_batches`, this rank's micro-batches from the current step."""
         self._job, self._micro_batches = job, micro_batches
         # A list, because a walk over all modules in each step would take longer than the clearing.
-        self._parameters = list(job.state.model.parameters())
+        self.parameters = list(job.state.model.parameters())
         config, schedule = job.config, job.schedule
-        self._first_step = job.state.progress.step
+        self.first_step = job.state.progress.step
         self._seeds = _seeds(job)
+        self._modes = _Modes(job.state.model)
         self._on_gpu = job.world.device.type == "cuda"
         self._warmup_steps = round(config.warmup_epochs * schedule.steps_per_epoch)
         # The loss of a step is the sum over its examples divided by the global batch size, so the
@@ -56,7 +60,7 @@ class EagerStep:
         progress = state.progress
 
         # Each step begins in training mode: a checkpoint does not have the modes of modules.
-        state.model.train()
+        self._modes.train()
 
         # Set the learning rate of this step: the peak of each group times the task's factor.
         factor = checked_factor(
@@ -71,26 +75,19 @@ class EagerStep:
 
         # In the first steps, the ranks agree that the batch fits in memory before they exchange
         # gradients. In later steps, the exchange overlaps with the backward.
-        overlaps = progress.step >= self._first_step + FIRST_STEPS
-        with contextlib.nullcontext() if overlaps else all_fit(job.strategy):
-            for micro, weight_B in zip(schedule.micros, self._weights_B, strict=True):
+        is_first = progress.step < self.first_step + FIRST_STEPS
+        overlaps = self.overlaps and not is_first
+        with all_fit(job.strategy) if is_first else contextlib.nullcontext():
+            for number, micro in enumerate(schedule.micros):
                 # Fetch a micro-batch on the device of this rank, and seed its random numbers.
                 batch = next(self._micro_batches)
                 job.world.seed_with(next(self._seeds))
 
-                # Compute each loss, (B,), and the gradient of the weighted sum of all losses. The
-                # scaler of fp16 enlarges the weights, and so the gradient. At the end of a shard,
-                # `reduction` adds the shard's gradients to those of this rank's earlier shards.
+                # Compute the losses and the gradient. At the end of a shard, `reduction` adds the
+                # shard's gradients to those of this rank's earlier shards.
                 with job.reduction.of(micro, overlaps):
-                    losses_B = job.loss_module(batch)
-                    if not overlaps:
-                        check_losses(job.task, losses_B, micro.size)
-                    trained_B = [loss_B for loss_B in losses_B.values() if loss_B.requires_grad]
-                    torch.autograd.backward(
-                        trained_B, [state.scaler.scale(weight_B)] * len(trained_B)
-                    )
-                    if not overlaps:
-                        check_gradients(job.task, state.model)
+                    losses_B = self.compute(number, batch, is_first)
+
                 # Add the losses to the sums of the next log entry.
                 state.running.add(losses_B)
 
@@ -99,19 +96,68 @@ class EagerStep:
         state.running.steps += 1
         progress.step += 1
 
-        # Clip the gradient, and update the weights. Clear all gradients of the model, because the
-        # optimizer may not have all parameters.
-        uses_norm = needs_norm or config.clip_norm or config.skip_nonfinite
-        norm = _clipped_norm(job) if uses_norm else None
-        if _may_update(job, norm):
-            state.scaler.step(state.optimizer)
-            state.scaler.update()
+        # Clip the gradient, and update the weights, unless the gradient is not finite and may be
+        # skipped. Clear all gradients of the model: the optimizer may not have all parameters.
+        norm, updated = self.update(needs_norm)
+        if updated:
             progress.skipped_in_a_row = 0
         else:
             _skip(job, old_statistics)
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.grad = None
         return norm
+
+    def compute(self, number: int, batch: Any, checks: bool) -> dict[str, Tensor]:
+        """Add the gradient of the `batch` that is micro-batch `number` of the step.
+
+        Return its losses, `{name: (B,)}`. In the first steps, they are checked.
+        """
+        # Compute each loss, (B,), and the gradient of the weighted sum of all losses. The scaler
+        # of fp16 enlarges the weights, and so the gradient.
+        job = self._job
+        losses_B: dict[str, Tensor] = job.loss_module(batch)
+        if checks:
+            check_losses(job.task, losses_B, job.schedule.micros[number].size)
+        trained_B = [loss_B for loss_B in losses_B.values() if loss_B.requires_grad]
+        weight_B = job.state.scaler.scale(self._weights_B[number])
+        torch.autograd.backward(trained_B, [weight_B] * len(trained_B))
+        if checks:
+            check_gradients(job.task, job.state.model)
+        return losses_B
+
+    def update(self, needs_norm: bool) -> tuple[Tensor | None, bool]:
+        """Clip the gradient and update the weights.
+
+        Return the norm before clipping, or None if nothing needs it, and whether the weights were
+        updated.
+        """
+        config, state = self._job.config, self._job.state
+        uses_norm = needs_norm or config.clip_norm or config.skip_nonfinite
+        norm = _clipped_norm(self._job) if uses_norm else None
+        if not _may_update(self._job, norm):
+            return norm, False
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+        return norm, True
+
+
+class _Modes:
+    """The modes of all modules of a model in training, such as those of dropout."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._modules = list(model.modules())
+        self._modes: list[bool] = []
+
+    def train(self) -> None:
+        """Put the model in training mode, as its own `train` does.
+
+        Most steps find all modes as they were, and a look at them takes less time than `train`.
+        """
+        modes = [module.training for module in self._modules]
+        if modes != self._modes:
+            self._model.train()
+            self._modes = [module.training for module in self._modules]
 
 
 def _seeds(job: Job) -> Iterator[int]:

@@ -107,9 +107,25 @@ def record_start(
 
 def changing_state(job: Job) -> list[str] | None:
     """Return the names of the hidden state that may change, or None without a rehearsal."""
-    rehearsal = (job.world.from_first(read_manifest(job.run.folder)) or {}).get("rehearsal")
-    changing = rehearsal.get("changing") if isinstance(rehearsal, dict) else None
+    changing = _recorded_rehearsal(job).get("changing")
     return changing if isinstance(changing, list) else None
+
+
+def eager_by_rehearsal(job: Job, anyway: bool) -> str:
+    """Return why the rehearsal of this run does not allow captured steps, or "".
+
+    A run that resumes `anyway` may compute other steps than those of its rehearsal.
+    """
+    if anyway and job.state.progress.step:
+        return "--resume anyway"
+    rehearsal = _recorded_rehearsal(job) if job.state.progress.step else job.rehearsal
+    return str(rehearsal.get("eager", "the run was not rehearsed"))
+
+
+def _recorded_rehearsal(job: Job) -> Mapping[str, Any]:
+    """Return the entry of the manifest about the rehearsal of this run, or an empty one."""
+    rehearsal = (job.world.from_first(read_manifest(job.run.folder)) or {}).get("rehearsal")
+    return rehearsal if isinstance(rehearsal, dict) else {}
 
 
 def record_change(job: Job, names: Collection[str], step: int) -> None:
@@ -197,6 +213,7 @@ def _write_manifest(
     if not complete:
         start = {"step": step, "argv": found["argv"], "plan": found["plan"], "changed": changed}
         start |= {name: found[name] for name in ("config_file",) if name in found}
+        start |= {} if job.config.capture == "off" else {"eager": job.eager}
         resumes = [*stored.get("resumes", []), start | attempts]
         content = stored | {
             "settings": found["settings"],

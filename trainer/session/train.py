@@ -19,6 +19,7 @@ from trainbox.contract.errors import (
     WrongUse,
 )
 from trainbox.contract.temporary import sockets_in_a_folder
+from trainer.checks.capture import reason_for_eager_steps
 from trainer.checks.fingerprint import sampled_digest
 from trainer.checks.hidden_state import HiddenState, on_any_rank
 from trainer.checks.rehearsal import rehearse
@@ -46,6 +47,7 @@ from trainer.session.failures import errors_as_failures
 from trainer.session.initial import start_from_weights
 from trainer.session.record import (
     changing_state,
+    eager_by_rehearsal,
     look_at_data,
     record_change,
     record_start,
@@ -182,6 +184,7 @@ class _Jobs:
         job.notes += rehearsal.get("notes", [])
         if step is not None:
             resume_job(job, step)
+        job.eager = reason_for_eager_steps(job) or eager_by_rehearsal(job, resume == "anyway")
         return job
 
     def _build(self, init: str | None, checkpoints: RunCheckpoints) -> Job:

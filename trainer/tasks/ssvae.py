@@ -112,9 +112,11 @@ class Ssvae(Task):
             pixels_BKP, target_BKP, reduction="none"
         ).sum(2)
         style_kl_BK = (mean_BKS.square() + log_variance_BKS.exp() - 1 - log_variance_BKS).sum(2) / 2
+        # F.one_hot would look at the values, for which a CPU waits.
+        one_hot_BK = labels_B[:, None] == torch.arange(classes, device=labels_B.device)
         # The class is known, or all classes are weighted by the classifier's probabilities.
         q_BK = torch.where(
-            labelled_B[:, None], F.one_hot(labels_B, classes).float(), log_q_BK.exp()
+            labelled_B[:, None], one_hot_BK.float(), log_q_BK.exp()
         )
         entropy_B = torch.where(labelled_B, 0.0, -(log_q_BK.exp() * log_q_BK).sum(1))
         return {

@@ -58,6 +58,7 @@ OTHER: dict[str, Any] = {
     "seed": 18,
     "deterministic": False,
     "compile": True,
+    "capture": "auto",
     "memory_format": "channels_last",
     "shards": 19,
     "threads": 20,
@@ -80,6 +81,7 @@ def test_settings_that_are_free_at_a_resume_change_neither_the_name_nor_the_comp
         "keep",
         "log_steps",
         "digest_steps",
+        "capture",
     }
     assert free == (name in FREE_AT_RESUME)
     assert (Config().identity() == other.identity()) == free

@@ -1,0 +1,178 @@
+"""Whether the steps of a training are captured as CUDA graphs: only if the rehearsal proves it.
+
+The reasons are in docs/decisions/0035-the-captured-step.md.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from trainbox.nested import tensors_in
+from trainbox.plain_state import plain_state
+from trainer.checks.hidden_state import differing, hidden_state, named, on_any_rank
+from trainer.checks.op_trace import OpTrace, difference
+from trainer.loop import graphs
+from trainer.loop.digests import common_digests
+from trainer.loop.state import Job
+from trainer.loop.step import EagerStep
+from trainer.run.digest import value_digest
+
+COMPARED_STEPS = 2  # one replay does not show that a buffer is bound anew
+FEWEST_STEPS = 200  # a shorter training does not win back the time of the capture
+_MOST_EXCHANGED_BYTES = 2**25  # larger gradients are exchanged during the backward
+_STRATEGIES = ("single", "ddp")
+
+
+def reason_for_eager_steps(job: Job) -> str:
+    """Return why the steps of `job` cannot be captured, whatever they compute, or ""."""
+    config, world, state = job.config, job.world, job.state
+    left = job.schedule.total_steps - state.progress.step
+    exchanged = sum(p.nbytes for p in state.model.parameters() if p.requires_grad)
+    groups = state.optimizer.param_groups
+    reasons = {
+        "--capture off": config.capture == "off",
+        f"the device is {world.device.type}": not graphs.can_record(world.device),
+        f"--strategy {job.strategy.name}": job.strategy.name not in _STRATEGIES,
+        "--fast does not compare bits": not config.deterministic,
+        "--compile": config.compile,
+        "--skip-nonfinite": bool(config.skip_nonfinite),
+        f"only {left} steps are left": left < FEWEST_STEPS,
+        "large gradients are exchanged during the backward": (
+            world.world_size > 1 and exchanged > _MOST_EXCHANGED_BYTES
+        ),
+        f"{type(state.optimizer).__name__} is neither fused nor capturable": not all(
+            group.get("fused") or group.get("capturable") for group in groups
+        ),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
+
+
+class TracedStep(EagerStep):
+    """An eager step that can note its operations, and whether it draws random numbers elsewhere."""
+
+    trace: OpTrace | None = None
+    problem = ""
+
+    def compute(self, number: int, batch: Any, checks: bool) -> dict[str, Tensor]:
+        if self.trace is None:
+            return super().compute(number, batch, checks)
+        before = self._generators()
+        self.trace.give(tensors_in(batch), "input")
+        self._give_gradients(self.trace)
+        with self.trace:
+            losses_B = super().compute(number, batch, checks)
+        self._compare_generators(before)
+        return losses_B
+
+    def update(self, needs_norm: bool) -> tuple[Tensor | None, bool]:
+        if self.trace is None:
+            return super().update(needs_norm)
+        before = self._generators()
+        self._give_gradients(self.trace)
+        with self.trace:
+            updated = super().update(needs_norm=True)
+        self._compare_generators(before)
+        return updated
+
+    def _give_gradients(self, trace: OpTrace) -> None:
+        trace.give([parameter.grad for parameter in self.parameters], "gradient")
+
+    def _generators(self) -> dict[str, Any]:
+        """Return the states of the generators that a graph does not have."""
+        of_numpy = repr(numpy.random.get_state(legacy=False))
+        found: dict[str, Any] = {"Python": random.getstate(), "NumPy": of_numpy}
+        if self._job.world.device.type != "cpu":
+            found["torch on the CPU"] = torch.default_generator.get_state().tolist()
+        return found
+
+    def _compare_generators(self, before: dict[str, Any]) -> None:
+        for name, state in self._generators().items():
+            if state != before[name] and not self.problem:
+                self.problem = f"a step draws a random number from the generator of {name}"
+
+
+@dataclass
+class CaptureRehearsal:
+    """What two eager steps of one job show, and what two captured steps of another job compute.
+
+    Attributes:
+        reason: Why the steps of the training are eager, or "" if they are captured. It is the same
+            on all ranks.
+    """
+
+    reason: str
+    _digests: list[dict[str, str]] | None = None
+
+    def watch(self, job: Job, step: TracedStep, train: Callable[[], None]) -> None:
+        """Compare two eager steps of `job`, which `train` trains."""
+        traces, digests = list[OpTrace](), list[dict[str, str]]()
+        hidden, objects, groups = hidden_state(job), _objects(job), _groups(job)
+        for _ in range(COMPARED_STEPS):
+            step.trace = OpTrace(job.world.device, _state(job))
+            train()
+            traces.append(step.trace)
+            digests.append(_digests(job))
+        step.trace = None
+        changed = differing(hidden, hidden_state(job))
+        moved = [name for name, now in _objects(job).items() if objects.get(name) != now]
+        found = [difference(one.ops, traces[-1].ops) for one in traces[:-1]]
+        found += [
+            step.problem,
+            f"{named(changed)} changes in each step" if changed else "",
+            f"{named(moved)} is another tensor after a step" if moved else "",
+            "the optimizer changes its parameter groups" if groups != _groups(job) else "",
+        ]
+        self._agree(job, next(filter(None, found), ""))
+        self._digests = digests
+
+    def replay(self, job: Job, train: Callable[[], None], problems: list[str]) -> None:
+        """Compare two captured steps of `job`, which `train` trains, with the eager ones."""
+        assert self._digests is not None
+        found = ""
+        for number, eager in enumerate(self._digests):
+            train()
+            captured = _digests(job)
+            other = next((n for n in eager if captured.get(n) != eager[n]), None)
+            if other and not found:
+                found = f"{other} has other bits in replay {number + 1}"
+        self._agree(job, next(iter(problems), found))
+
+    def _agree(self, job: Job, own: str) -> None:
+        reason = on_any_rank(job.world, own or None)
+        self.reason = f"task {type(job.task).__name__}: {reason}" if reason else ""
+
+
+def _state(job: Job) -> list[Tensor]:
+    """Return the tensors that a checkpoint has."""
+    of_model = list(job.state.model.state_dict(keep_vars=True).values())
+    of_optimizer = [v for own in job.state.optimizer.state.values() for v in own.values()]
+    return [value for value in (*of_model, *of_optimizer) if isinstance(value, Tensor)]
+
+
+def _objects(job: Job) -> dict[str, int]:
+    """Return the parameters, buffers and tensors of the optimizer by name, as addresses."""
+    model, optimizer = job.state.model, job.state.optimizer
+    found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for number, own in enumerate(optimizer.state.values()):
+        found |= {f"state {number} {n}": v for n, v in own.items() if isinstance(v, Tensor)}
+    return {name: tensor.data_ptr() for name, tensor in found.items()}
+
+
+def _groups(job: Job) -> str:
+    """Return a digest of the settings of each parameter group besides its learning rate."""
+    groups = job.state.optimizer.state_dict()["param_groups"]
+    others = [{n: value for n, value in group.items() if n != "lr"} for group in groups]
+    return value_digest(plain_state(others, "the groups"))
+
+
+def _digests(job: Job) -> dict[str, str]:
+    """Return the digests after a step: the weights, the state of the optimizer and the losses."""
+    found = {"the sum of a loss": repr(job.state.running.gather())}
+    for part in common_digests(job):
+        found |= part
+    return found

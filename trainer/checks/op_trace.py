@@ -1,0 +1,146 @@
+"""The operations of a training step: what a CUDA graph of the step would repeat."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode  # torch documents no other path
+
+from trainer.checks.fingerprint import sampled_digest
+
+# A graph has one learning rate in memory, which each step sets.
+_FREE_ARGUMENT = "lr"
+_OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class Op(NamedTuple):
+    """One operation.
+
+    Attributes:
+        name: The name in torch, such as `aten.mul.Tensor`.
+        memory: Where each tensor among its arguments is from, with its type and its strides.
+        numbers: The other arguments.
+        problem: Why a graph cannot repeat it, or "".
+    """
+
+    name: str
+    memory: tuple[str, ...]
+    numbers: tuple[str, ...]
+    problem: str
+
+
+class OpTrace(TorchDispatchMode):
+    """Notes the operations of one step, in one or several parts.
+
+    A tensor is known by the place of its memory: the operation of this step that has made it, its
+    number among the tensors `given` to the step, or memory from before the step.
+    """
+
+    def __init__(self, device: torch.device, state: Iterable[Tensor]) -> None:
+        """Trace a step on `device`. A checkpoint has the tensors `state`."""
+        super().__init__()
+        self.ops: list[Op] = []
+        self._device, self._state = device, {_address(tensor) for tensor in state}
+        self._places: dict[int, str] = {}
+
+    def give(self, tensors: Sequence[Tensor | None], what: str) -> None:
+        """Know the memory of `tensors`, which is other memory in each step."""
+        for number, tensor in enumerate(tensors):
+            if tensor is not None:
+                self._places[_address(tensor)] = f"{what} {number}"
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func.namespace == "profiler":  # marks of the optimizer for a profile
+            return func(*args, **named)
+        names = [argument.name for argument in func._schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **named}
+        given.pop(_FREE_ARGUMENT, None)
+        tensors = list(_tensors(given))
+        memory = tuple(self._place(tensor) for tensor in tensors)
+        numbers = tuple(f"{name}={_plain(value)}" for name, value in given.items())
+        values = [self._value(func, tensor) for tensor in tensors]
+        problem = next(filter(None, (self._problem_of(t) for t in tensors)), "")
+        result = func(*args, **named)
+        made = list(_tensors(result))
+        inputs = {_address(tensor) for tensor in tensors}
+        for number, tensor in enumerate(made):
+            if _address(tensor) not in inputs:
+                self._places[_address(tensor)] = f"result {number} of op {len(self.ops) + 1}"
+        if _OF_VALUES & set(func.tags) or (tensors and not made and result is not None):
+            problem = "needs the values of a tensor on the host"
+        elif any(t.device != self._device and t.device.type == "cpu" for t in made) and tensors:
+            problem = problem or "copies a tensor to the host"
+        self.ops.append(Op(str(func), memory, (*numbers, *filter(None, values)), problem))
+        return result
+
+    def _place(self, tensor: Tensor) -> str:
+        address = _address(tensor)
+        place = self._places.get(address) or ("" if address == 0 else f"address {address}")
+        layout = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        return f"{place} {layout}"
+
+    def _value(self, func: Any, tensor: Tensor) -> str:
+        """Return a digest of a tensor that comes from outside of torch's operations."""
+        is_known = _address(tensor) in self._places or _address(tensor) in self._state
+        if is_known and func is not torch.ops.aten.lift_fresh.default:
+            return ""
+        if func is not torch.ops.aten.lift_fresh.default:
+            self._state.add(_address(tensor))  # its later values are those of this step
+        return sampled_digest(tensor)
+
+    def _problem_of(self, tensor: Tensor) -> str:
+        reads_host = tensor.device.type == "cpu" and self._device.type != "cpu" and tensor.dim()
+        return "reads memory of the host" if reads_host else ""
+
+
+def difference(one: Sequence[Op], other: Sequence[Op]) -> str:
+    """Return why a graph of one step cannot compute the other one, or ""."""
+    for number, (a, b) in enumerate(zip(one, other, strict=False), start=1):
+        name = f"op {number} {a.name.rpartition('.')[0] or a.name}"
+        if problem := a.problem or b.problem:
+            return f"{name} {problem}"
+        if a.name != b.name:
+            return f"op {number} is {a.name} in one step and {b.name} in another"
+        if a.memory != b.memory:
+            return f"{name} has a tensor of another shape or place in each step"
+        for before, after in zip(a.numbers, b.numbers, strict=False):
+            if before != after:
+                values = f"{before.partition('=')[2]}, {after.partition('=')[2]}".strip(", ")
+                shown = f" ({values})" if values and len(values) < _LONG else ""
+                return f"{name} has another number in each step{shown}"
+    if len(one) != len(other):
+        return f"one step has {len(one)} ops, and another has {len(other)}"
+    return ""
+
+
+_LONG = 60
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _plain(value: Any) -> str:
+    """Return the text of an argument without its tensors and generators."""
+    if isinstance(value, Tensor | torch.Generator):
+        return type(value).__name__
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_plain, value))}]"
+    return repr(value)
+
+
+def _address(tensor: Tensor) -> int:
+    if tensor.layout != torch.strided:
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,195 @@
+"""The optimizer step as CUDA graphs: the GPU repeats a recorded step without the host.
+
+A step is captured only if the rehearsal has shown that a replay has the bits of an eager step. The
+reasons are in docs/decisions/0035-the-captured-step.md.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainbox.nested import mapped, tensors_in
+from trainer.loop import graphs
+from trainer.loop.out_of_memory import FIRST_STEPS, memory_used_up
+from trainer.loop.state import Job
+from trainer.loop.step import EagerStep
+
+# Shape suffix: B examples of a micro-batch.
+
+_MOST_OTHERS = 16  # batches of another shape, after which the training is eager
+
+
+class _Graph(NamedTuple):
+    """Recorded work that reads and writes the gradients of the model.
+
+    Attributes:
+        inputs: The tensors of the batch that the work reads.
+        layout: The types, shapes and plain values of this batch.
+        before: The gradient of each parameter that the work reads, or None.
+        after: The gradient of each parameter after the work, or None.
+        result: What the work returned.
+        replay: Computes the work again.
+    """
+
+    inputs: list[Tensor]
+    layout: Any
+    before: list[Tensor | None]
+    after: list[Tensor | None]
+    result: Any
+    replay: Callable[[], None]
+
+
+class CapturedStep(EagerStep):
+    """The same step as `EagerStep`, of which each micro-batch and the update are recorded once.
+
+    The first steps are eager. A batch of another shape, type or structure is computed eagerly, and
+    after 16 of them all later steps are. The exchange between the ranks, the learning rate and the
+    seeds stay outside of the graphs.
+    """
+
+    overlaps = False  # the exchange begins after the last graph
+
+    def __init__(
+        self,
+        job: Job,
+        micro_batches: Iterator[Any],
+        report: Callable[[str], None],
+        eager_steps: int = FIRST_STEPS,
+    ) -> None:
+        """Capture the step after `eager_steps`, in which the optimizer makes its state.
+
+        `report` is called with the reason if later steps are eager.
+        """
+        super().__init__(job, micro_batches)
+        self._recorder: graphs.Recorder | None = graphs.Recorder(job.world.device)
+        self._from_step = self.first_step + eager_steps
+        self._micros: dict[int, _Graph] = {}
+        self._update: _Graph | None = None
+        self._others = 0
+        # A float32 number on a GPU, as `learning_rate` rounds it.
+        dtype = torch.float32 if job.world.device.type == "cuda" else torch.float64
+        self._rates = [
+            torch.zeros((), dtype=dtype, device=job.world.device)
+            for _ in job.state.optimizer.param_groups
+        ]
+        self._report = report
+
+    def compute(self, number: int, batch: Any, checks: bool) -> dict[str, Tensor]:
+        if not self._may_record():
+            return super().compute(number, batch, checks)
+        graph = self._micros.get(number)
+        if graph is None:
+            inputs = mapped(Tensor.clone, batch)
+            graph = self._recorded(
+                lambda: super(CapturedStep, self).compute(number, inputs, checks), inputs
+            )
+            if graph is None:
+                return super().compute(number, batch, checks)
+            self._micros[number] = graph
+        if graph.layout != _layout(batch) or not self._fill(graph):
+            self._others += 1
+            if self._others >= _MOST_OTHERS:
+                self._drop(f"{_MOST_OTHERS} batches had other shapes or types")
+            return super().compute(number, batch, checks)
+        if graph.inputs:
+            torch._foreach_copy_(graph.inputs, tensors_in(batch))
+        losses_B: dict[str, Tensor] = self._replayed(graph)
+        return losses_B
+
+    def update(self, needs_norm: bool) -> tuple[Tensor | None, bool]:
+        if not self._may_record() or len(self._micros) < len(self._job.schedule.micros):
+            return super().update(needs_norm)
+        groups = self._job.state.optimizer.param_groups
+        if self._update is None:
+            with _as_captured(groups, self._rates):
+                self._update = self._recorded(lambda: super(CapturedStep, self).update(True))
+        if self._update is None or not self._fill(self._update):
+            return super().update(needs_norm)
+        for rate, group in zip(self._rates, groups, strict=True):
+            rate.fill_(group["lr"])
+        result: tuple[Tensor | None, bool] = self._replayed(self._update)
+        return result
+
+    def _may_record(self) -> bool:
+        return self._recorder is not None and self._job.state.progress.step >= self._from_step
+
+    def _recorded(self, work: Callable[[], Any], batch: Any = ()) -> _Graph | None:
+        """Return `work` on `batch` as a graph, or None if it cannot be recorded."""
+        assert self._recorder is not None
+        before = [parameter.grad for parameter in self.parameters]
+        try:
+            result, replay = self._recorder.record(work)
+            after = [parameter.grad for parameter in self.parameters]
+        except Exception as error:  # noqa: BLE001 - the eager step raises what is wrong
+            reason = memory_used_up(error) or str(error).partition("\n")[0]
+            self._drop(f"the step cannot be captured ({reason})")
+            return None
+        finally:
+            self._set(before)
+        return _Graph(tensors_in(batch), _layout(batch), before, after, result, replay)
+
+    @torch.no_grad()
+    def _fill(self, graph: _Graph) -> bool:
+        """Copy the gradients to the memory that the graph reads; return False if it has others."""
+        read, moved = list[Tensor](), list[Tensor]()
+        for old, parameter in zip(graph.before, self.parameters, strict=True):
+            new = parameter.grad
+            if old is new:
+                continue
+            if old is None or new is None:
+                return False
+            read.append(old)
+            moved.append(new)
+        if read:
+            torch._foreach_copy_(read, moved)
+        return True
+
+    def _replayed(self, graph: _Graph) -> Any:
+        graph.replay()
+        self._set(graph.after)
+        return graph.result
+
+    def _set(self, gradients: Sequence[Tensor | None]) -> None:
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    def _drop(self, problem: str) -> None:
+        """Compute all later steps eagerly, because of `problem`."""
+        self._report(problem)
+        self._recorder, self._update = None, None
+        self._micros.clear()
+
+
+def one_step(job: Job, micro_batches: Iterator[Any]) -> EagerStep:
+    """Return the step of a training, which is captured unless there is a reason to be `eager`."""
+    if job.eager:
+        return EagerStep(job, micro_batches)
+
+    def report(problem: str) -> None:
+        step = job.state.progress.step
+        job.run.report(f"step {step}: steps are eager from now on: {problem}")
+
+    return CapturedStep(job, micro_batches, report)
+
+
+@contextlib.contextmanager
+def _as_captured(groups: Sequence[dict[str, Any]], rates: Sequence[Tensor]) -> Iterator[None]:
+    """Let the optimizer read its learning rates from tensors, and allow that it is recorded."""
+    kept = [dict(group) for group in groups]
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate
+        if "capturable" in group:
+            group["capturable"] = True
+    try:
+        yield
+    finally:
+        for group, values in zip(groups, kept, strict=True):
+            group.update(values)
+
+
+def _layout(batch: Any) -> Any:
+    """Return what must be equal in two batches so that one graph computes both."""
+    return mapped(lambda tensor: (tensor.shape, tensor.dtype, tensor.stride()), batch)

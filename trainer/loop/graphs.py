@@ -1,0 +1,76 @@
+"""Record work on a GPU as CUDA graphs, and replay them.
+
+No other file uses torch.cuda.graph.
+"""
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def can_record(device: torch.device) -> bool:
+    """Return whether work on `device` can be recorded."""
+    return device.type == "cuda"
+
+
+class Recorder:
+    """Records work of one job, which all of its graphs share memory for.
+
+    The work before must be on the stream of the recording, because torch keeps the stream of a
+    gradient's first computation (pytorch #180090). Graphs that are recorded on one stream share
+    the workspaces of cuBLAS, so each job has a stream of its own (pytorch #193402).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Record on `device`. From now on, this thread computes on a new stream."""
+        self._device = device
+        torch.cuda.synchronize(device)
+        self._stream = torch.cuda.Stream(device)
+        torch.cuda.set_stream(self._stream)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        """Record `work` without computing it; return its result and a function that computes it.
+
+        The tensors of the result have no values before the first call of the function. Each call
+        reads and writes the same memory. The random numbers are those of the GPU's generator at
+        the time of the call.
+
+        Raises:
+            Exception: `work` cannot be recorded, for example because it waits for the GPU.
+        """
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may allocate meanwhile, as those of loaders and checkpoints do (pytorch
+        # #175425). A tensor that the garbage collector frees would spoil the recording.
+        gc.collect()
+        try:
+            with (
+                _no_collections(),
+                torch.cuda.graph(
+                    graph, self._pool, self._stream, capture_error_mode="thread_local"
+                ),
+            ):
+                result = work()
+        except BaseException:
+            # The generator may take the recording for unfinished: give it a new state.
+            index = self._device.index or 0
+            generator = torch.cuda.default_generators[index]
+            generator.graphsafe_set_state(torch.Generator(self._device))
+            raise
+        return result, graph.replay
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
