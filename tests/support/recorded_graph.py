@@ -36,9 +36,9 @@ class Recorder:
         return result, recording.replay
 
 
-class _Recording(TorchDispatchMode):
+class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._ops: list[tuple[Any, Any, Any, bool, list[Tensor | None]]] = []
         self._own = set[int]()  # the memory that an operation of the recording has made
         self._written: dict[int, tuple[Tensor, Tensor]] = {}

@@ -58,6 +58,11 @@ class TracedStep(EagerStep):
     trace: OpTrace | None = None
     problem = ""
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether the last backward sends gradients: not in a trace, as in a captured step."""
+        return self.trace is None
+
     def compute(self, number: int, batch: Any, checks: bool) -> dict[str, Tensor]:
         if self.trace is None:
             return super().compute(number, batch, checks)
@@ -120,12 +125,13 @@ class CaptureRehearsal:
         step.trace = None
         changed = differing(hidden, hidden_state(job))
         moved = [name for name, now in _objects(job).items() if objects.get(name) != now]
-        found = [difference(one.ops, traces[-1].ops) for one in traces[:-1]]
-        found += [
+        # A user knows attributes and generators better than operations, so these are named first.
+        found = [
             step.problem,
             f"{named(changed)} changes in each step" if changed else "",
-            f"{named(moved)} is another tensor after a step" if moved else "",
             "the optimizer changes its parameter groups" if groups != _groups(job) else "",
+            f"{named(moved)} is another tensor after a step" if moved else "",
+            *(difference(one.ops, traces[-1].ops) for one in traces[:-1]),
         ]
         self._agree(job, next(filter(None, found), ""))
         self._digests = digests
@@ -172,7 +178,7 @@ def _groups(job: Job) -> str:
 
 def _digests(job: Job) -> dict[str, str]:
     """Return the digests after a step: the weights, the state of the optimizer and the losses."""
-    found = {"the sum of a loss": repr(job.state.running.gather())}
+    found = {"the mean of a loss": repr(job.state.running.means(job.schedule.batch_size))}
     for part in common_digests(job):
         found |= part
     return found

@@ -60,10 +60,12 @@ class OpTrace(TorchDispatchMode):
         given = {**dict(zip(names, args, strict=False)), **named}
         given.pop(_FREE_ARGUMENT, None)
         tensors = list(_tensors(given))
-        memory = tuple(self._place(tensor) for tensor in tensors)
+        if func is torch.ops.aten.lift_fresh.default:  # a tensor of numbers of Python
+            self._places[_address(tensors[0])] = f"the literal {sampled_digest(tensors[0])}"
+        memory = tuple(map(self._place, tensors))
         numbers = tuple(f"{name}={_plain(value)}" for name, value in given.items())
-        values = [self._value(func, tensor) for tensor in tensors]
-        problem = next(filter(None, (self._problem_of(t) for t in tensors)), "")
+        numbers += tuple(map(self._unknown, tensors))
+        problem = next(filter(None, map(self._problem_of, tensors)), "")
         result = func(*args, **named)
         made = list(_tensors(result))
         inputs = {_address(tensor) for tensor in tensors}
@@ -74,7 +76,7 @@ class OpTrace(TorchDispatchMode):
             problem = "needs the values of a tensor on the host"
         elif any(t.device != self._device and t.device.type == "cpu" for t in made) and tensors:
             problem = problem or "copies a tensor to the host"
-        self.ops.append(Op(str(func), memory, (*numbers, *filter(None, values)), problem))
+        self.ops.append(Op(str(func), memory, numbers, problem))
         return result
 
     def _place(self, tensor: Tensor) -> str:
@@ -83,13 +85,12 @@ class OpTrace(TorchDispatchMode):
         layout = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
         return f"{place} {layout}"
 
-    def _value(self, func: Any, tensor: Tensor) -> str:
-        """Return a digest of a tensor that comes from outside of torch's operations."""
-        is_known = _address(tensor) in self._places or _address(tensor) in self._state
-        if is_known and func is not torch.ops.aten.lift_fresh.default:
+    def _unknown(self, tensor: Tensor) -> str:
+        """Return a digest of a tensor that is from outside of this step and of checkpoints."""
+        address = _address(tensor)
+        if address in self._places or address in self._state:
             return ""
-        if func is not torch.ops.aten.lift_fresh.default:
-            self._state.add(_address(tensor))  # its later values are those of this step
+        self._state.add(address)  # its later values are those of this step
         return sampled_digest(tensor)
 
     def _problem_of(self, tensor: Tensor) -> str:

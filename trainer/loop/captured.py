@@ -50,8 +50,6 @@ class CapturedStep(EagerStep):
     seeds stay outside of the graphs.
     """
 
-    overlaps = False  # the exchange begins after the last graph
-
     def __init__(
         self,
         job: Job,
@@ -76,6 +74,11 @@ class CapturedStep(EagerStep):
             for _ in job.state.optimizer.param_groups
         ]
         self._report = report
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the last backward sends gradients: no, this begins after the last graph."""
+        return not self._may_record()
 
     def compute(self, number: int, batch: Any, checks: bool) -> dict[str, Tensor]:
         if not self._may_record():

@@ -49,11 +49,7 @@ def header(job: Job) -> None:
         **{printable(name): printable(note) for name, note in notes.items()},
         "optimizer": _optimizer_of_the_task(job),
         "steps": f"{schedule.total_steps:,}, {schedule.steps_per_epoch:,} an epoch",
-        "step": ""
-        if config.capture == "off"
-        else f"eager: {job.eager}"
-        if job.eager
-        else "captured",
+        "step": _kind_of_step(job),
         "precision": _precision(job),
         "resume": f"from step {step}, epoch {step // schedule.steps_per_epoch + 1}" if step else "",
         "rehearsal": "" if step else job.rehearsal["result"],

@@ -28,9 +28,6 @@ class EagerStep:
     It is eager: torch starts each operation alone, and not all of them as a captured CUDA graph.
     """
 
-    # Whether the last backward of a step sends gradients before it ends.
-    overlaps = True
-
     def __init__(self, job: Job, micro_batches: Iterator[Any]) -> None:
         """Train `job` on `micro_batches`, this rank's micro-batches from the current step."""
         self._job, self._micro_batches = job, micro_batches
@@ -48,6 +45,11 @@ class EagerStep:
             torch.full((micro.size,), 1 / schedule.batch_size, device=job.world.device)
             for micro in schedule.micros
         ]
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the last backward of a step sends gradients before it ends."""
+        return True
 
     def __call__(self, needs_norm: bool) -> Tensor | None:
         """Update the weights once; all ranks must call this.

@@ -115,9 +115,7 @@ class Ssvae(Task):
         # F.one_hot would look at the values, for which a CPU waits.
         one_hot_BK = labels_B[:, None] == torch.arange(classes, device=labels_B.device)
         # The class is known, or all classes are weighted by the classifier's probabilities.
-        q_BK = torch.where(
-            labelled_B[:, None], one_hot_BK.float(), log_q_BK.exp()
-        )
+        q_BK = torch.where(labelled_B[:, None], one_hot_BK.float(), log_q_BK.exp())
         entropy_B = torch.where(labelled_B, 0.0, -(log_q_BK.exp() * log_q_BK).sum(1))
         return {
             "reconstruction": (q_BK * reconstruction_BK).sum(1),

@@ -1,0 +1,515 @@
+"""Captured steps have the bits of eager steps, and a task whose steps differ stays eager.
+
+The graphs are those of the stand-in in tests/support/recorded_graph.py.
+"""
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import Dataset
+
+from tests.support import recorded_graph
+from tests.support.here import Here, StopAfter
+from tests.support.tiny import Tiny
+from trainbox.contract.errors import Preempted
+from trainer.checks import capture
+from trainer.loop.captured import CapturedStep
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def graphs(monkeypatch: Patch) -> None:
+    recorded_graph.install(monkeypatch.setattr)
+
+
+@pytest.fixture
+def here(here: Here) -> Here:
+    here.rehearses = True
+    return here
+
+
+class Net(nn.Module):
+    """Normalises, drops and averages, as many models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1)
+        )
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        output_B: Tensor = self.layers(inputs_B4).squeeze(1)
+        return output_B
+
+
+def _losses(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    inputs_B4, targets_B = batch
+    return {"error": (model(inputs_B4) - targets_B).square()}
+
+
+def _use(monkeypatch: Patch, net: Callable[[], nn.Module], losses: Any = _losses) -> None:
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: net())
+    monkeypatch.setattr(Tiny, "losses", losses)
+
+
+def _row(out: str) -> str:
+    (row,) = [line for line in out.splitlines() if line.startswith("step  ")]
+    return row.removeprefix("step").strip()
+
+
+def _compared(here: Here, **settings: Any) -> str:
+    """Train with and without captured steps to the same bits, and return the row of the header."""
+    out = here.train("captured", capture="auto", **settings)
+    here.train("eager", capture="off", **settings)
+    assert here.digest("captured") == here.digest("eager")
+    assert here.digest("captured")
+    return _row(out)
+
+
+def _manifest(here: Here, run: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((here.path(run) / "manifest.json").read_text())
+    return found
+
+
+def _replays(monkeypatch: Patch) -> list[int]:
+    """Return a list that gets the number of each replay's micro-batch, or -1 of an update."""
+    found = list[int]()
+    replayed = CapturedStep._replayed
+
+    def counted(step: CapturedStep, graph: Any) -> Any:
+        found.append(next((n for n, g in step._micros.items() if g is graph), -1))
+        return replayed(step, graph)
+
+    monkeypatch.setattr(CapturedStep, "_replayed", counted)
+    return found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"optimizer": "sgd"},
+        {"optimizer": "adam", "weight_decay": 0.1},
+        {"clip_norm": 0.1},
+        {"shards": 4},
+        {"accumulation": 4},
+        {"shards": 2, "accumulation": 2, "clip_norm": 1.0},
+        {"precision": "bf16"},
+        {"warmup_epochs": 1.0, "log_steps": 1},
+        {"batch_size": 7, "shards": 3},
+        {"freeze": ["layers.0"]},
+    ],
+    ids=str,
+)
+def test_captured_steps_have_the_bits_of_eager_steps(
+    here: Here, monkeypatch: Patch, settings: dict[str, Any]
+) -> None:
+    _use(monkeypatch, Net)
+    replays = _replays(monkeypatch)
+    assert _compared(here, **settings) == "captured as CUDA graphs"
+    steps = replays.count(-1)
+    # Two in the rehearsal, and all but the first two of the training.
+    assert steps == 2 + 3 * (50 // settings.get("batch_size", 8)) - 2
+    micros = settings.get("shards", 1) * settings.get("accumulation", 1)
+    assert len(replays) == steps * (1 + micros)
+
+
+def _tied() -> nn.Module:
+    net = Net()
+    net.layers[4] = nn.Linear(8, 1)
+    net.layers[0].bias = net.layers[1].bias
+    return net
+
+
+class Recomputing(Net):
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        first, *others = self.layers
+        hidden: Tensor = checkpoint(first, inputs_B4, use_reentrant=False, preserve_rng_state=False)
+        for layer in others:
+            hidden = layer(hidden)
+        return hidden.squeeze(1)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(1, 6, 2, batch_first=True, dropout=0.1)
+        self.last = nn.Linear(6, 1)
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        output_B: Tensor = self.last(self.cells(inputs_B4[:, :, None])[0][:, -1]).squeeze(1)
+        return output_B
+
+
+class MeanTeacher(Net):
+    """Has an average of its weights, which each forward updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = nn.Linear(4, 8)
+        self.teacher.requires_grad_(False)
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                first = self.layers[0]
+                assert isinstance(first, nn.Linear)
+                self.teacher.weight.lerp_(first.weight, 0.1)
+        added_B: Tensor = self.teacher(inputs_B4).sum(1)
+        return super().forward(inputs_B4) + 0.01 * added_B
+
+
+def _mixed_up(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    inputs_B4, targets_B = batch
+    share = torch.rand((), device=targets_B.device)
+    mixed_B4 = share * inputs_B4 + (1 - share) * inputs_B4.flip(0)
+    return {"error": (model(mixed_B4) - share * targets_B).square(), "other": targets_B.abs()}
+
+
+def _in_place(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    inputs_B4, targets_B = batch
+    inputs_B4.mul_(2)
+    return {"error": (model(inputs_B4) - targets_B.add_(1)).square()}
+
+
+def _weighted(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    weights_3 = torch.tensor([0.2, 0.5, 0.3])  # made in each step, with the same values
+    inputs_B4, targets_B = batch
+    return {"error": (model(inputs_B4) - targets_B).square() * weights_3[1]}
+
+
+@pytest.mark.parametrize(
+    ("net", "losses"),
+    [
+        (_tied, _losses),
+        (Recomputing, _losses),
+        (Recurrent, _losses),
+        (MeanTeacher, _losses),
+        (Net, _mixed_up),
+        (Net, _in_place),
+        (Net, _weighted),
+    ],
+)
+def test_ordinary_models_and_losses_are_captured(
+    here: Here, monkeypatch: Patch, net: Any, losses: Any
+) -> None:
+    _use(monkeypatch, net, losses)
+    assert _compared(here) == "captured as CUDA graphs"
+
+
+class Counting(Net):
+    """Uses the number of its forwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        self.calls += self.training
+        return super().forward(inputs_B4)
+
+
+class CountingInExtraState(Counting):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        return super().forward(inputs_B4) / (1 + self.calls)
+
+
+class Deep(Net):
+    """Leaves out a layer at random, as stochastic depth does."""
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        if self.training and random.random() < 0.02:  # noqa: S311
+            inputs_B4 = inputs_B4.relu()
+        return super().forward(inputs_B4)
+
+
+class Rebinding(Net):
+    """Has a buffer that each forward replaces."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        if self.training:
+            self.seen = self.seen + 1
+        return super().forward(inputs_B4) + 0.01 * self.seen
+
+
+class Reading(Rebinding):
+    """Reads a number of a tensor."""
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+        return Net.forward(self, inputs_B4) * (2.0 if float(self.seen) > 10 else 1.0)
+
+
+class Choosing(Net):
+    """Computes with the examples that have a property."""
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        output_B = super().forward(inputs_B4)
+        return output_B + 0.1 * output_B[inputs_B4[:, 0] > 0].sum()
+
+
+class Literal(Rebinding):
+    """Makes a tensor of a number that changes."""
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+        return Net.forward(self, inputs_B4) + torch.tensor(self.seen.numpy().tolist())
+
+
+class OfNumpy(Literal):
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+        return Net.forward(self, inputs_B4) + torch.from_numpy(self.seen.numpy().reshape(1) * 2)
+
+
+class Scaled(Literal):
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+        factor: float = self.seen.numpy().tolist()
+        return Net.forward(self, inputs_B4) * factor
+
+
+class Moving(Net):
+    """Gives a parameter other memory in each forward."""
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        weight = self.get_parameter("layers.0.weight")
+        if self.training:
+            weight.data = weight.data.clone()
+        return super().forward(inputs_B4)
+
+
+_calls = 0
+
+
+class Alternating(Net):
+    """Takes turns by a variable that no checkpoint and no fingerprint has."""
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        global _calls  # noqa: PLW0603
+        _calls += self.training
+        return super().forward(inputs_B4) + 0 * (inputs_B4.sum() if _calls % 2 else 0)
+
+
+class RecomputingWithDropout(Net):
+    """Draws its random numbers twice: torch sets the generator back meanwhile."""
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        output_B: Tensor = checkpoint(super().forward, inputs_B4, use_reentrant=False)
+        return output_B
+
+
+def _drawing(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    inputs_B4, targets_B = batch
+    noise = float(numpy.random.normal()) / 10
+    return {"error": (model(inputs_B4) - targets_B + noise).square()}
+
+
+def _branching(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    losses_B = _losses(task, model, batch)["error"]
+    return {"error": losses_B / 2 if losses_B.mean() > 5 else losses_B}
+
+
+def _listing(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    model.__dict__.setdefault("seen", []).append(len(batch))
+    return _losses(task, model, batch)
+
+
+def _equal(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    inputs_B4, targets_B = batch
+    changed = torch.equal(inputs_B4, inputs_B4.flip(0))
+    return {"error": (model(inputs_B4) - targets_B).square() * (1 + changed)}
+
+
+HOSTILE = [
+    (Net, _drawing, "generator of NumPy"),
+    (Deep, _losses, "generator of Python"),
+    (Counting, _losses, "Counting.calls changes in each step"),
+    (CountingInExtraState, _losses, "CountingInExtraState.calls changes in each step"),
+    (Rebinding, _losses, "seen is another tensor after a step"),
+    (Reading, _losses, "aten._local_scalar_dense needs the values of a tensor on the host"),
+    (Choosing, _losses, "aten.index needs the values of a tensor on the host"),
+    (Literal, _losses, "aten.lift_fresh has a tensor of another shape or place in each step"),
+    (OfNumpy, _losses, "in each step"),
+    (Scaled, _losses, "aten.mul has another number in each step ("),
+    (Moving, _losses, "layers.0.weight is another tensor after a step"),
+    (Alternating, _losses, "in one step and"),
+    (RecomputingWithDropout, _losses, "has other bits in replay 1"),
+    (Net, _branching, "needs the values of a tensor on the host"),
+    (Net, _listing, "Net.seen changes in each step"),
+    (Net, _equal, "aten.equal needs the values of a tensor on the host"),
+]
+
+
+@pytest.mark.parametrize(("net", "losses", "reason"), HOSTILE)
+def test_a_task_whose_steps_differ_is_eager_and_is_told_why(
+    here: Here, monkeypatch: Patch, net: Any, losses: Any, reason: str
+) -> None:
+    _use(monkeypatch, net, losses)
+    row = _compared(here)
+    assert row.startswith("eager: task Tiny: ")
+    assert reason in row
+    assert _manifest(here, "captured")["rehearsal"]["eager"] in row
+
+
+class CountingInItsGroup(torch.optim.SGD):
+    """Has a number in its group that each step changes, as schedule-free optimizers have."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["momentum"] = 0.5
+            group["steps"] = group.get("steps", 0) + 1
+        super().step()
+
+
+class Hand(torch.optim.Optimizer):
+    """Computes with its learning rate as a number of Python."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(group["lr"] * parameter.grad)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "reason"),
+    [
+        (lambda p, lr: CountingInItsGroup(p, lr, fused=True), "changes its parameter groups"),
+        (Hand, "Hand is neither fused nor capturable"),
+        (torch.optim.AdamW, "AdamW is neither fused nor capturable"),
+    ],
+)
+def test_an_optimizer_that_a_graph_cannot_repeat_is_eager(
+    here: Here, monkeypatch: Patch, optimizer: Any, reason: str
+) -> None:
+    _use(monkeypatch, Net)
+    monkeypatch.setattr(
+        Tiny, "build_optimizer", lambda _t, model, _n, lr, _d: optimizer(model.parameters(), lr)
+    )
+    assert reason in _compared(here)
+
+
+class Words(Dataset[Any]):
+    """Examples of several lengths."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.full((2 + index % 7,), float(index) / 200), torch.tensor(index % 2 * 1.0)
+
+
+def _padded(examples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    words, targets = zip(*examples, strict=True)
+    return nn.utils.rnn.pad_sequence(list(words), batch_first=True), torch.stack(targets)
+
+
+def test_batches_of_other_shapes_are_computed_eagerly_and_end_the_capture_after_sixteen(
+    here: Here, monkeypatch: Patch
+) -> None:
+    class Summing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def forward(self, inputs_BL: Tensor) -> Tensor:
+            output_B: Tensor = self.layer(inputs_BL.sum(1, keepdim=True)).squeeze(1)
+            return output_B
+
+    # In step 4 and 5 all lengths are equal, and later they differ.
+    lengths = iter([*[9] * 60, *range(1, 400)])
+
+    def collated(_task: Any, examples: Any) -> Any:
+        words_BL, targets_B = _padded(examples)
+        return F.pad(words_BL, (0, 200 + min(next(lengths), 200) - words_BL.shape[1])), targets_B
+
+    _use(monkeypatch, Summing)
+    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _folder: Words())
+    monkeypatch.setattr(Tiny, "validation_dataset", lambda _task, _folder: Words())
+    monkeypatch.setattr(Tiny, "collate", collated, raising=False)
+    out = here.train("captured", capture="auto", workers=0, batch_size=8, max_steps=60)
+    assert _row(out) == "captured as CUDA graphs"
+    assert "steps are eager from now on: 16 batches had other shapes or types" in out
+
+
+def test_a_stopped_training_captures_again_and_has_the_same_bits(
+    here: Here, monkeypatch: Patch
+) -> None:
+    _use(monkeypatch, Net)
+    with pytest.raises(Preempted):
+        here.train("stopped", capture="auto", stop=StopAfter(8))
+    replays = _replays(monkeypatch)
+    assert _row(here.train("stopped", capture="auto")) == "captured as CUDA graphs"
+    assert replays.count(-1) == 18 - 8 - 2
+    here.train("eager")
+    assert here.digest("stopped") == here.digest("eager")
+
+
+def test_a_run_that_was_eager_resumes_with_its_reason(here: Here, monkeypatch: Patch) -> None:
+    _use(monkeypatch, Deep)
+    with pytest.raises(Preempted):
+        here.train("stopped", capture="auto", stop=StopAfter(8))
+    assert "generator of Python" in _row(here.train("stopped", capture="auto"))
+    assert "generator of Python" in _manifest(here, "stopped")["resumes"][0]["eager"]
+
+
+def test_a_run_without_a_rehearsal_is_eager(here: Here, monkeypatch: Patch) -> None:
+    _use(monkeypatch, Net)
+    out = here.train(capture="auto", rehearses=False)
+    assert _row(out) == "eager: the run was not rehearsed"
+
+
+def test_memory_that_is_used_up_in_the_capture_leaves_the_training_eager(
+    here: Here, monkeypatch: Patch
+) -> None:
+    _use(monkeypatch, Net)
+    record = recorded_graph.Recorder.record
+    records = list[int]()
+
+    def full(recorder: Any, work: Any) -> Any:
+        records.append(1)
+        if len(records) > 2:  # those of the rehearsal
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return record(recorder, work)
+
+    monkeypatch.setattr(recorded_graph.Recorder, "record", full)
+    out = here.train("captured", capture="auto")
+    assert "steps are eager from now on: the step cannot be captured (the GPU's memory" in out
+    here.train("eager")
+    assert here.digest("captured") == here.digest("eager")
+
+
+def test_a_short_training_is_eager(here: Here, monkeypatch: Patch) -> None:
+    _use(monkeypatch, Net)
+    monkeypatch.setattr(capture, "FEWEST_STEPS", 19)
+    assert _row(here.train(capture="auto")) == "eager: only 18 steps are left"
