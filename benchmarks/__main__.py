@@ -10,6 +10,7 @@ import click
 PARTS = (
     "startup",
     "loop",
+    "host",
     "data_path",
     "images",
     "checkpoint",

@@ -21,11 +21,14 @@ from trainer.system.signals import StopRequest
 
 
 def trained(
-    task: Task, settings: Config, log: Callable[[Path], RunLog] = lambda path: RunLog(path, 0)
+    task: Task,
+    settings: Config,
+    log: Callable[[Path], RunLog] = lambda path: RunLog(path, 0),
+    captures: bool = False,
 ) -> Job:
     """Train `task` on the CPU in a temporary folder, and return the job.
 
-    `log` makes the log of the run.
+    `log` makes the log of the run. If the training `captures` steps, nothing has shown that it may.
     """
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
         strategy = join("cpu")
@@ -34,6 +37,7 @@ def trained(
         data = build_data(config, task, strategy.world, Path(folder))
         checkpoints = RunCheckpoints(run.path / "checkpoints", config.keep, True, run.report)
         job = build(config, data, strategy, run, RunGpus(strategy, run.folder), checkpoints)
+        job.eager = "" if captures else job.eager
         run.begin(0, 0, job.schedule)
         fit(job, StopRequest())
         run.close()

@@ -80,11 +80,11 @@ def measure() -> Iterator[str]:
         (RandomMnist(examples=EXAMPLES), 60, 5, "fp32", bare_loop),
         (RandomMnist(examples=EXAMPLES), 60, 5, "bf16", bare_loop),
     ):
-        ours, by_hand = _in_turns(task, turns, steps, precision, hand)
+        ours, by_hand = in_turns(task, turns, steps, precision, hand)
         samples = steps * BATCH_SIZE
         turns_of_both = list(zip(ours, by_hand, strict=True))
         wall, cpu = (
-            _median_and_interval([plain[clock] / mine[clock] for mine, plain in turns_of_both])
+            median_and_interval([plain[clock] / mine[clock] for mine, plain in turns_of_both])
             for clock in (0, 1)
         )
         yield (
@@ -95,7 +95,7 @@ def measure() -> Iterator[str]:
         )
 
 
-def _median_and_interval(ratios: list[float]) -> str:
+def median_and_interval(ratios: list[float]) -> str:
     """Return the median, and the interval that contains that of more turns with 95 %."""
     ordered, reach = sorted(ratios), math.sqrt(len(ratios))
     low, high = round(len(ratios) / 2 - reach), round(len(ratios) / 2 + reach)
@@ -105,10 +105,15 @@ def _median_and_interval(ratios: list[float]) -> str:
 Seconds = tuple[float, float]  # wall time, and CPU time of the process
 
 
-def _in_turns(
-    task: RandomMnist, turns: int, steps: int, precision: str, hand: "LoopByHand"
+def in_turns(
+    task: RandomMnist,
+    turns: int,
+    steps: int,
+    precision: str,
+    hand: "LoopByHand",
+    captures: bool = False,
 ) -> tuple[list[Seconds], list[Seconds]]:
-    """Return the times of each turn of `fit` and of the handwritten loop.
+    """Return the times of each turn of `fit`, which may capture steps, and of a handwritten loop.
 
     The loops alternate after `steps` steps, so that both run under the same load. Each turn of
     `fit` writes a log entry. The handwritten loop has no log, checks or checkpoints. Neither loop
@@ -124,7 +129,9 @@ def _in_turns(
         precision=precision,
     )
     with _HandProcess(hand, task, steps) as by_hand:
-        run = trained(task, settings, lambda path: _AlternatingRun(path, by_hand, steps)).run
+        run = trained(
+            task, settings, lambda path: _AlternatingRun(path, by_hand, steps), captures
+        ).run
     assert isinstance(run, _AlternatingRun)
     return run.ours[WARM_UP:], run.by_hand[WARM_UP:]
 
