@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 from unittest.mock import patch
 
-import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.loop import RandomMnist, bare_loop, in_turns, median_and_interval
 from trainer.loop import graphs
+from trainer.parallel.world import World
 
 T = TypeVar("T")
 _TURNS, _STEPS = 40, 200
@@ -36,7 +36,7 @@ class Tiny(RandomMnist):
 class _Nothing:
     """As `graphs.Recorder`, but the work is computed once, and a replay does nothing."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, world: World) -> None:
         pass
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:

@@ -195,7 +195,9 @@ def own_defaults(given: Mapping[str, object], cpu: bool, threads: int) -> list[s
     """Return the bench's own defaults as arguments, without those of the settings `given`."""
     # A batch that does not fit fails. Splitting it would change what is measured.
     defaults = {"accumulation": 1} | ({"threads": threads} if cpu else {})
-    return [f"--{name}={value}" for name, value in defaults.items() if given[name] is None]
+    found = [f"--{name}={value}" for name, value in defaults.items() if given[name] is None]
+    # Only a rehearsal can show that steps may be captured.
+    return found if given["capture"] == "auto" else [*found, "--no-rehearsal"]
 
 
 def training_arguments(
@@ -219,7 +221,7 @@ def training_arguments(
         "--nnodes": 1,
     }
     given = [(name, str(value)) for name, value in options.items() if value is not None]
-    return [*arguments, *itertools.chain.from_iterable(given), "--mirror=", "--no-rehearsal"]
+    return [*arguments, *itertools.chain.from_iterable(given), "--mirror="]
 
 
 def rows(table: Iterable[Line], outcomes: Mapping[BenchCase, BenchResult]) -> list[Row]:

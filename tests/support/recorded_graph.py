@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.checks import capture
 from trainer.loop import graphs
+from trainer.parallel.world import World
 
 T = TypeVar("T")
 _OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -21,8 +22,8 @@ _OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 class Recorder:
     """As `graphs.Recorder`: `record` leaves all memory and the generator as they were."""
 
-    def __init__(self, device: torch.device) -> None:
-        assert device.type == "cpu"
+    def __init__(self, world: World) -> None:
+        assert world.device.type == "cpu"
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
         generator = torch.get_rng_state()

@@ -62,7 +62,7 @@ class CapturedStep(EagerStep):
         `report` is called with the reason if later steps are eager.
         """
         super().__init__(job, micro_batches)
-        self._recorder: graphs.Recorder | None = graphs.Recorder(job.world.device)
+        self._recorder: graphs.Recorder | None = graphs.Recorder(job.world)
         self._from_step = self.first_step + eager_steps
         self._micros: dict[int, _Graph] = {}
         self._update: _Graph | None = None

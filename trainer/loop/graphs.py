@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import torch
 
+from trainer.parallel.world import World
+
 T = TypeVar("T")
 
 
@@ -26,12 +28,12 @@ class Recorder:
     the workspaces of cuBLAS, so each job has a stream of its own (pytorch #193402).
     """
 
-    def __init__(self, device: torch.device) -> None:
-        """Record on `device`. From now on, this thread computes on a new stream."""
-        self._device = device
-        torch.cuda.synchronize(device)
-        self._stream = torch.cuda.Stream(device)
-        torch.cuda.set_stream(self._stream)
+    def __init__(self, world: World) -> None:
+        """Record on the device of `world`. From now on, this thread computes on a new stream."""
+        self._world = world
+        torch.cuda.synchronize(world.device)
+        self._stream = torch.cuda.Stream(world.device)
+        world.compute_on(self._stream)
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
@@ -50,6 +52,7 @@ class Recorder:
         gc.collect()
         try:
             with (
+                self._world.recording(),
                 _no_collections(),
                 torch.cuda.graph(
                     graph, self._pool, self._stream, capture_error_mode="thread_local"
@@ -58,9 +61,9 @@ class Recorder:
                 result = work()
         except BaseException:
             # The generator may take the recording for unfinished: give it a new state.
-            index = self._device.index or 0
-            generator = torch.cuda.default_generators[index]
-            generator.graphsafe_set_state(torch.Generator(self._device))
+            device = self._world.device
+            generator = torch.cuda.default_generators[device.index or 0]
+            generator.graphsafe_set_state(torch.Generator(device))
             raise
         return result, graph.replay
 

@@ -18,16 +18,26 @@ from trainer.system.report import report_failure
 _LOOKS = 60  # in the time limit
 
 
-def watch_gpu(device: torch.device, limit_s: float) -> None:
-    """Start a thread that exits with code 7 if work on `device` does not end within `limit_s`."""
+class GpuWatch:
+    """A thread that exits with code 7 if work on a GPU does not end within a time limit.
 
-    def record() -> Callable[[], bool]:
-        torch.cuda.set_device(device)
+    Attributes:
+        stream: The stream of the training's work.
+        recording: Held while a CUDA graph is recorded, whose stream then takes no other work.
+    """
+
+    def __init__(self, device: torch.device, limit_s: float) -> None:
+        """Start to watch the default stream of `device`."""
+        self.stream, self.recording = torch.cuda.default_stream(device), threading.Lock()
+        self._device = device
+        start_watch(self._record, limit_s)
+
+    def _record(self) -> Callable[[], bool]:
+        torch.cuda.set_device(self._device)
         event = torch.cuda.Event()
-        event.record(torch.cuda.default_stream(device))
+        with self.recording:
+            event.record(self.stream)
         return event.query
-
-    start_watch(record, limit_s)
 
 
 def start_watch(record: Callable[[], Callable[[], bool]], limit_s: float) -> None:

@@ -22,13 +22,13 @@ from trainbox.contract.streams import message
 from trainbox.order import derive_seed
 from trainer.parallel.device import choose_device
 from trainer.parallel.plain_values import checked_size, packed, refuse_foreign_objects, unpacked
-from trainer.parallel.stalled_gpu import watch_gpu
+from trainer.parallel.stalled_gpu import GpuWatch
 from trainer.system.background import in_background
 
 Transfer = dist.Work  # an unfinished exchange; call its `wait`
 
 TIMEOUT = timedelta(minutes=10)  # of one collective; gloo's default is 30 minutes
-# NCCL aborts the process after its limit, so gloo's error and `watch_gpu` must come first.
+# NCCL aborts the process after its limit, so gloo's error and `GpuWatch` must come first.
 _NCCL_TIMEOUT = 3 * TIMEOUT
 # `wait_for_all` exchanges at first after this time, and later 20 times in the time limit.
 _FIRST_TURN_S, _TURNS = 0.1, 20
@@ -44,6 +44,7 @@ class World:
     device: torch.device
     # A group of its own for `wait_for_all`, so that a task may use collectives meanwhile.
     _waits: Any = field(default=None, repr=False)
+    _watch: GpuWatch | None = field(default=None, repr=False)
     _pending_vote: "tuple[dist.Work, Tensor] | None" = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +68,7 @@ class World:
             )
         )
         device = choose_device(device_name, local_rank)
+        watch = None
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if "LOCAL_RANK" in os.environ:
@@ -82,9 +84,9 @@ class World:
                 # torch 2.11 has only the second name.
                 set_limit = getattr(nccl, "set_timeout", None) or nccl._set_default_timeout
                 set_limit(_NCCL_TIMEOUT)
-                watch_gpu(device, TIMEOUT.total_seconds())
+                watch = GpuWatch(device, TIMEOUT.total_seconds())
         waits = dist.new_group(backend="gloo", timeout=TIMEOUT) if world_size > 1 else None
-        return cls(rank, world_size, device, waits)
+        return cls(rank, world_size, device, waits, watch)
 
     @property
     def is_first(self) -> bool:
@@ -221,6 +223,16 @@ class World:
                 generator.manual_seed(value + index - (self.device.index or 0))
         elif self._seeds_mps:
             torch.mps.manual_seed(value)
+
+    def compute_on(self, stream: "torch.cuda.Stream") -> None:
+        """Compute on another stream of the GPU from now on."""
+        torch.cuda.set_stream(stream)
+        if self._watch is not None:
+            self._watch.stream = stream
+
+    def recording(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context for the recording of a CUDA graph, in which no thread uses the GPU."""
+        return contextlib.nullcontext() if self._watch is None else self._watch.recording
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""

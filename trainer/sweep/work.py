@@ -35,17 +35,22 @@ class Work:
 
 
 def task_work(sweep: Sweep, data_dir: Path, rehearses: bool) -> Work:
-    """Return the work of a sweep over a task. The first trial `rehearses` for all."""
+    """Return the work of a sweep over a task.
+
+    The first trial `rehearses` for all. Trials that may capture steps rehearse each, because each
+    needs the proof.
+    """
 
     def order(trial: Trial, run: Path) -> dict[str, Any]:
+        config = sweep.trial_config(trial.point, trial.seed)
         return {
             "run": str(run),
             "log": str(run / "logs" / "output.log"),
-            "config": vars(sweep.trial_config(trial.point, trial.seed)),
+            "config": vars(config),
             "data_dir": str(data_dir),
             "pruned": sweep.pruner != "none",
             "swept": [*trial.point, "seed"],
-            "rehearses": rehearses and trial.number == 0,
+            "rehearses": rehearses and (trial.number == 0 or config.capture != "off"),
         }
 
     return Work("trainer.sweep.worker", order)

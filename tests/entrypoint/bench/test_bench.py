@@ -111,9 +111,7 @@ def test_every_second_round_is_in_reverse_order() -> None:
 
 
 FOREVER = "--max-steps 1000000000 --eval-every 1000000000 --checkpoint-minutes 1000000000"
-LENGTH = (
-    f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --nnodes 1 --mirror= --no-rehearsal"
-)
+LENGTH = f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --nnodes 1 --mirror="
 
 
 @pytest.mark.parametrize(
@@ -136,14 +134,16 @@ def test_the_arguments_of_a_training(
 @pytest.mark.parametrize(
     ("given", "cpu", "added"),
     [
-        ({}, False, "--accumulation=1"),
-        ({}, True, "--accumulation=1 --threads=3"),
-        ({"threads": 2}, True, "--accumulation=1"),
-        ({"accumulation": 4}, True, "--threads=3"),
+        ({}, False, "--accumulation=1 --no-rehearsal"),
+        ({}, True, "--accumulation=1 --threads=3 --no-rehearsal"),
+        ({"threads": 2}, True, "--accumulation=1 --no-rehearsal"),
+        ({"accumulation": 4}, True, "--threads=3 --no-rehearsal"),
+        ({"capture": "auto"}, False, "--accumulation=1"),
     ],
 )
-def test_the_defaults_of_the_bench(given: dict[str, int], cpu: bool, added: str) -> None:
-    assert own_defaults({"accumulation": None, "threads": None} | given, cpu, 3) == added.split()
+def test_the_defaults_of_the_bench(given: dict[str, Any], cpu: bool, added: str) -> None:
+    usual = {"accumulation": None, "threads": None, "capture": "off"}
+    assert own_defaults(usual | given, cpu, 3) == added.split()
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_nccl_waits_longer_than_gloo_and_the_watch(
     monkeypatch.setattr(dist, "group", group)
     monkeypatch.setattr(dist, "new_group", lambda **_: None)
     monkeypatch.setattr(
-        world, "watch_gpu", lambda device, limit_s: limits.update({str(device): limit_s})
+        world, "GpuWatch", lambda device, limit_s: limits.update({str(device): limit_s})
     )
     world.World.start("cuda")
     assert limits["nccl"] > limits["gloo"] == limits["cuda:0"] == 600
