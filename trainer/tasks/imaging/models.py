@@ -2,13 +2,14 @@
 
 import bisect
 import difflib
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 from torchvision import models
 from torchvision.models import WeightsEnum
 
@@ -237,18 +238,31 @@ class Averaged(nn.Module):
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         super().__init__()
-        self.model = model
-        self.averaged = AveragedModel(
-            model,
-            multi_avg_fn=get_ema_multi_avg_fn(decay),
-            use_buffers=True,
-        )
+        self.model, self._decay = model, decay
+        self.averaged = AveragedModel(model, use_buffers=True)
         self.averaged.requires_grad_(False)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         output: Tensor = (self.model if self.training else self.averaged)(images_BCHW)
         return output
 
+    @torch.no_grad()
     def update(self) -> None:
-        """Move the average towards the weights: decay x average + (1 - decay) x weights."""
-        self.averaged.update_parameters(self.model)
+        """Move the average towards the weights: decay x average + (1 - decay) x weights.
+
+        The number of updates decides on the device whether to copy. `update_parameters` of torch
+        would wait for the GPU to read it, twice in each step.
+        """
+        count = self.averaged.n_averaged
+        share = torch.full((), 1 - self._decay, device=count.device).masked_fill(count == 0, 1)
+        kept = torch.full((), self._decay, device=count.device).masked_fill(count == 0, 0)
+        averages, values = (
+            itertools.chain(model.parameters(), model.buffers())
+            for model in (self.averaged.module, self.model)
+        )
+        for average, value in zip(averages, values, strict=True):
+            if average.is_floating_point():
+                average.lerp_(value, share)
+            else:  # a count of batches
+                average.copy_(average * kept + value * share)
+        count += 1
