@@ -51,7 +51,7 @@ def test_pictures_per_second(check: Check) -> None:
         "precision": "bf16",
         "batch_size": batch_size,
         "workers": workers,
-        "eval_every": 100_000,
+        "steps_alone": True,
     }
     cases = {name: {**settings, "memory_format": name} for name in _FORMATS}
     ours = check.program("speed", folder=str(check.folder), seconds=seconds, cases=cases)
@@ -88,7 +88,7 @@ def test_bytes_per_second_of_a_language_model(check: Check) -> None:
     fields, batch_size = _text(check)
     seconds = 4 if check.on_gpu else 0.3
     settings = {"task": "text", "fields": fields, "precision": "bf16", "batch_size": batch_size}
-    cases = {"Trainbox": {**settings, "eval_every": 100_000}}
+    cases = {"Trainbox": {**settings, "steps_alone": True}}
     ours = check.program("speed", folder=str(check.folder), seconds=seconds, cases=cases)
     text = {**fields, "batch_size": batch_size}
     rows = [("Text", "bf16", "eager")]
