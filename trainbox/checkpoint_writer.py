@@ -26,7 +26,13 @@ class CheckpointWriter:
     A save copies the tensors into kept buffers and returns. A thread then writes, syncs and
     renames, and the next save waits for it. A crash loses the checkpoint that is being written,
     but never an older one.
+
+    Attributes:
+        durable: Whether a save is on the disk when it is complete.
+        snapshot: The kept buffers. Several writers may use them in turn.
     """
+
+    durable = True
 
     def __init__(
         self,
@@ -43,7 +49,7 @@ class CheckpointWriter:
         """
         self.files, self.keep = files, keep
         self._failure_of, self._gathered = failure, gathered
-        self._snapshot = Snapshot()
+        self.snapshot = Snapshot()
         self._folder_seen = files.folder.exists()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -54,7 +60,7 @@ class CheckpointWriter:
         The first save then pauses the training no longer than later saves.
         """
         self.wait()
-        self._start(lambda: self._snapshot.allocate(state))
+        self._start(lambda: self.snapshot.allocate(state))
 
     def save(
         self,
@@ -70,7 +76,7 @@ class CheckpointWriter:
         error there refuses the save.
         """
         self.wait()
-        copy = dict(state) if self._gathered else self._snapshot.take(state)
+        copy = dict(state) if self._gathered else self.snapshot.take(state)
         needed_bytes = sum(tensor.nbytes for tensor in tensors_in(copy))
         fields = {"run_id": self.files.run_id, "step": step, **fields}
         self._start(lambda: self._write(step, copy, fields, best_step, before), needed_bytes)
@@ -124,9 +130,9 @@ class CheckpointWriter:
             before(state)
         if step not in (steps := self.files.steps()):
             set_aside(checkpoint_path(folder, step, ".pt"))  # a file of another program
-        write_checkpoint(folder, step, lambda file: torch.save(state, file), fields)
+        write_checkpoint(folder, step, lambda file: torch.save(state, file), fields, self.durable)
         if not marker.exists():
-            with replacing(marker) as file:
+            with replacing(marker, self.durable) as file:
                 marked = {name: fields[name] for name in ("run_id", "step")}
                 file.write(json.dumps(marked).encode() + b"\n")
         self._prune({*steps, step}, best_step)

@@ -35,7 +35,9 @@ def test_steps_per_second(check: Check) -> None:
         rows += [(name, form, "compile") for name, form in _MODELS if form == "bf16"]
     cases = {
         f"{name} {form}, {kind}": {
-            **{"task": f"benchmarks.loop:{name}", "precision": form, **_RATE},
+            "task": f"benchmarks.loop:{name}",
+            "precision": form,
+            **_RATE,
             **_RECORDS[kind],
         }
         for name, form in _MODELS

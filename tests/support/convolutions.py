@@ -1,6 +1,5 @@
 """Tasks with convolutions of pictures."""
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,15 +13,11 @@ from trainbox import Task
 
 
 class _Net(nn.Module):
-    def __init__(self, views: bool, normed: bool) -> None:
+    def __init__(self, views: bool) -> None:
         super().__init__()
         self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
         self.second, self.last = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8 * 36, 1)
         self.views = views
-        if normed:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)
-                nn.utils.weight_norm(self.first)
 
     def forward(self, pictures_B3HW: Tensor) -> Tensor:
         features = self.second(self.norm(self.first(pictures_B3HW)).relu()).relu()
@@ -35,14 +30,13 @@ class _Net(nn.Module):
 class Pictures(Task):
     """A regression of small pictures.
 
-    With `views`, the model needs contiguous pictures. With `normed`, it cannot be copied.
+    With `views`, the model needs contiguous pictures.
     """
 
     epochs: ClassVar[int] = 3
     batch_size: ClassVar[int] = 8
 
     views: bool = False
-    normed: bool = False
 
     def train_dataset(self, data_dir: Path) -> TensorDataset:
         return _pictures(32, 1)
@@ -51,19 +45,11 @@ class Pictures(Task):
         return _pictures(8, 2)
 
     def build_model(self) -> nn.Module:
-        return _Net(self.views, self.normed)
+        return _Net(self.views)
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         pictures_B3HW, targets_B = batch
         return {"error": F.mse_loss(model(pictures_B3HW).float(), targets_B, reduction="none")}
-
-
-class Remembers(Pictures):
-    """A mistake: the losses depend on the first batch that the task has seen."""
-
-    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        scale = vars(self).setdefault("scale", float(batch[1].mean()))
-        return {"error": super().losses(model, batch)["error"] * scale}
 
 
 def _pictures(count: int, seed: int) -> TensorDataset:

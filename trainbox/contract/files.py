@@ -137,8 +137,8 @@ def object_if_valid(path: Path) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file that atomically replaces `path` once it is on the disk.
+def replacing(path: Path, durable: bool = True) -> Iterator[IO[bytes]]:
+    """Yield a new file that atomically replaces `path`, if `durable` once it is on the disk.
 
     If the body raises an error, `path` is unchanged.
     """
@@ -148,16 +148,18 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         with temporary.open("xb") as file:  # x refuses a link and a FIFO
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def append_line(path: Path, line: str, durable: bool = False) -> None:

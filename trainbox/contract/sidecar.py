@@ -32,19 +32,24 @@ def steps_in(folder: Path, suffix: str = ".json") -> list[int]:
 
 
 def write_checkpoint(
-    folder: Path, step: int, write: Callable[[IO[bytes]], None], fields: Mapping[str, Any]
+    folder: Path,
+    step: int,
+    write: Callable[[IO[bytes]], None],
+    fields: Mapping[str, Any],
+    durable: bool = True,
 ) -> None:
     """Write what `write` writes as the checkpoint of `step`, and `fields` to its sidecar.
 
     The sidecar is on the disk under its temporary name before the checkpoint gets its name. If the
-    process is killed between the two renames, `complete_or_remove` finishes the save.
+    process is killed between the two renames, `complete_or_remove` finishes the save. A checkpoint
+    that is not `durable` may be lost if the machine fails.
 
     Raises:
         OSError: the files cannot be written. A checkpoint that `step` already had is unchanged.
     """
     with (
-        replacing(checkpoint_path(folder, step)) as sidecar_file,
-        replacing(checkpoint_path(folder, step, ".pt")) as file,
+        replacing(checkpoint_path(folder, step), durable) as sidecar_file,
+        replacing(checkpoint_path(folder, step, ".pt"), durable) as file,
     ):
         hashed = _HashedFile(file)
         try:
@@ -56,7 +61,8 @@ def write_checkpoint(
         sidecar["saved_at_unix_s"] = round(time.time(), 3)
         sidecar_file.write(json.dumps(sidecar, indent=2).encode() + b"\n")
         sidecar_file.flush()
-        os.fsync(sidecar_file.fileno())
+        if durable:
+            os.fsync(sidecar_file.fileno())
 
 
 def damage(path: Path, sidecar: Mapping[str, Any]) -> str | None:

@@ -6,14 +6,17 @@ bits. If numbers of Python count the steps, more jobs train step 3 with the valu
 have later in the training. The reasons are in docs/decisions/0007-the-rehearsal.md.
 """
 
+import contextlib
 import functools
 import shutil
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
-from trainbox.contract.errors import Failure, Preempted, StorageFailure, WrongUse, text_of
+import torch
+
+from trainbox.contract.errors import Failure, Preempted, WrongUse, text_of
 from trainer.checks.aging import Count, Numbers, States, ages, counts, values_of
 from trainer.checks.batch_parts import batch_dependence
 from trainer.checks.capture import (
@@ -34,8 +37,10 @@ from trainer.checks.hidden_state import (
 )
 from trainer.checks.pure_schedule import check_schedule
 from trainer.checks.rehearsed_steps import Outcome, Steps, outcome, steps_before
+from trainer.checks.same_bits import copies_fit, same
 from trainer.checks.validation_sample import impure_methods, validate_sample
 from trainer.loop.captured import CapturedStep
+from trainer.loop.digests import common_digests
 from trainer.loop.losses import check_running
 from trainer.loop.out_of_memory import memory_used_up
 from trainer.loop.state import Job
@@ -43,7 +48,6 @@ from trainer.parallel.exchange_failures import exchange_failure
 from trainer.parallel.gpu_failures import gpu_failure
 from trainer.parallel.strategy import Strategy
 from trainer.run.checkpoint import RunCheckpoints
-from trainer.run.digest import saved_digests
 from trainer.run.run_log import RunLog
 from trainer.system.signals import StopRequest
 
@@ -85,8 +89,26 @@ class _Rehearsal:
 
     def __init__(self, new_job: Callable[[], Job], strategy: Strategy) -> None:
         self._new_job, self._world = new_job, strategy.world
-        self.steps, self.notes = 0, list[str]()
+        self.steps, self.notes, self.seconds = 0, list[str](), dict[str, float]()
         self.capture = CaptureRehearsal("")
+
+    @contextlib.contextmanager
+    def _measured(self, part: str) -> Iterator[None]:
+        """Add the time of the body to the seconds of `part`, with the work on the device."""
+        device, begin_s = self._world.device, time.monotonic()
+        yield
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - begin_s
+
+    def _state(self, job: Job) -> dict[str, Part]:
+        """Return the hidden state of a job, or nothing if the run is fast."""
+        with self._measured("compare"):
+            return hidden_state(job) if job.config.deterministic else {}
+
+    def _job(self) -> Job:
+        with self._measured("build"):
+            return self._new_job()
 
     def run(self) -> list[str]:
         """Compare a resumed job with the first one, and return the names of changing state.
@@ -95,7 +117,7 @@ class _Rehearsal:
             WrongUse: A resume would not have the same bits.
         """
         world = self._world
-        first = self._started(self._new_job())
+        first = self._started(self._job())
         if first is None:
             return []
         one, other = first.outcome, self._resumed(first, replays=not self.capture.reason)
@@ -117,9 +139,9 @@ class _Rehearsal:
         return of_all_ranks(world, changing)
 
     def _difference(self, one: Outcome, other: Outcome) -> str | None:
-        """Return the first digest that differs on any rank, or None; all ranks must call this."""
-        names = {**one.digests, **other.digests}
-        own = (n for n in names if one.digests.get(n) != other.digests.get(n))
+        """Return the first value that differs on any rank, or None; all ranks must call this."""
+        names = {**one.values, **other.values}
+        own = (n for n in names if not same(one.values.get(n), other.values.get(n)))
         return on_any_rank(self._world, next(own, None))
 
     def _started(self, job: Job) -> _First | None:
@@ -128,12 +150,11 @@ class _Rehearsal:
         console.start_rehearsal_bar(_PARTS if deterministic else _PARTS_IF_FAST)
         with job.world.wait_for_all("the check of schedule()"):
             check_schedule(job)
-        state = hidden_state if deterministic else _no_state
         total, before = job.schedule.total_steps, steps_before(job.schedule.total_steps)
         self.steps = min(before + deterministic, total)
-        start, self.capture.reason = state(job), reason_for_eager_steps(job)
-        steps = Steps(job, TracedStep, 0 if self.capture.reason else COMPARED_STEPS)
-        with job.strategy.lost_writes(job.loss_module) as lost:
+        start, self.capture.reason = self._state(job), reason_for_eager_steps(job)
+        with self._measured("steps"), job.strategy.lost_writes(job.loss_module) as lost:
+            steps = Steps(job, TracedStep, 0 if self.capture.reason else COMPARED_STEPS)
             steps.train()
         console.count_step()
         if lost:
@@ -142,23 +163,28 @@ class _Rehearsal:
                 "which is not trained, and --strategy fsdp would lose the change: make it a "
                 "buffer, or use --strategy ddp"
             )
-        after_first = state(job)
-        sample = validate_sample(job, is_first=True)
+        after_first = self._state(job)
+        with self._measured("validation"):
+            sample = validate_sample(job, is_first=True)
         console.count_step()
-        validated = state(job)
-        for _ in range(before - 1):
-            steps.train()
-        check_running(job, job.state.running.gather())  # before the weights are saved
-        saved = job.state.capture(job.strategy)
+        validated = self._state(job)
+        with self._measured("steps"):
+            for _ in range(before - 1):
+                steps.train()
+            check_running(job, job.state.running.gather())  # before the weights are saved
         best = job.state.progress.best_step
-        with job.world.wait_for_all("the checkpoint of the rehearsal"):
-            job.checkpoints.save(before, saved, {}, best, saved_digests)
-            job.checkpoints.wait()
+        with self._measured("save"):
+            saved = job.state.capture(job.strategy)
+            with job.world.wait_for_all("the checkpoint of the rehearsal"):
+                job.checkpoints.save(before, saved, {}, best)
+                job.checkpoints.wait()
         console.count_step()
         first, validates = None, sample is not None
         if deterministic:
-            before_step = state(job)
-            found = outcome(job, start, steps, validates)
+            before_step = self._state(job)
+            found = outcome(job, start, steps, validates, copies_fit(job), self._measured)
+            if job.world.world_size > 1:
+                common_digests(job)  # refuses weights that differ between ranks
             of_first, of_save = (steps.state_of_dataset(step) for step in (1, before))
             states = States(
                 start,
@@ -173,11 +199,13 @@ class _Rehearsal:
             first = _First(_of(job), found, states, validates, before, total, *validations)
         if not self.capture.reason:
             assert isinstance(steps.step, TracedStep)
-            self.capture.watch(job, steps.step, steps.train)
-        if sample:
-            with job.world.wait_for_all("the check of metrics()"):
-                self.notes += impure_methods(job.task, sample)
-        self.notes += filter(None, [batch_dependence(job, steps.batches)])
+            with self._measured("capture"):
+                self.capture.watch(job, steps.step, steps.train)
+        with self._measured("checks"):
+            if sample:
+                with job.world.wait_for_all("the check of metrics()"):
+                    self.notes += impure_methods(job.task, sample)
+            self.notes += filter(None, [batch_dependence(job, steps.batches)])
         return first
 
     def _resumed(
@@ -188,21 +216,21 @@ class _Rehearsal:
         The hidden state of the job gets the `numbers` before the step. If the job `replays`, it
         then captures steps.
         """
-        job = self._new_job()
-        start, files = hidden_state(job), job.checkpoints.files
-        with job.world.wait_for_all("the load of the checkpoint"):
-            if problem := files.problem(first.saved):
-                raise StorageFailure(f"the checkpoint of the rehearsal is damaged: {problem}")
+        job = self._job()
+        start, files = self._state(job), job.checkpoints.files
+        with self._measured("load"), job.world.wait_for_all("the load of the checkpoint"):
             job.state.restore(files.load(first.saved), job.strategy, files.folder)
         set_numbers(owners_of(job), numbers or {})
         job.run.console.count_step()
+        copies = first.outcome.copies
         if not replays:
-            return outcome(job, start, Steps(job), first.validates)
+            return outcome(job, start, Steps(job), first.validates, copies, self._measured)
         problems = list[str]()
         kind = functools.partial(CapturedStep, report=problems.append, eager_steps=1)
         steps = Steps(job, kind, COMPARED_STEPS)
-        found = outcome(job, start, steps, first.validates)
-        self.capture.replay(job, steps.train, problems)
+        found = outcome(job, start, steps, first.validates, copies, self._measured)
+        with self._measured("capture"):
+            self.capture.replay(job, steps.train, problems)
         return found
 
     def _refuse_later_bits(self, first: _First, resumed: Outcome, hidden: Set[str]) -> int:
@@ -276,15 +304,19 @@ class _Rehearsal:
 
 
 def rehearse(
-    build: Callable[[RunCheckpoints], Job], run: RunLog, strategy: Strategy, stop: StopRequest
+    build: Callable[[RunCheckpoints], Job],
+    run: RunLog,
+    strategy: Strategy,
+    stop: StopRequest,
+    checkpoints: RunCheckpoints,
 ) -> dict[str, Any]:
-    """Rehearse the resume of a new run, and return the entry of its manifest.
+    """Rehearse the resume of a new run with `checkpoints`, and return the entry of its manifest.
 
     `build` returns a new job with the given checkpoints. The rehearsal uses up two jobs, and more
     if numbers of Python count the steps or if it fails. In the entry, `result` is a line for the
-    header, `notes` are lines about what may be wrong, and `changing` has the names of the hidden
-    state that changes in a step or a validation, and `eager` is why the steps of the training are
-    not captured, or "". All ranks must call this.
+    header, `notes` are lines about what may be wrong, `seconds` has the time of each part,
+    `changing` has the names of the hidden state that changes in a step or a validation, and `eager`
+    is why the steps of the training are not captured, or "". All ranks must call this.
 
     Raises:
         WrongUse: A resume would not have the same bits.
@@ -292,10 +324,8 @@ def rehearse(
         StorageFailure: The checkpoint cannot be written or read.
         Preempted: A stop was requested.
     """
-    begin_s, world, folder = time.monotonic(), strategy.world, run.path / _FOLDER
-    checkpoints = RunCheckpoints(
-        folder / "checkpoints", 1, run.writes, run.report, strategy.gathers_states, "rehearsal"
-    )
+    begin_s, world = time.monotonic(), strategy.world
+    own = checkpoints.of_rehearsal(run.path / _FOLDER / "checkpoints")
     deterministic = True
 
     def new_job() -> Job:
@@ -303,7 +333,7 @@ def rehearse(
         if any(world.from_each(bool(stop))):
             world.leave()
             raise Preempted(f"stopped by {stop.cause} before step 1: start the same command again")
-        job = build(checkpoints)
+        job = build(own)
         deterministic = job.config.deterministic
         return job
 
@@ -311,7 +341,7 @@ def rehearse(
     try:
         changing = rehearsal.run()
     finally:
-        checkpoints.finish()
+        own.finish()
         run.console.end_bar()
         remove_rehearsal(run)
     what = "a resume and the same bits" if deterministic else "a validation and a checkpoint"
@@ -319,6 +349,7 @@ def rehearse(
     return {
         "result": f"{steps}, {what} in {time.monotonic() - begin_s:.1f} s",
         "notes": rehearsal.notes,
+        "seconds": {part: round(s, 3) for part, s in rehearsal.seconds.items()},
         **({"changing": changing} if deterministic else {}),
         "eager": rehearsal.capture.reason,
     }
@@ -328,10 +359,6 @@ def remove_rehearsal(run: RunLog) -> None:
     """Remove the checkpoint of the rehearsal, also that of a process that was killed."""
     if run.writes:
         shutil.rmtree(run.path / _FOLDER, ignore_errors=True)
-
-
-def _no_state(_job: Job) -> dict[str, Part]:
-    return {}
 
 
 def _counts(name: str, one: Outcome, other: Outcome) -> bool:

@@ -5,6 +5,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +13,15 @@ from trainbox.nested import copied
 from trainbox.plain_state import plain_state
 from trainer.checks.fingerprint import Part
 from trainer.checks.hidden_state import hidden_state, state_of_dataset
+from trainer.checks.same_bits import bits, kept
 from trainer.checks.validation_sample import validate_sample
 from trainer.data.batches import training_batches
 from trainer.data.examples import Answer, Question
-from trainer.loop.digests import common_digests
+from trainer.loop.digests import state_tensors
 from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
 from trainer.loop.task_checks import collate_of
-from trainer.run.digest import tensor_digest, value_digest
+from trainer.run.digest import value_digest
 
 _MOST_BEFORE = 2
 
@@ -40,14 +42,16 @@ class Outcome:
     """What a job computed in the step after the save and in a sample of the validation.
 
     Attributes:
-        digests: What it computed, by name.
+        values: What it computed, by name: copies or digests of tensors, and texts.
+        copies: Whether the values have copies of tensors.
         start: The hidden state of the job at its start.
         after_step: The hidden state after the step, before the validation.
         end: The hidden state at its end.
         seconds: The time of the step.
     """
 
-    digests: dict[str, str]
+    values: dict[str, Any]
+    copies: bool
     start: State
     after_step: State
     end: State
@@ -127,18 +131,17 @@ class Steps:
 
 
 @contextlib.contextmanager
-def _noted(job: Job, digests: dict[str, str]) -> Iterator[None]:
-    """Add the digests of the losses and gradients of a step to `digests`."""
+def _noted(job: Job, values: dict[str, Any], copies: bool) -> Iterator[None]:
+    """Add the losses and gradients of a step to `values`."""
 
     def losses(_module: Any, _inputs: Any, losses_B: Mapping[str, Any]) -> None:
-        micro = f" of micro-batch {len(digests) // len(losses_B) + 1}" if digests else ""
-        digests.update({f"the loss {n}{micro}": tensor_digest(v) for n, v in losses_B.items()})
+        micro = f" of micro-batch {len(values) // len(losses_B) + 1}" if values else ""
+        values.update({f"the loss {n}{micro}": bits(v) for n, v in losses_B.items()})
 
     def gradients(*_: Any) -> None:
         named = job.state.model.named_parameters()
-        digests.update(
-            job.digests({f"the gradient of {n}": p.grad for n, p in named if p.grad is not None})
-        )
+        found = {f"the gradient of {n}": p.grad for n, p in named if p.grad is not None}
+        values.update(kept(job, found, copies))
 
     with (
         job.loss_module.register_forward_hook(losses),
@@ -147,21 +150,35 @@ def _noted(job: Job, digests: dict[str, str]) -> Iterator[None]:
         yield
 
 
-def outcome(job: Job, start: State, steps: Steps, validates: bool) -> Outcome:
-    """Train the next step, if the run has one, and validate the sample again."""
-    digests: dict[str, str] = {}
+def outcome(
+    job: Job,
+    start: State,
+    steps: Steps,
+    validates: bool,
+    copies: bool,
+    measured: Callable[[str], AbstractContextManager[None]],
+) -> Outcome:
+    """Train the next step, if the run has one, and validate the sample again.
+
+    Keep `copies` of the tensors that this computes, or their digests. The context `measured`
+    measures a part of the rehearsal.
+    """
+    values: dict[str, Any] = {}
     begin_s = time.monotonic()
-    with _noted(job, digests):
+    with measured("steps"), _noted(job, values, copies):
         steps.train()
-    seconds, after_step = time.monotonic() - begin_s, hidden_state(job)
-    read = steps.state_of_dataset(job.state.progress.step)
-    for part in common_digests(job):
-        digests |= part
-    groups = plain_state(job.state.optimizer.state_dict()["param_groups"], "the groups")
-    digests |= {"a setting of the optimizer": value_digest(groups)}
-    if validates:
-        sample = validate_sample(job)
-        digests |= sample.digests if sample else {}
+    seconds = time.monotonic() - begin_s
+    with measured("compare"):
+        after_step = hidden_state(job)
+        read = steps.state_of_dataset(job.state.progress.step)
+        for part in state_tensors(job):
+            values |= kept(job, part, copies)
+        groups = plain_state(job.state.optimizer.state_dict()["param_groups"], "the groups")
+        values |= {"a setting of the optimizer": value_digest(groups)}
+    with measured("validation"):
+        sample = validate_sample(job) if validates else None
+        values |= sample.digests if sample else {}
     job.run.console.count_step()
-    end = {**hidden_state(job), **read}
-    return Outcome(digests, start, {**after_step, **read}, end, seconds)
+    with measured("compare"):
+        end = {**hidden_state(job), **read}
+    return Outcome(values, copies, start, {**after_step, **read}, end, seconds)

@@ -82,7 +82,7 @@ def build(
     parts = _inference(config, data, strategy)
     model = parts.model
     optimizer = build_optimizer(data.task, config, model)
-    chosen = memory_format(parts, data.train, schedule)
+    chosen = memory_format(config, strategy, model)
     config = dataclasses.replace(config, memory_format=chosen)
     if chosen == CHANNELS_LAST:
         put_channels_last(model)

@@ -103,8 +103,7 @@ def common_digests(job: Job) -> tuple[dict[str, str], dict[str, str]]:
     Raises:
         WrongUse: A digest differs between ranks.
     """
-    model = job.digests(job.state.model_state())
-    optimizer = job.digests(_tensors(_names(job), job.state.optimizer.state_dict()))
+    model, optimizer = map(job.digests, state_tensors(job))
     if (name := job.world.first_difference({**model, **optimizer})) is not None:
         raise WrongUse(
             f"task {type(job.task).__name__}: the processes differ at step "
@@ -112,6 +111,11 @@ def common_digests(job: Job) -> tuple[dict[str, str], dict[str, str]]:
             "generators of torch, NumPy and Python, and do the same on each process"
         )
     return model, optimizer
+
+
+def state_tensors(job: Job) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the model's state and the optimizer's tensors, in the order of its parameters."""
+    return job.state.model_state(), _tensors(_names(job), job.state.optimizer.state_dict())
 
 
 def _names(job: Job) -> dict[int, str]:

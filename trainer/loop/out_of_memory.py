@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainbox.contract.config import Settings
 from trainbox.contract.errors import OutOfMemory, text_of
+from trainer.loop.memory_format import NeedsContiguous, fails_at_a_view
 from trainer.parallel.strategy import Strategy
 from trainer.task_errors import original_error, raised_by_task
 
@@ -95,17 +96,19 @@ def failed_allocations_change_bits(strategy: Strategy) -> bool:
 
 @contextlib.contextmanager
 def all_fit(strategy: Strategy) -> Iterator[None]:
-    """Let all ranks agree, after the body, on whether its work fitted in memory.
+    """Let all ranks agree, after the body, on whether its work fitted in memory and the strides.
 
     The body must not exchange anything between ranks, except through `World.wait_for_all`.
 
     Raises:
         OutOfMemory: The memory of some rank is used up. All ranks raise it.
+        NeedsContiguous: A view on some rank did not fit the strides. All ranks raise it.
     """
     if strategy.forward_is_collective:  # the other ranks wait in a forward and cannot vote
         yield
         return
     watches, before = failed_allocations_change_bits(strategy), failed_allocations()
+    view: Exception | None = None
     try:
         yield
         hidden = failed_allocations() - before if watches else 0
@@ -114,12 +117,16 @@ def all_fit(strategy: Strategy) -> Iterator[None]:
         found = text if hidden else None
     except (MemoryError, OSError, RuntimeError) as error:
         found = memory_used_up(error, before)
-        if found is None:
+        if found is None and not fails_at_a_view(error):
             raise
+        view = error if found is None else None
     # Exchange after the `except` block, when the error no longer keeps the memory of the step.
-    for rank, text in enumerate(strategy.world.from_each(found)):
+    votes = strategy.world.from_each([found, view is not None])
+    for rank, (text, _) in enumerate(votes):
         if text is not None:
             raise OutOfMemory(f"process {rank}: {text}" if strategy.world.world_size > 1 else text)
+    if any(fails for _, fails in votes):
+        raise NeedsContiguous("a view of a process does not fit the strides") from view
 
 
 def with_smaller_micro_batches(

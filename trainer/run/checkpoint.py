@@ -53,6 +53,16 @@ class RunCheckpoints(CheckpointWriter):
         self._recorded = threading.Event()
         self._recorded.set()
 
+    def of_rehearsal(self, folder: Path) -> "RunCheckpoints":
+        """Return the saves of the rehearsal in `folder`, which use the buffers of this run.
+
+        They are removed soon, so they are not durable.
+        """
+        report, gathered = self.files.report, self._gathered
+        found = RunCheckpoints(folder, 1, self._writes, report, gathered, "rehearsal")
+        found.snapshot, found.durable = self.snapshot, False
+        return found
+
     def due(self, minutes: float) -> bool:
         """Return whether the last save was more than `minutes` ago.
 

@@ -16,10 +16,15 @@ def tensor_digests(tensors: Mapping[str, Any]) -> dict[str, str]:
 def tensor_digest(tensor: Tensor) -> str:
     """Return the SHA-256, in hex, of the tensor's type, shape and bytes."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-    flat_N = tensor.detach().cpu().contiguous().reshape(-1)
-    # A tensor of one element is contiguous with any stride, but torch views bytes only with 1.
-    digest.update(flat_N.as_strided(flat_N.shape, (1,)).view(torch.uint8).numpy().data)
+    digest.update(tensor_bytes(tensor.cpu()).numpy().data)
     return digest.hexdigest()
+
+
+def tensor_bytes(tensor: Tensor) -> Tensor:
+    """Return the bytes of the tensor's elements in their order, a view if it is contiguous."""
+    flat_N = tensor.detach().contiguous().reshape(-1)
+    # A tensor of one element is contiguous with any stride, but torch views bytes only with 1.
+    return flat_N.as_strided(flat_N.shape, (1,)).view(torch.uint8)
 
 
 def digest_of_digests(digests: Mapping[str, str]) -> str:

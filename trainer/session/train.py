@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainbox.contract.config import Config, Settings, check, split_metric
+from trainbox.contract.config import (
+    CHANNELS_LAST,
+    CONTIGUOUS,
+    Config,
+    Settings,
+    check,
+    split_metric,
+)
 from trainbox.contract.errors import (
     ExitCode,
     Failure,
@@ -27,6 +34,7 @@ from trainer.load_task import load_task
 from trainer.loop.arithmetic import set_cuda_variables, torchscript_repeats
 from trainer.loop.build import Data, build, build_data
 from trainer.loop.fit import fit
+from trainer.loop.memory_format import NeedsContiguous
 from trainer.loop.out_of_memory import (
     examples_at_once,
     free_memory,
@@ -170,15 +178,12 @@ class _Jobs:
 
         A new run first `rehearses` its resume.
         """
-        if not self.did_not_fit:
-            # A rehearsal may take long.
-            self.run.console.show(f"{'run':<10} {self.run.path}")
         step = find_checkpoint(self.checkpoints, self.run, self.strategy.world, resume)
         init = self.config.init if step is None else None
         rehearsal = {"result": "skipped"}
         if rehearses and step is None:
             build = functools.partial(self._build, init)
-            rehearsal = rehearse(build, self.run, self.strategy, stop)
+            rehearsal = rehearse(build, self.run, self.strategy, stop, self.checkpoints)
         job = self._build(init, self.checkpoints)
         job.rehearsal = rehearsal
         job.notes += rehearsal.get("notes", [])
@@ -226,16 +231,25 @@ class _Jobs:
     def fitting(self, work: Callable[[], Job], resume: str) -> Job:
         """Return `work()`, with smaller micro-batches as long as its first steps do not fit.
 
+        If a `view` does not fit the strides of the first step, the pictures are contiguous.
+
         Raises:
             OutOfMemory: The micro-batches must not be smaller.
         """
+        self.run.console.show(f"{'run':<10} {self.run.path}")  # a rehearsal may take long
         while True:
+            of_a_view = None
             try:
                 return work()
             except OutOfMemory as error:
                 found = str(error)
+            except NeedsContiguous as error:
+                of_a_view = error.__cause__ or error
             finally:
                 self.checkpoints.finish()  # a save that has begun
+            if of_a_view is not None:
+                self.settled = self._contiguous(of_a_view)
+                continue
             # After the `except` block, the error no longer keeps the memory of the job.
             world, accumulation = self.strategy.world, self.config.accumulation
             fixed = reason_to_keep_micro_batches(self.checkpoints, world, accumulation, resume)
@@ -244,6 +258,17 @@ class _Jobs:
             self.did_not_fit.append(f"{found} with {at_once} examples at once")
             self.settled = smaller
             self.run.end_progress()
+
+    def _contiguous(self, error: BaseException) -> Settings:
+        """Return the settings with contiguous pictures, or raise `error`.
+
+        The format of a run changes only before its first checkpoint, and only if a rule chose it.
+        """
+        is_fixed = self.strategy.world.from_first(self.run.folder.has_had_a_checkpoint())
+        if is_fixed or self.config.memory_format or self.settled.memory_format != CHANNELS_LAST:
+            raise error
+        self.run.end_progress()
+        return dataclasses.replace(self.settled, memory_format=CONTIGUOUS)
 
 
 @contextlib.contextmanager

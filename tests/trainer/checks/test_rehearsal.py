@@ -1,8 +1,12 @@
 """The rehearsal refuses tasks whose resume would not have the same bits."""
 
+import contextlib
+import hashlib
 import itertools
 import os
 import random
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,8 @@ from torch.utils.data import Dataset, TensorDataset
 from tests.support.here import Here
 from tests.support.tiny import StepCounter, Tiny
 from trainbox.contract.errors import WrongUse
+from trainer.checks import same_bits
+from trainer.session import train
 
 _OWN = numpy.random.default_rng(0)
 
@@ -261,3 +267,98 @@ def test_a_sparse_gradient_is_refused(
     monkeypatch.setattr(Tiny, "build_model", lambda _task: _Sparse())
     with pytest.raises(WrongUse, match=r"the gradient of rows.weight is sparse and cannot be"):
         here.train(max_steps=2, shards=shards, threads=1)
+
+
+@dataclass(frozen=True)
+class Wide(Tiny):
+    """A model whose weights are much larger than all else that is hashed."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(4, 3000), nn.Linear(3000, 40), nn.Linear(40, 1), nn.Flatten(0)
+        )
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        inputs_B4, targets_B = batch
+        return {"error": (model(inputs_B4) - targets_B).square()}
+
+
+class _Counted:
+    """Counts the bytes that are hashed, and the waits for the disk, while the rehearsal runs."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.hashed, self.synced, self._counts = 0, 0, False
+        sha256, rehearse, file_digest, fsync = (
+            hashlib.sha256, train.rehearse, hashlib.file_digest, os.fsync
+        )  # fmt: skip
+        counted = self
+
+        class Hash:
+            def __init__(self, data: Any = b"") -> None:
+                self._hash = sha256()
+                self.update(data)
+
+            def update(self, data: Any) -> None:
+                counted.hashed += counted._counts * memoryview(data).nbytes
+                self._hash.update(data)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self._hash, name)
+
+        def digest_of(file: Any, name: str) -> Any:
+            self.hashed += self._counts * os.fstat(file.fileno()).st_size
+            return file_digest(file, name)
+
+        def synced(descriptor: int) -> None:
+            self.synced += self._counts
+            fsync(descriptor)
+
+        def rehearsed(*arguments: Any) -> Any:
+            with self._counting():
+                return rehearse(*arguments)
+
+        patch.setattr(hashlib, "sha256", Hash)
+        patch.setattr(hashlib, "file_digest", digest_of)
+        patch.setattr(os, "fsync", synced)
+        patch.setattr(train, "rehearse", rehearsed)
+
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[None]:
+        self._counts = True
+        yield
+        self._counts = False
+
+
+def test_a_rehearsal_hashes_little_and_does_not_wait_for_the_disk(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = _Counted(monkeypatch)
+    here.train(task=f"{__name__}:Wide", max_steps=3)
+    size = (here.path() / "checkpoints/step-00000003.pt").stat().st_size
+    assert size > 1_000_000
+    assert 0 < counted.hashed <= 2 * size
+    assert counted.synced == 0
+    seconds = here.json("manifest.json")["rehearsal"]["seconds"]
+    assert set(seconds) == {"build", "steps", "validation", "save", "checks", "load", "compare"}
+    assert all(value >= 0 for value in seconds.values())
+
+
+@pytest.mark.parametrize("most_bytes", [0, 2**29])
+def test_the_bits_of_small_and_of_large_models_are_compared(
+    here: Here, monkeypatch: pytest.MonkeyPatch, most_bytes: int
+) -> None:
+    """Copies of a large model do not fit, so its digests are compared."""
+    monkeypatch.setattr(same_bits, "_MOST_HOST_BYTES", most_bytes)
+    here.train("same", max_steps=3)
+    step, calls = torch.optim.AdamW.step, itertools.count()
+
+    def signed(self: Any, *arguments: Any) -> Any:
+        """Set a bias to 0 or -0, which are equal numbers."""
+        found = step(self, *arguments)
+        with torch.no_grad():
+            self.param_groups[0]["params"][-1].zero_().mul_(1 if next(calls) % 2 else -1)
+        return found
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", signed)
+    with pytest.raises(WrongUse, match="linear.bias differs when the same step is computed again"):
+        here.train("other", max_steps=3)

@@ -1,25 +1,33 @@
 """The memory format of a run."""
 
-from pathlib import Path
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from tests.support.convolutions import Pictures
 from tests.support.here import Here
 from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
 from trainbox.contract.config import Config, check_strategy
-from trainbox.contract.errors import WrongUse
-from trainer.data.schedule import Schedule, micro_batches
+from trainbox.contract.errors import Failure, WrongUse
 from trainer.loop.memory_format import memory_format, put_channels_last
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
 
 PICTURES = "tests.support.convolutions:Pictures"
+_LAST = "channels_last"
 BF16: dict[str, Any] = {"task": PICTURES, "precision": "bf16", "threads": 1}
+
+
+@dataclass(frozen=True)
+class Mistaken(Pictures):
+    """A mistake: a view of transposed pictures."""
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return {"error": batch[0].mT.view(-1)}
 
 
 def _format(here: Here, run: str = "r") -> str:
@@ -45,18 +53,38 @@ def test_convolutions_in_bf16_have_the_channels_last_and_a_stop_keeps_the_bits(h
     assert here.digest("contiguous") != here.digest()
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"task": TINY, "precision": "bf16"},
-        {"task": PICTURES, "precision": "bf16", "fields": {"normed": True}},
-    ],
-    ids=["no convolution", "a model that has no copy"],
-)
-def test_other_runs_are_contiguous(here: Here, settings: dict[str, Any]) -> None:
-    out = here.train(**settings, max_steps=2, threads=1)
+def test_a_model_without_convolutions_is_contiguous(here: Here) -> None:
+    out = here.train(task=TINY, precision="bf16", max_steps=2, threads=1)
     assert _format(here) == "contiguous"
     assert "channels last" not in out
+
+
+@pytest.mark.parametrize("rehearses", [True, False])
+def test_a_model_that_needs_contiguous_pictures_gets_them_in_the_first_step(
+    here: Here, rehearses: bool
+) -> None:
+    out = here.train(**BF16, fields={"views": True}, rehearses=rehearses)
+    assert _format(here) == "contiguous"
+    assert out.count("run        runs/r") == 1
+    here.train("given", **BF16, fields={"views": True}, memory_format="contiguous")
+    assert here.digest() == here.digest("given")
+    # A stop before the first checkpoint changes nothing.
+    here.stopped(5, run="stopped", **BF16, fields={"views": True}, rehearses=rehearses)
+    here.train("stopped", **BF16, fields={"views": True})
+    assert here.digest("stopped") == here.digest("given")
+    here.succeeds("verify", "runs/r")
+
+
+@pytest.mark.parametrize("rehearses", [True, False])
+def test_a_requested_format_in_which_a_model_fails_is_an_error(here: Here, rehearses: bool) -> None:
+    with pytest.raises(Failure, match="losses.. raised RuntimeError: view size is not compatible"):
+        here.train(**BF16, fields={"views": True}, rehearses=rehearses, memory_format=_LAST)
+
+
+@pytest.mark.parametrize("rehearses", [True, False])
+def test_a_view_that_fails_in_both_formats_is_an_error(here: Here, rehearses: bool) -> None:
+    with pytest.raises(Failure, match="losses.. raised RuntimeError: view size is not compatible"):
+        here.train(**BF16 | {"task": f"{__name__}:Mistaken"}, rehearses=rehearses)
 
 
 @pytest.mark.parametrize(
@@ -67,31 +95,27 @@ def test_other_runs_are_contiguous(here: Here, settings: dict[str, Any]) -> None
         *(("cuda", "fp32", "contiguous"), ("cuda", "tf32", "contiguous")),
     ],
 )
-@pytest.mark.parametrize("views", [True, False])
-def test_the_rule_of_each_device(device: str, precision: str, chosen: str, views: bool) -> None:
-    """The trial does not use the device, so a wrong label cannot end the work on a GPU."""
-    task = Pictures(views=views)
-    world = World(0, 1, torch.device(device))
-    job: Any = SimpleNamespace(
-        task=task,
-        config=Config(precision=precision),
-        strategy=Strategy("single", world),
-        world=world,
-        model=task.build_model(),
-        workers=0,
+def test_the_rule_of_each_device(device: str, precision: str, chosen: str) -> None:
+    strategy = Strategy("single", World(0, 1, torch.device(device)))
+    model = Pictures().build_model()
+    assert memory_format(Config(precision=precision), strategy, model) == chosen
+
+
+@pytest.mark.parametrize("views", ["true", "false"])
+def test_two_processes_have_the_bits_of_one(ranks: Ranks, views: str) -> None:
+    words = (
+        PICTURES,
+        "--set",
+        f"views={views}",
+        "--precision",
+        "bf16",
+        "--threads",
+        "1",
+        "--shards",
+        "2",
+        "--device",
+        "cpu",
     )
-    schedule = Schedule(0, 32, 8, 4, micro_batches(8, 1, 1, range(1)))
-    found = memory_format(job, task.train_dataset(Path()), schedule)
-    assert found == ("contiguous" if views else chosen)
-
-
-def test_the_trial_leaves_no_trace_in_the_task(here: Here) -> None:
-    with pytest.raises(WrongUse, match="scale"):
-        here.train(**{**BF16, "task": "tests.support.convolutions:Remembers"}, rehearses=True)
-
-
-def test_two_processes_have_the_bits_of_one(ranks: Ranks) -> None:
-    words = (PICTURES, "--precision", "bf16", "--threads", "1", "--shards", "2", "--device", "cpu")
     digests = {ranks.train(count, *words, "--run", f"on{count}").digest for count in (1, 2)}
     assert len(digests) == 1
 

@@ -165,6 +165,19 @@ def test_only_the_first_process_writes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_run_uses_the_buffers_of_its_rehearsal(saver: Saver, tmp_path: Path) -> None:
+    rehearsed = saver.checkpoints.of_rehearsal(tmp_path / "rehearsal/checkpoints")
+    rehearsed.save(1, simple(1), {}, None)
+    rehearsed.wait()
+    assert rehearsed.files.load(1)["model"]["weight"][0] == 1
+    (before,) = saver.checkpoints.snapshot._buffers
+    saver.checkpoints.prepare(simple(2))
+    saver.save(2)
+    assert saver.checkpoints.snapshot._buffers == [before]
+    assert saver.checkpoints.files.load(2)["model"]["weight"][0] == 2
+    assert rehearsed.files.load(1)["model"]["weight"][0] == 1
+
+
 def test_only_temporary_files_of_an_interrupted_save_are_removed(saver: Saver) -> None:
     saver.save(1)
     saver.path(2, ".pt.tmp").write_bytes(b"half")
