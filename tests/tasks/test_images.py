@@ -109,6 +109,20 @@ def test_training_pictures_are_flipped_and_all_are_normalized() -> None:
         assert torch.allclose(images_BCHW[:, 1, :, :], torch.tensor(-0.456 / 0.224))
 
 
+def test_labels_have_the_losses_and_gradients_of_their_targets() -> None:
+    torch.manual_seed(0)
+    task, labels_B = _task(classes="a/b/c"), torch.arange(64) % 3
+    found = []
+    for targets in (labels_B, torch.nn.functional.one_hot(labels_B, 3).float()):
+        logits_BK = torch.randn(64, 3, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        losses = task.losses(lambda _, found=logits_BK: found, (None, targets))  # type: ignore[arg-type,misc]
+        losses["cross_entropy"].sum().backward()
+        assert logits_BK.grad is not None
+        found.append((losses["cross_entropy"].tolist(), losses["accuracy"], logits_BK.grad))
+    assert found[0][0] == found[1][0]
+    assert all(map(torch.equal, found[0][1:], found[1][1:]))
+
+
 def test_targets_are_smoothed_and_weighted() -> None:
     _, targets_BK = _prepared(_task(classes="a/b", label_smoothing=0.2), [0, 1], [1.0, 3.0])
     assert torch.allclose(targets_BK, torch.tensor([[0.9, 0.1], [0.3, 2.7]]))
@@ -128,11 +142,12 @@ def test_targets_are_mixed_in_the_shares_of_the_pictures(fields: dict[str, float
     task = _task(classes="a/b/c", **fields)
     labels = [0, 1, 2, 1] * 4
     images_BCHW, targets_BK = _prepared(task, labels, [1.0] * len(labels))
-    plain_BCHW, one_hot_BK = _prepared(_task(classes="a/b/c"), labels, [1.0] * len(labels))
+    plain_BCHW, labels_B = _prepared(_task(classes="a/b/c"), labels, [1.0] * len(labels))
+    assert labels_B.tolist() == labels
     pixel_K = torch.stack([plain_BCHW[labels.index(k), 0, 0, 0] for k in range(3)])
     assert torch.allclose(images_BCHW[:, 0].mean((1, 2)), targets_BK @ pixel_K, atol=1e-5)
     assert torch.allclose(targets_BK.sum(1), torch.ones(len(labels)))
-    own_B = (targets_BK * one_hot_BK).sum(1)
+    own_B = targets_BK.gather(1, labels_B[:, None]).squeeze(1)
     assert 0.2 < own_B.mean() < 0.8
     assert (own_B[1:] != own_B[:-1]).any()  # each picture has its own share
     if "mixup" not in fields:

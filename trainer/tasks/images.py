@@ -1,5 +1,6 @@
 """Classify pictures from a folder per class, with a model of torchvision."""
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -200,7 +201,11 @@ class Images(Classification):
         return optimizer
 
     def prepare(self, batch: Any, training: bool) -> tuple[Tensor, Tensor]:
-        """Return the images and their labels (B,); for training, targets (B, K) of the classes."""
+        """Return the images and their labels (B,), or the targets (B, K) of a training.
+
+        A training without mixing, smoothing and weights has labels, whose losses have the same
+        bits as those of targets.
+        """
         pictures_BHWC, labels_B, weights_B = batch
         if training and self.augment:
             flipped_B111 = torch.rand(len(labels_B), 1, 1, 1, device=labels_B.device) < 0.5
@@ -208,29 +213,26 @@ class Images(Classification):
         images_BCHW = pictures_BHWC.permute(0, 3, 1, 2).to(
             torch.float32, memory_format=torch.contiguous_format
         )
-        # `torch.tensor` would copy the values to a GPU, and wait for the copy.
-        mean_C11, std_C11 = (
-            torch.stack([torch.full((1, 1), value, device=labels_B.device) for value in values])
-            * 255
-            for values in normalization(self.model, self.weights)
-        )
+        mean_C11, std_C11 = _colours(self.model, self.weights, labels_B.device)
         images_BCHW.sub_(mean_C11).div_(std_C11)
-        if not training:
+        mixes = self.mixup or self.cutmix
+        if not (training and (mixes or self.label_smoothing or self.class_weights)):
             return images_BCHW, labels_B
         # The targets have the weight of the class, so that the loss is linear in the targets.
         classes = len(self.class_names)
         targets_BK = F.one_hot(labels_B, classes) * (1 - self.label_smoothing)
         targets_BK = (targets_BK + self.label_smoothing / classes) * weights_B[:, None]
-        if self.mixup or self.cutmix:
+        if mixes:
             return mixed(images_BCHW, targets_BK, self.mixup, self.cutmix)
         return images_BCHW, targets_BK
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        images_BCHW, targets_BK = batch
+        images_BCHW, targets = batch
         logits_BK = model(images_BCHW)
+        labels_B = targets if targets.dim() == 1 else targets.argmax(1)
         return {
-            "cross_entropy": F.cross_entropy(logits_BK, targets_BK, reduction="none"),
-            "accuracy": logits_BK.argmax(1) == targets_BK.argmax(1),
+            "cross_entropy": F.cross_entropy(logits_BK, targets, reduction="none"),
+            "accuracy": logits_BK.argmax(1) == labels_B,
         }
 
     def sums(self, logits_BK: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
@@ -342,6 +344,16 @@ class _Pictures(Dataset[Any]):
         except UnidentifiedImageError as error:
             raise damaged_use({picture.path: str(error)}) from error
         return pixels_HWC, picture.label, self.weights_K[picture.label]
+
+
+@functools.cache
+def _colours(model: str, weights: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the mean and the deviation of the colours, from 0 to 255, each (3, 1, 1)."""
+    mean_C11, std_C11 = (
+        torch.tensor(values, device=device)[:, None, None] * 255
+        for values in normalization(model, weights)
+    )
+    return mean_C11, std_C11
 
 
 def _counts(names: Sequence[str], pictures: Sequence[Picture]) -> str:
