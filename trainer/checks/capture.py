@@ -16,8 +16,9 @@ from trainbox.nested import tensors_in
 from trainbox.plain_state import plain_state
 from trainer.checks.hidden_state import differing, hidden_state, named, on_any_rank
 from trainer.checks.op_trace import OpTrace, difference
+from trainer.checks.same_bits import copies_fit, kept, same
 from trainer.loop import graphs
-from trainer.loop.digests import common_digests
+from trainer.loop.digests import state_tensors
 from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
 from trainer.run.digest import value_digest
@@ -111,17 +112,19 @@ class CaptureRehearsal:
     """
 
     reason: str
-    _digests: list[dict[str, str]] | None = None
+    _eager: list[dict[str, Any]] | None = None
+    _copies: bool = False
 
     def watch(self, job: Job, step: TracedStep, train: Callable[[], None]) -> None:
         """Compare two eager steps of `job`, which `train` trains."""
-        traces, digests = list[OpTrace](), list[dict[str, str]]()
+        traces, eager = list[OpTrace](), list[dict[str, Any]]()
+        self._copies = copies_fit(job)
         hidden, objects, groups = hidden_state(job), _objects(job), _groups(job)
         for _ in range(COMPARED_STEPS):
             step.trace = OpTrace(job.world.device, _state(job))
             train()
             traces.append(step.trace)
-            digests.append(_digests(job))
+            eager.append(self._values(job))
         step.trace = None
         changed = differing(hidden, hidden_state(job))
         moved = [name for name, now in _objects(job).items() if objects.get(name) != now]
@@ -134,19 +137,27 @@ class CaptureRehearsal:
             *(difference(one.ops, traces[-1].ops) for one in traces[:-1]),
         ]
         self._agree(job, next(filter(None, found), ""))
-        self._digests = digests
+        self._eager = eager
 
     def replay(self, job: Job, train: Callable[[], None], problems: list[str]) -> None:
         """Compare two captured steps of `job`, which `train` trains, with the eager ones."""
-        assert self._digests is not None
+        assert self._eager is not None
         found = ""
-        for number, eager in enumerate(self._digests):
+        for number, eager in enumerate(self._eager):
             train()
-            captured = _digests(job)
-            other = next((n for n in eager if captured.get(n) != eager[n]), None)
+            captured = self._values(job)
+            other = next((n for n in eager if not same(captured.get(n), eager[n])), None)
             if other and not found:
                 found = f"{other} has other bits in replay {number + 1}"
         self._agree(job, next(iter(problems), found))
+
+    def _values(self, job: Job) -> dict[str, Any]:
+        """Return the values after a step: the weights, the state of the optimizer, the losses."""
+        means = job.state.running.means(job.schedule.batch_size)
+        found: dict[str, Any] = {"the mean of a loss": repr(means)}
+        for part in state_tensors(job):
+            found |= kept(job, part, self._copies)
+        return found
 
     def _agree(self, job: Job, own: str) -> None:
         reason = on_any_rank(job.world, own or None)
@@ -174,11 +185,3 @@ def _groups(job: Job) -> str:
     groups = job.state.optimizer.state_dict()["param_groups"]
     others = [{n: value for n, value in group.items() if n != "lr"} for group in groups]
     return value_digest(plain_state(others, "the groups"))
-
-
-def _digests(job: Job) -> dict[str, str]:
-    """Return the digests after a step: the weights, the state of the optimizer and the losses."""
-    found = {"the mean of a loss": repr(job.state.running.means(job.schedule.batch_size))}
-    for part in common_digests(job):
-        found |= part
-    return found

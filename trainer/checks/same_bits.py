@@ -14,8 +14,8 @@ from trainer.loop.state import Job
 from trainer.parallel.buffers import local
 from trainer.run.digest import tensor_bytes, value_digest
 
-# The rehearsal keeps the values of three jobs at most. A fourth part of the free memory remains.
-_SHARE_OF_GPU = 0.25
+# The rehearsal keeps the values of five steps at most. A sixth part of the free memory remains.
+_SHARE_OF_GPU = 1 / 6
 _MOST_HOST_BYTES = 2**29
 
 
@@ -32,7 +32,7 @@ class Bits(NamedTuple):
 
 
 def copies_fit(job: Job) -> bool:
-    """Return whether the values of three jobs fit on the device; all ranks must call this.
+    """Return whether the values of five steps fit on the device; all ranks must call this.
 
     The values are the gradients, and the state after a step.
     """
