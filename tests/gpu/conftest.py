@@ -16,7 +16,7 @@ from tests.gpu.machine import device, no_gpu
 from tests.gpu.rows import Row, as_json, as_markdown, budget_lines, check_name, rank, topic_of
 from tests.support.paths import ROOT
 
-_TIME_S = float(os.environ.get("GPU_TIME_S", "570"))  # of all checks and the import of torch
+_TIME_S = float(os.environ.get("GPU_TIME_S", "500"))  # of all checks and the import of torch
 _IMPORT_S = 300  # for the first import of torch, which reads some GB from the disk
 _OUT = Path(os.environ.get("OUT") or ROOT / "build/gpu").resolve()
 _CHECK = pytest.StashKey[Check]()

@@ -12,6 +12,7 @@ TOPICS = (
     "bits",
     "syncs",
     "checkpoints",
+    "capture",
     "speed",
     "work",
     "failures",

@@ -59,16 +59,19 @@ class Wide(Task):
 
 @dataclass(frozen=True)
 class Mislabelled(Task):
-    """A classifier with 10 outputs, and the label 10 in a late batch."""
+    """A classifier with 10 outputs, and the label 10 in a late batch, `every` so many examples."""
 
     epochs: ClassVar[int] = 1
     batch_size: ClassVar[int] = 8
     learning_rate: ClassVar[float] = 1e-3
 
+    examples: int = 160
+    every: int = 40
+
     def train_dataset(self, data_dir: Path) -> TensorDataset:
-        labels_N = torch.arange(160) % 10
-        labels_N[::40] = 10
-        return TensorDataset(torch.ones(160, 4), labels_N)
+        labels_N = torch.arange(self.examples) % 10
+        labels_N[:: self.every] = 10
+        return TensorDataset(torch.ones(self.examples, 4), labels_N)
 
     def validation_dataset(self, data_dir: Path) -> TensorDataset:
         return TensorDataset(torch.ones(8, 4), torch.zeros(8, dtype=torch.int64))

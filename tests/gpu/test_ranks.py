@@ -3,6 +3,7 @@
 gloo moves tensors of the GPU through the host. NCCL from 2.30 on accepts several ranks on one GPU.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,6 +84,24 @@ def test_one_nccl_rank_has_the_bits_of_a_single_process(check: Check) -> None:
     check.finish(alone)
     check.saw("; ".join(line for line in ended.err.splitlines() if "Warning" in line)[:300])
     assert last(_runs(check) / "nccl") == last(_runs(check) / "alone")
+
+
+@pytest.mark.gpu(
+    step=6, seconds=30, long=True, settles="captured steps of two ranks: bits of one process"
+)
+def test_captured_steps_of_two_ranks_have_the_bits_of_one_process(check: Check) -> None:
+    check.needs_training()
+    steps = "210" if check.on_gpu else "5"
+    words = ("digits", "--shards", "2", "--max-steps", steps, "--threads", "1")
+    started = [
+        *shared.start(check, 2, *words, "--run", "gloo", "--capture", "auto"),
+        *shared.start(check, 1, *words, "--run", "eager", "--capture", "off"),
+    ]
+    for process in started:
+        check.finish(process)
+    manifest = json.loads((_runs(check) / "gloo" / "manifest.json").read_text())
+    check.saw(f"two ranks: {manifest['rehearsal']['eager'] or 'captured'}")
+    assert last(_runs(check) / "gloo") == last(_runs(check) / "eager")
 
 
 @pytest.mark.gpu(step=7, seconds=16, settles="the exchange over NCCL: bits of one process")

@@ -11,23 +11,24 @@ from tests.gpu.rows import table
 
 _MODELS = [(name, form) for name in ("Mlp", "RandomMnist") for form in ("fp32", "bf16")]
 _RATE = {"learning_rate": 1e-6, "batch_size": 128}  # those of benchmarks/loop.py
+# Steps alone, and trainings with what Trainbox records beside the steps.
+_ALONE = {"eager": {"capture": "off"}, "captured": {"capture": "auto"}}
 _RECORDS: dict[str, dict[str, Any]] = {
-    "steps alone": {"steps_alone": True},
-    "with records": {},
+    "default": {},
     "--log-steps 1": {"log_steps": 1},
     "--digest-steps 1": {"digest_steps": 1},
     "--fast": {"deterministic": False},
 }
-_KINDS = ("steps alone", "with records")
-_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # for deterministic products
 
 
-@pytest.mark.gpu(
-    step=2, seconds=180, long=True, settles="benchmarks.md: loops by hand, cost of records"
-)
+def _names() -> list[str]:
+    return [f"{name} {form}" for name, form in _MODELS]
+
+
+@pytest.mark.gpu(step=6, seconds=95, long=True, settles="benchmarks.md: steps beside loops by hand")
 def test_steps_per_second(check: Check) -> None:
     check.needs_training("torchvision")
-    seconds = 5 if check.on_gpu else 0.3
+    seconds = 5 if check.on_gpu else 0.1
     rows = [(*model, "eager") for model in _MODELS]
     if reason := no_compiler(check.device):
         check.saw(reason)
@@ -37,50 +38,51 @@ def test_steps_per_second(check: Check) -> None:
         f"{name} {form}, {kind}": {
             "task": f"benchmarks.loop:{name}",
             "precision": form,
+            "steps_alone": True,
             **_RATE,
-            **_RECORDS[kind],
+            **settings,
         }
         for name, form in _MODELS
-        for kind in _KINDS
+        for kind, settings in _ALONE.items()
     }
-    cases |= {name: {"task": "digits", "batch_size": 64, **s} for name, s in _RECORDS.items()}
     hand = check.program("by_hand", seconds=seconds, rows=rows)
     ours = check.program("speed", folder=str(check.folder), seconds=seconds, cases=cases)
+    lines = []
+    for model in _names():
+        of_hand = [hand.get(f"{model} {kind}") for kind in ("eager", "compile")]
+        best = max(rate for rate in of_hand if isinstance(rate, float))
+        found = [ours[f"{model}, {kind}"] for kind in _ALONE]
+        if not errors(dict(enumerate(found))):  # type: ignore[arg-type]
+            rates = [part["steps_per_s"] for part in found]
+            shown = [f"{rate:,.0f} ({rate / best:.2f})" for rate in rates]
+            lines.append((model, *of_hand, *shown, found[-1]["eager"]))
+            check.saw(f"{model}: {rates[0] / best:.2f} and {rates[1] / best:.2f} of by hand")
+    head = ("Model", "By hand", "Compiled", "Eager", "Captured", "Not captured because")
+    check.tables.append(("Steps per second, without records", table(head, lines)))
     assert not errors({**hand, **ours})
-    lines = []
-    for model in (f"{name} {form}" for name, form in _MODELS):
-        plain, compiled = hand[f"{model} eager"], hand.get(f"{model} compile")
-        best = max(plain, compiled or 0)
-        rates = [ours[f"{model}, {kind}"]["steps_per_s"] for kind in _KINDS]
-        shown = f"{compiled:,.0f}" if compiled else "-"
-        ratios = [f"{rate:,.0f} ({rate / best:.2f})" for rate in rates]
-        lines.append((model, f"{plain:,.0f}", shown, *ratios))
-        check.saw(f"{model}: {rates[0] / best:.2f} of the best loop by hand")
-    head = ("Model", "By hand, fused", "By hand, compiled and fused", *_KINDS)
-    check.tables.append(("Steps per second", table(head, lines)))
-    digits = [(name, f"{ours[name]['steps_per_s']:,.0f}") for name in _RECORDS]
-    check.tables.append(
-        ("Steps per second of digits", table(("Options", "Steps per second"), digits))
-    )
 
 
-@pytest.mark.gpu(step=6, seconds=90, long=True, settles="a prototype: a step as a CUDA graph")
-def test_a_captured_step_has_the_bits_of_eager_steps_under_two_seeds(check: Check) -> None:
-    check.needs("sklearn", "torchvision")
+@pytest.mark.gpu(step=6, seconds=60, long=True, settles="benchmarks.md: the cost of records")
+def test_trainings_with_records(check: Check) -> None:
+    check.needs_training("torchvision")
+    cases = {
+        f"{name} {form}": {"task": f"benchmarks.loop:{name}", "precision": form, **_RATE}
+        for name, form in _MODELS
+    }
+    cases |= {
+        f"digits, {name}": {"task": "digits", "batch_size": 64, **settings}
+        for name, settings in {**_RECORDS, "steps alone": {"steps_alone": True}}.items()
+    }
     seconds = 3 if check.on_gpu else 0.1
-    models = [*_MODELS, ("Digits", "fp32"), ("Digits", "bf16")]
-    rows = [(*model, kind) for model in models for kind in ("eager", "graph")]
-    found = check.results(check.start_program("by_hand", env=_CUBLAS, seconds=seconds, rows=rows))
-    lines = []
-    for model in (f"{name} {form}" for name, form in models):
-        eager, graph = found[f"{model} eager"], found[f"{model} graph"]
-        if not errors({"": eager, " ": graph}):
-            rates = (f"{eager:,.0f}", f"{graph['steps_per_s']:,.0f}")
-            lines.append((model, *rates, f"{graph['steps_per_s'] / eager:.2f}", graph["same_bits"]))
-    head = ("Model", "Eager", "Graph", "Ratio", "Bits of eager, by seed")
-    check.tables.append(("Steps per second of a captured step", table(head, lines)))
+    found = check.program("speed", folder=str(check.folder), seconds=seconds, cases=cases)
+    lines = [
+        (name, f"{part['steps_per_s']:,.0f}", part["eager"] or "captured")
+        for name, part in found.items()
+        if name not in errors(found)
+    ]
+    head = ("Training", "Steps per second", "Step")
+    check.tables.append(("Steps per second, with records and validations", table(head, lines)))
     assert not errors(found)
-    assert all(line[-1] == [True, True] for line in lines), lines
 
 
 @pytest.mark.gpu(step=1, seconds=12, settles="kernels of a step, and the idle time of the GPU")

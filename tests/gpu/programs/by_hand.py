@@ -13,11 +13,10 @@ from torch.nn import functional as F
 
 from benchmarks.loop import BATCH_SIZE, LEARNING_RATE, Mlp, RandomMnist
 from tests.gpu.program import tried
-from trainer.run.digest import value_digest
 from trainer.tasks.digits import Digits
 from trainer.tasks.language.gpt import BYTES, Gpt
 
-_GRAPH_STEPS = 50
+_PROFILED_STEPS, _SHOWN = 10, 12
 TASKS: dict[str, Any] = {"Mlp": Mlp(), "RandomMnist": RandomMnist(), "Digits": Digits()}
 
 
@@ -29,29 +28,28 @@ def measure(
 ) -> Iterator[tuple[str, Any]]:
     """Yield ("TASK PRECISION KIND", steps per second) for each of `rows`.
 
-    The kinds are `eager`, `compile` and `graph`, which has the bits under two seeds as well. The
-    task Text has the sizes `text`.
+    The kinds are `eager`, `compile`, and `profile`, which yields the kernels of a step. The task
+    Text has the sizes `text`.
     """
     for name, precision, kind in rows:
         make = partial(_Gpt, text) if name == "Text" else partial(_Classifier, TASKS[name])
-        rate = _graph if kind == "graph" else partial(_rate_of, compiled=kind == "compile")
         # torch computes convolutions in TF32 by default, which is not fp32.
         torch.backends.cudnn.allow_tf32 = precision != "fp32"
-        torch.backends.cudnn.benchmark = kind != "graph"
-        torch.use_deterministic_algorithms(kind == "graph")
-        yield f"{name} {precision} {kind}", tried(partial(rate, make, device, precision, seconds))
+        torch.backends.cudnn.benchmark = True
+        found = partial(_rate_of, seconds=seconds, compiled=kind == "compile")
+        if kind == "profile":
+            found = partial(_profile_of)
+        yield f"{name} {precision} {kind}", tried(partial(found, make, device, precision))
 
 
 class _Hand:
     """A loop by hand: data on the device, fused AdamW, autocast, and no record of anything."""
 
-    def __init__(self, model: nn.Module, device: str, precision: str, graph: bool) -> None:
-        self.device, self.precision, self.graph = device, precision, graph
+    def __init__(self, model: nn.Module, device: str, precision: str) -> None:
+        self.device, self.precision = device, precision
         self.model = self.trained = model.to(device).train()
-        on_gpu = device == "cuda"
-        rate = torch.tensor(LEARNING_RATE, device=device) if graph and on_gpu else LEARNING_RATE
         self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=rate, fused=on_gpu, capturable=graph and on_gpu
+            model.parameters(), lr=LEARNING_RATE, fused=device == "cuda"
         )
 
     def batch(self) -> Tensor:
@@ -61,18 +59,17 @@ class _Hand:
         raise NotImplementedError
 
     def step(self, indices: Tensor) -> None:
-        mixed = torch.autocast(self.device, torch.bfloat16, cache_enabled=not self.graph)
+        mixed = torch.autocast(self.device, torch.bfloat16)
         with mixed if self.precision == "bf16" else contextlib.nullcontext():
             loss = self.loss(indices)
-        self.optimizer.zero_grad(set_to_none=not self.graph)
+        self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
 
 
 class _Classifier(_Hand):
-    def __init__(self, task: Any, device: str, precision: str, graph: bool) -> None:
-        torch.manual_seed(0)
-        super().__init__(task.build_model(), device, precision, graph)
+    def __init__(self, task: Any, device: str, precision: str) -> None:
+        super().__init__(task.build_model(), device, precision)
         self.task = task
         images, labels = task.train_dataset(Path()).tensors
         self.images, self.labels = images.to(device), labels.to(device)
@@ -89,9 +86,9 @@ class _Classifier(_Hand):
 class _Gpt(_Hand):
     """A language model of random bytes, whose batch is windows at random positions."""
 
-    def __init__(self, text: dict[str, int], device: str, precision: str, graph: bool) -> None:
+    def __init__(self, text: dict[str, int], device: str, precision: str) -> None:
         sizes = {name: text[name] for name in ("layers", "heads", "width", "context")}
-        super().__init__(Gpt(**sizes, dropout=0.0), device, precision, graph)
+        super().__init__(Gpt(**sizes, dropout=0.0), device, precision)
         self.windows, self.context = text["batch_size"], text["context"]
         self.bytes = torch.randint(BYTES, (2**20,), dtype=torch.uint8, device=device)
         self.within = torch.arange(self.context + 1, device=device)
@@ -108,10 +105,30 @@ class _Gpt(_Hand):
 def _rate_of(
     make: Callable[..., _Hand], device: str, precision: str, seconds: float, compiled: bool
 ) -> float:
-    hand = make(device, precision, graph=False)
+    hand = make(device, precision)
     if compiled:
         hand.trained = torch.compile(hand.model)
     return steps_per_s(device, lambda: hand.step(hand.batch()), seconds)
+
+
+def _profile_of(make: Callable[..., _Hand], device: str, precision: str) -> list[Any]:
+    """Return the kernels of a step that take the most time, as (name, ms)."""
+    hand = make(device, precision)
+    return slowest_kernels(device, lambda: hand.step(hand.batch()))
+
+
+def slowest_kernels(device: str, step: Callable[[], None]) -> list[tuple[str, float]]:
+    """Return the kernels of `step` that take the most time, as (name, ms)."""
+    for _ in range(3):
+        step()
+    with torch.profiler.profile() as profile:
+        for _ in range(_PROFILED_STEPS):
+            step()
+        _finish(device)
+    on = "device" if device == "cuda" else "cpu"
+    times = {event.key: getattr(event, f"self_{on}_time_total") for event in profile.key_averages()}
+    most = sorted(times, key=lambda name: -times[name])[:_SHOWN]
+    return [(name[:80], round(times[name] / 1000 / _PROFILED_STEPS, 3)) for name in most]
 
 
 def steps_per_s(device: str, step: Callable[[], None], seconds: float) -> float:
@@ -137,55 +154,3 @@ def steps_per_s(device: str, step: Callable[[], None], seconds: float) -> float:
 def _finish(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
-
-
-def _graph(
-    make: Callable[..., _Hand], device: str, precision: str, seconds: float
-) -> dict[str, Any]:
-    """Replay one captured step; return its rate, and whether it has the bits of eager steps.
-
-    A step is seeded, so that dropout draws the same numbers in both.
-    """
-    hand = make(device, precision, graph=True)
-    batches = [hand.batch() for _ in range(_GRAPH_STEPS)]
-    same, rate = [], 0.0
-    for seed in (1, 2):
-        digests = []
-        for captured in (False, True):
-            hand, indices = make(device, precision, graph=True), batches[0].clone()
-            replay = _captured(hand, indices) if captured else partial(hand.step, indices)
-            for number, batch in enumerate(batches):
-                torch.manual_seed(seed * _GRAPH_STEPS + number)
-                indices.copy_(batch)
-                replay()
-            _finish(device)
-            digests.append(value_digest(hand.model.state_dict()))
-            if captured:
-                rate = steps_per_s(device, replay, seconds)
-        same.append(digests[0] == digests[1])
-    return {"steps_per_s": rate, "same_bits": same}
-
-
-def _captured(hand: _Hand, indices: Tensor) -> Callable[[], None]:
-    """Capture one step in a CUDA graph, and return its replay; the model is as before."""
-    if hand.device != "cuda":
-        return partial(hand.step, indices)
-    weights = {name: value.clone() for name, value in hand.model.state_dict().items()}
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            hand.step(indices)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        hand.step(indices)
-    # Undo the steps of the warm-up, in place, because the graph has the addresses.
-    with torch.no_grad():
-        for name, value in hand.model.state_dict().items():
-            value.copy_(weights[name])
-        for state in hand.optimizer.state.values():
-            for value in state.values():
-                if isinstance(value, Tensor):
-                    value.zero_()
-    return graph.replay

@@ -35,15 +35,20 @@ def measure(
 
 def _speed(
     device: str, folder: str, run: str, seconds: float, settings: dict[str, Any]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     if settings.get("steps_alone"):
         settings = {**settings, **_STEPS_ALONE}
     settings = {name: value for name, value in settings.items() if name != "steps_alone"}
     with patch.object(meter, "_WARM_UP_SHARE", _WARM_UP_SHARE):
         found = train(device, folder, run, measure_s=seconds, **{"epochs": 100_000, **settings})
-    measured = json.loads(Path(folder, "runs", run, "measured.json").read_text())
+    measured, manifest = (
+        json.loads(Path(folder, "runs", run, f"{name}.json").read_text())
+        for name in ("measured", "manifest")
+    )
     return {
         "examples_per_s": found["samples_per_second"],
         "steps_per_s": found["samples_per_second"] / settings["batch_size"],
         "data_share": measured["data_seconds"][0] / measured["seconds"],
+        "eager": manifest["rehearsal"]["eager"],
+        "rehearsal": manifest["rehearsal"]["seconds"],
     }

@@ -1,5 +1,6 @@
 """Train each built-in task for five steps in each precision, and yield the digests."""
 
+import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,35 +38,56 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 def measure(
-    device: str, folder: str, precisions: Sequence[str], tasks: Sequence[str] | None = None
+    device: str,
+    folder: str,
+    precisions: Sequence[str],
+    tasks: Sequence[str] | None = None,
+    steps: int = 5,
+    capture: str = "off",
 ) -> Iterator[tuple[str, Any]]:
-    """Yield ("TASK PRECISION", digest) and ("rnn TASK PRECISION", types of its RNN's outputs)."""
+    """Yield ("TASK PRECISION", digest) and ("rnn TASK PRECISION", types of its RNN's outputs).
+
+    With `capture`, yield ("eager TASK PRECISION", why its steps are not captured) as well.
+    """
     write_data(Path(folder) / "data")
     types: set[str] = set()
     register_module_forward_hook(lambda module, _, output: _note(module, output, types))
     for name in tasks or TASKS:
         for precision in precisions:
             types.clear()
-            yield f"{name} {precision}", tried(partial(_digest, device, folder, name, precision))
+            settings = {"max_steps": steps, "capture": capture}
+            trained = partial(_digest, device, folder, name, precision, settings)
+            yield f"{name} {precision}", tried(trained)
+            if capture != "off":
+                yield f"eager {name} {precision}", tried(partial(_eager, folder, name, precision))
             if types:
                 yield f"rnn {name} {precision}", sorted(types)
 
 
-def _digest(device: str, folder: str, name: str, precision: str) -> str:
-    run = f"{name} {precision}".replace(" ", "-")
+def _run(folder: str, name: str, precision: str) -> Path:
+    return Path(folder, "runs", f"{name} {precision}".replace(" ", "-"))
+
+
+def _eager(folder: str, name: str, precision: str) -> str:
+    manifest = json.loads((_run(folder, name, precision) / "manifest.json").read_text())
+    return str(manifest["rehearsal"]["eager"])
+
+
+def _digest(device: str, folder: str, name: str, precision: str, settings: dict[str, Any]) -> str:
+    run = _run(folder, name, precision)
     train(
         device,
         folder,
-        run,
+        run.name,
         name.split(maxsplit=1)[0],
         fields=TASKS[name],
         precision=precision,
-        max_steps=5,
         batch_size=8 if name in ("images", "video") else 32,
         threads=1,
         workers=2,
+        **settings,
     )
-    return last(Path(folder, "runs", run))
+    return last(run)
 
 
 def _note(module: nn.Module, output: Any, types: set[str]) -> None:
