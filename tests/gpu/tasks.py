@@ -1,9 +1,11 @@
 """Tasks with a known size of activations, weights or batches."""
 
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -157,3 +159,58 @@ class Clips(Task):
         clips_BCTHW, targets_B = batch
         outputs_B = model(clips_BCTHW).float().mean((1, 2))
         return {"error": F.mse_loss(outputs_B, targets_B, reduction="none")}
+
+
+class _Counter(nn.Module):
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        output_B: Tensor = self.layer(inputs_B4).squeeze(1)
+        return output_B
+
+
+@dataclass(frozen=True)
+class Hostile(Task):
+    """A task whose step, replayed, would have other bits.
+
+    Its factor is a draw of NumPy (`numpy`), a rare draw of Python (`rare`), a number that the host
+    reads (`read`), or a buffer that is bound again in each step (`bound`).
+    """
+
+    epochs: ClassVar[int] = 1
+    batch_size: ClassVar[int] = 8
+    learning_rate: ClassVar[float] = 1e-3
+
+    kind: str = "numpy"
+
+    def train_dataset(self, data_dir: Path) -> TensorDataset:
+        inputs_N4 = torch.randn(1680, 4, generator=torch.Generator().manual_seed(1))
+        return TensorDataset(inputs_N4, inputs_N4.mean(1))
+
+    def validation_dataset(self, data_dir: Path) -> TensorDataset:
+        return TensorDataset(*(tensor[:8] for tensor in self.train_dataset(data_dir).tensors))
+
+    def build_model(self) -> nn.Module:
+        return _Counter()
+
+    def losses(self, model: Any, batch: Any) -> dict[str, Tensor]:
+        inputs_B4, targets_B = batch
+        losses_B = F.mse_loss(model(inputs_B4).float(), targets_B, reduction="none")
+        return {"error": losses_B * self._factor(model)}
+
+    def _factor(self, model: Any) -> Any:
+        if self.kind == "numpy":
+            return float(numpy.random.random())
+        if self.kind == "rare":
+            return 2.0 if random.random() < 0.02 else 1.0  # noqa: S311 - not a secret
+        if model.training and self.kind == "read":
+            model.count += 1
+            return 1 + float(model.count) / 1000
+        if model.training:
+            model.count = model.count + 1
+        return 1 + model.count / 1000

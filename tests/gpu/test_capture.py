@@ -1,9 +1,11 @@
 """Steps that are captured as CUDA graphs: their bits, and what their speed depends on."""
 
+import json
+
 import pytest
 
 from tests.gpu.check import Check, errors
-from tests.gpu.digests import differing
+from tests.gpu.digests import differing, last
 from tests.gpu.rows import table
 
 _STEPS = 210  # shorter trainings are not captured
@@ -21,7 +23,7 @@ def test_what_this_machine_costs(check: Check) -> None:
 
 
 @pytest.mark.gpu(
-    step=6, seconds=110, long=True, settles="captured steps have the bits of eager steps"
+    step=6, seconds=105, long=True, settles="captured steps have the bits of eager steps"
 )
 def test_captured_steps_of_each_task_have_the_bits_of_eager_steps(check: Check) -> None:
     check.needs_training("torchvision")
@@ -53,3 +55,25 @@ def test_captured_steps_of_each_task_have_the_bits_of_eager_steps(check: Check) 
     assert not different, f"other bits in captured steps: {different}"
     check.needs_gpu()
     assert not all(reasons.values()), "no task is captured"
+
+
+@pytest.mark.gpu(step=6, seconds=20, long=True, settles="a step that would replay wrongly is eager")
+def test_steps_that_would_have_other_bits_are_eager(check: Check) -> None:
+    check.needs_training()
+    started = {}
+    for kind in ("numpy", "rare", "read", "bound"):
+        for capture in ("auto", "off"):
+            words = ("tests.gpu.tasks:Hostile", "--set", f"kind={kind}", "--capture", capture)
+            arguments = check.training(f"{kind}-{capture}", *words, "--threads", "1")
+            started[kind, capture] = check.start_trainbox(*arguments)
+    for process in started.values():
+        check.finish(process)
+    runs = check.folder / "runs"
+    captured = []
+    for kind in dict.fromkeys(kind for kind, _ in started):
+        manifest = json.loads((runs / f"{kind}-auto" / "manifest.json").read_text())
+        reason = manifest["rehearsal"]["eager"]
+        captured += [] if reason else [kind]
+        check.saw(f"{kind}: {reason or 'captured'}")
+        assert last(runs / f"{kind}-auto") == last(runs / f"{kind}-off"), kind
+    assert not captured

@@ -25,7 +25,7 @@ def _names() -> list[str]:
     return [f"{name} {form}" for name, form in _MODELS]
 
 
-@pytest.mark.gpu(step=6, seconds=95, long=True, settles="benchmarks.md: steps beside loops by hand")
+@pytest.mark.gpu(step=6, seconds=90, long=True, settles="benchmarks.md: steps beside loops by hand")
 def test_steps_per_second(check: Check) -> None:
     check.needs_training("torchvision")
     seconds = 5 if check.on_gpu else 0.1
@@ -62,7 +62,7 @@ def test_steps_per_second(check: Check) -> None:
     assert not errors({**hand, **ours})
 
 
-@pytest.mark.gpu(step=6, seconds=60, long=True, settles="benchmarks.md: the cost of records")
+@pytest.mark.gpu(step=6, seconds=55, long=True, settles="benchmarks.md: the cost of records")
 def test_trainings_with_records(check: Check) -> None:
     check.needs_training("torchvision")
     cases = {
