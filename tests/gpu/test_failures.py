@@ -11,7 +11,7 @@ from tests.gpu.check import Check
 def test_a_label_out_of_range_in_a_captured_step_exits_with_code_2(check: Check) -> None:
     check.needs_training()
     # One wrong label among 200 batches, which the rehearsal hardly reads.
-    fields = ("--set", "examples=1600", "--set", "every=1600")
+    fields = ("--set", "examples=1600", "--set", "every=1600", "--capture", "auto")
     ended = check.trainbox(
         *check.training("r", "tests.gpu.tasks:Mislabelled", *fields), codes=range(256)
     )

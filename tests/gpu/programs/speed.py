@@ -18,6 +18,7 @@ _STEPS_ALONE = {
     "digest_steps": 10**6,
     "checkpoint_minutes": 10**6,
 }
+_DEFAULTS = {"epochs": 100_000, "capture": "auto"}
 _WARM_UP_SHARE = 0.4  # 2 s of warm-up before 5 s
 
 
@@ -40,7 +41,7 @@ def _speed(
         settings = {**settings, **_STEPS_ALONE}
     settings = {name: value for name, value in settings.items() if name != "steps_alone"}
     with patch.object(meter, "_WARM_UP_SHARE", _WARM_UP_SHARE):
-        found = train(device, folder, run, measure_s=seconds, **{"epochs": 100_000, **settings})
+        found = train(device, folder, run, measure_s=seconds, **_DEFAULTS | settings)
     measured, manifest = (
         json.loads(Path(folder, "runs", run, f"{name}.json").read_text())
         for name in ("measured", "manifest")
