@@ -65,7 +65,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _keep(self, value: Any) -> None:
-        """Copy the memory from before: some operations write more than their schema says."""
+        """Copy the memory from before: some operations write more than their schema names."""
         for tensor in _tensors(value):
             address = _address(tensor)
             if address not in self._own and address not in self._written:

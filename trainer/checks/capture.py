@@ -23,7 +23,7 @@ from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
 from trainer.run.digest import value_digest
 
-COMPARED_STEPS = 2  # one replay does not show that a buffer is bound anew
+COMPARED_STEPS = 2  # one replay does not show that a buffer is replaced
 FEWEST_STEPS = 200  # a shorter training does not win back the time of the capture
 _MOST_EXCHANGED_BYTES = 2**25  # larger gradients are exchanged during the backward
 _STRATEGIES = ("single", "ddp")

@@ -33,8 +33,8 @@ class Op(NamedTuple):
 class OpTrace(TorchDispatchMode):
     """Notes the operations of one step, in one or several parts.
 
-    A tensor is known by the place of its memory: the operation of this step that has made it, its
-    number among the tensors `given` to the step, or memory from before the step.
+    A tensor is known by the origin of its memory: the operation of this step that has made it, its
+    number among the tensors that the step was given, or an address from before the step.
     """
 
     def __init__(self, device: torch.device, state: Iterable[Tensor]) -> None:

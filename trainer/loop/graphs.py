@@ -48,7 +48,7 @@ class Recorder:
         """
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate meanwhile, as those of loaders and checkpoints do (pytorch
-        # #175425). A tensor that the garbage collector frees would spoil the recording.
+        # #175425). The garbage collector must not free a tensor in the recording.
         gc.collect()
         try:
             with (

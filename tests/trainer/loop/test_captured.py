@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
@@ -367,7 +368,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("net", "losses", "reason"), HOSTILE)
-def test_a_task_whose_steps_differ_is_eager_and_is_told_why(
+def test_a_task_whose_steps_differ_is_eager_and_the_header_has_the_cause(
     here: Here, monkeypatch: Patch, net: Any, losses: Any, reason: str
 ) -> None:
     _use(monkeypatch, net, losses)
@@ -460,6 +461,43 @@ def test_batches_of_other_shapes_are_computed_eagerly_and_end_the_capture_after_
     out = here.train("captured", capture="auto", workers=0, batch_size=8, max_steps=60)
     assert _row(out) == "captured as CUDA graphs"
     assert "steps are eager from now on: 16 batches had other shapes or types" in out
+
+
+class _Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations of torch that start work on a device."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names = list[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and func.namespace != "profiler":
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_captured_step_starts_at_most_seven_operations_beside_its_graphs(
+    here: Here, monkeypatch: Patch
+) -> None:
+    _use(monkeypatch, Net, _mixed_up)
+    steps = list[list[str]]()
+    called = CapturedStep.__call__
+
+    def counted(step: CapturedStep, needs_norm: bool) -> Any:
+        with _Launches() as launches:
+            result = called(step, needs_norm)
+        steps.append(launches.names)
+        return result
+
+    def replay(_graph: Any) -> None:
+        """Do nothing."""
+
+    monkeypatch.setattr(recorded_graph._Recording, "replay", replay)
+    monkeypatch.setattr(CapturedStep, "__call__", counted)
+    monkeypatch.setattr(capture.CaptureRehearsal, "_agree", lambda *_: None)
+    here.train(capture="auto", max_steps=12)
+    assert steps[-1] == steps[-2]
+    assert len(steps[-1]) <= 7, steps[-1]
 
 
 def test_a_stopped_training_captures_again_and_has_the_same_bits(
