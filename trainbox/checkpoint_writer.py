@@ -1,9 +1,10 @@
 """Write the checkpoints of a folder in a thread, for `trainbox.Checkpoints` and for the trainer."""
 
+import functools
 import json
 import threading
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,12 +21,20 @@ from trainbox.pinned import pinned_like
 from trainbox.stored_checkpoints import StoredCheckpoints
 
 
+class _Held(NamedTuple):
+    """A checkpoint in memory: what writes it, and the bytes that this needs."""
+
+    step: int
+    write: Callable[[], None]
+    needed_bytes: int
+
+
 class CheckpointWriter:
     """The only writer of the checkpoints in `files`.
 
     A save copies the tensors into kept buffers and returns. A thread then writes, syncs and
-    renames, and the next save waits for it. A crash loses the checkpoint that is being written,
-    but never an older one.
+    renames, and the next save waits for it. A crash loses the checkpoint that is being written or
+    that is only in memory, but never an older one.
 
     Attributes:
         durable: Whether a save is on the disk when it is complete.
@@ -50,6 +59,7 @@ class CheckpointWriter:
         self.files, self.keep = files, keep
         self._failure_of, self._gathered = failure, gathered
         self.snapshot = Snapshot()
+        self._held: _Held | None = None
         self._folder_seen = files.folder.exists()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -69,28 +79,48 @@ class CheckpointWriter:
         fields: Mapping[str, Any],
         best_step: int | None,
         before: Callable[[Mapping[str, Any]], object] | None = None,
+        later: bool = False,
     ) -> None:
         """Copy `state`, and write it in a thread as the checkpoint of `step`.
 
         The sidecar gets the `fields`. The thread calls `before` with the copy before it writes; an
         error there refuses the save.
+
+        A checkpoint to write `later` stays in memory until the next save or `write_held`. If that
+        save has another `best_step`, the checkpoint is dropped.
         """
+        if self._held is not None and self._held.step == best_step != step:
+            self.write_held()
         self.wait()
         copy = dict(state) if self._gathered else self.snapshot.take(state)
         needed_bytes = sum(tensor.nbytes for tensor in tensors_in(copy))
         fields = {"run_id": self.files.run_id, "step": step, **fields}
-        self._start(lambda: self._write(step, copy, fields, best_step, before), needed_bytes)
+        write = functools.partial(self._write, step, copy, fields, best_step, before)
+        self._held = _Held(step, write, needed_bytes)
+        if not later:
+            self.write_held()
+
+    def write_held(self) -> None:
+        """Write the checkpoint that is in memory, if there is one, in the thread."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._start(held.write, held.needed_bytes)
 
     def wait(self) -> None:
         """Wait until the current save is durable, and raise its failure."""
-        self.finish()
+        self._join()
         self._thread = None
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
 
     def finish(self) -> None:
-        """Wait for the current save, and ignore its failure."""
+        """Write what is in memory, wait for the current save, and ignore failures."""
+        self._join()
+        self.write_held()
+        self._join()
+
+    def _join(self) -> None:
         if self._thread is not None:
             self._thread.join()
 

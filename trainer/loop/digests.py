@@ -39,7 +39,6 @@ class DigestLog:
         self._count_failed_allocations()
         model, optimizer = common_digests(job)
         job.reduction.look_again()
-        job.checkpoints.wait_until_recorded()  # entries are in the order of the steps
         self._write(self._entry(kind, job.state.progress.step, model, optimizer))
 
     def _count_failed_allocations(self) -> None:
@@ -67,8 +66,9 @@ class DigestLog:
         return functools.partial(self._record_saved, step, _names(self._job))
 
     def _record_saved(self, step: int, names: Mapping[int, str], saved: Mapping[str, Any]) -> None:
-        if self._last.get("step") == step:  # the weights and the optimizer are recorded
-            entry = self._last | {"kind": "checkpoint"}
+        last = self._last  # another thread may replace it
+        if last.get("step") == step:  # the weights and the optimizer are recorded
+            entry = last | {"kind": "checkpoint"}
         else:
             model = tensor_digests(saved["model"])
             optimizer = tensor_digests(_tensors(names, saved["optimizer"]))

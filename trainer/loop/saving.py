@@ -31,22 +31,26 @@ class Saving:
         else:
             job.checkpoints.prepare(job.state.capture(job.strategy))
 
-    def save(self, metrics: Mapping[str, float]) -> None:
+    def save(self, metrics: Mapping[str, float], later: bool = False) -> None:
         """Start to save a checkpoint of this step; all ranks must call this, and rank 0 writes.
+
+        A checkpoint to write `later` is copied now. It is written with the next one, which has the
+        same best step, or at the end.
 
         Raises:
             Failure: A loss since the last log entry is infinite or NaN.
         """
         job = self._job
-        job.check_unchanged()
-        job.check_hidden_state()
+        if not later:
+            job.check_unchanged()
+            job.check_hidden_state()
         state = job.state.capture(job.strategy)
         check_running(job, state["running"])
         progress = job.state.progress
         record = self._digests.of_checkpoint()
         # Rank 0 waits for the thread that writes the previous checkpoint.
         with job.world.wait_for_all("the previous checkpoint"):
-            job.checkpoints.save(progress.step, state, metrics, progress.best_step, record)
+            job.checkpoints.save(progress.step, state, metrics, progress.best_step, record, later)
 
     def save_or_stop(self) -> None:
         """Save if a checkpoint is due on any rank; stop if any rank was asked to stop.

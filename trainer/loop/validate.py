@@ -61,7 +61,9 @@ def _validate(job: Job, saving: Saving, log: TrainingLog) -> Mapping[str, float]
 
     # Compare with the best validation. All ranks use the answer of the task on rank 0.
     best = judge(job, result.metrics)
-    progress.ended_early = job.world.from_first(progress.ended_early)
+    progress.ended_early, late = job.world.from_first(
+        [progress.ended_early, job.checkpoints.best_is_late()]
+    )
 
     # Record the metrics.
     epoch = progress.step / job.schedule.steps_per_epoch
@@ -78,10 +80,11 @@ def _validate(job: Job, saving: Saving, log: TrainingLog) -> Mapping[str, float]
         f"{training and f'; {training}'}",
     )
 
-    # Save the best and the last step, and draw the task's pictures of both.
+    # Save the best and the last step, and draw the task's pictures of both. If the last save was
+    # just before, a new best stays in memory until the next save.
     last = progress.step >= job.schedule.total_steps or progress.ended_early
     if best or last:
-        saving.save(result.metrics)
+        saving.save(result.metrics, later=not (last or late))
         # Do not draw while a thread draws: matplotlib cannot draw in two threads at once.
         with job.world.wait_for_all("the earlier pictures"):
             job.run.board.finish_pictures()

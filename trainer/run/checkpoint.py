@@ -1,6 +1,6 @@
 """The checkpoints of one run, and its best weights in model.safetensors."""
 
-import threading
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -14,6 +14,8 @@ from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.storage import storage_failure
 from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.run.mirror import Mirror
+
+_BEST_EVERY_S = 10.0  # the fewest seconds between a save and a new best that is written at once
 
 
 class RunCheckpoints(CheckpointWriter):
@@ -41,7 +43,6 @@ class RunCheckpoints(CheckpointWriter):
         """Save in `folder`. `writes` is true only on the first rank."""
 
         def failure(error: BaseException, needed_bytes: int) -> BaseException:
-            self._recorded.set()
             if not isinstance(error, OSError):
                 return error
             return storage_failure(folder, error, needed_bytes)
@@ -50,8 +51,7 @@ class RunCheckpoints(CheckpointWriter):
         super().__init__(files, keep, failure, gathered)
         self._writes = writes
         self._since_s = time.monotonic()
-        self._recorded = threading.Event()
-        self._recorded.set()
+        self._written_s = -math.inf
 
     def of_rehearsal(self, folder: Path) -> "RunCheckpoints":
         """Return the saves of the rehearsal in `folder`, which use the buffers of this run.
@@ -73,6 +73,10 @@ class RunCheckpoints(CheckpointWriter):
         self._since_s = time.monotonic()
         return True
 
+    def best_is_late(self) -> bool:
+        """Return whether a new best is written at once, because the last save was long ago."""
+        return time.monotonic() - self._written_s >= _BEST_EVERY_S
+
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Allocate the buffers for states like `state` in the thread."""
         if self._writes:
@@ -85,21 +89,21 @@ class RunCheckpoints(CheckpointWriter):
         fields: Mapping[str, Any],
         best_step: int | None,
         before: Callable[[Mapping[str, Any]], object] | None = None,
+        later: bool = False,
     ) -> None:
         """Copy `state`, and write it in a thread as the checkpoint of `step`.
 
         `fields` are the metrics of a validation. If `step` is the best step, the model is written
-        to `model.safetensors` too.
+        to `model.safetensors` too. The best may be written `later`: see the base class.
 
         Raises:
             StorageFailure: The previous save failed.
             Failure: The weights of the previous save were not finite, so nothing was written.
         """
-        self._since_s = time.monotonic()
+        if not later:
+            self._since_s = self._written_s = time.monotonic()
         if not self._writes:
             return
-        self.wait()
-        self._recorded.clear()
 
         def check_and_record(copy: Mapping[str, Any]) -> None:
             tensors = {
@@ -107,10 +111,8 @@ class RunCheckpoints(CheckpointWriter):
             }
             checked = {name: t for name, t in tensors.items() if name not in self.may_be_nan}
             _refuse_not_finite(step, checked, copy.get("buffers", ()))
-            # Record the digests first, because a next entry waits for them.
             if before is not None:
                 before(copy)
-            self._recorded.set()
             if step == best_step:
                 self.files.write_best(step, tensors)
 
@@ -120,11 +122,8 @@ class RunCheckpoints(CheckpointWriter):
             {"metrics": plain(fields), "best_step": best_step},
             best_step,
             check_and_record,
+            later,
         )
-
-    def wait_until_recorded(self) -> None:
-        """Wait until the current save has recorded its digests. It is not durable by then."""
-        self._recorded.wait()
 
     def complete(self) -> None:
         """Let the mirror copy the new checkpoint."""

@@ -204,7 +204,7 @@ def _validation_difference(run: Evidence, again: Evidence, until: int | None) ->
 
 
 def _first_digests(path: Path) -> list[dict[str, Any]]:
-    """Return the first entry of each step.
+    """Return the first entry of each step, in the order of the steps.
 
     A step has more entries if a checkpoint was saved there or the run was resumed there.
 
@@ -223,4 +223,4 @@ def _first_digests(path: Path) -> list[dict[str, Any]]:
                     f"different digest of {name} than the first: restore the file, or train the "
                     "run again",
                 )
-    return list(by_step.values())
+    return sorted(by_step.values(), key=lambda entry: entry["step"])

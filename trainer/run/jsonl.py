@@ -42,9 +42,11 @@ def digest_problem(entry: dict[str, Any], before: dict[str, Any] | None) -> str 
         wrong += ["kind"]
     if wrong:
         return f"{wrong[0]} is missing or malformed"
-    # A resume and a checkpoint record the digests of their step. They may already be recorded.
-    again = entry["kind"] in ("resume", "checkpoint")
-    if before and entry["step"] < before["step"] + (not again):
+    # A resume records the digests of its step, which may already be recorded. A checkpoint may be
+    # written after later steps.
+    if entry["kind"] == "checkpoint" or before is None:
+        return None
+    if entry["step"] < before["step"] + (entry["kind"] != "resume"):
         return f"step {entry['step']} comes after step {before['step']}"
     return None
 

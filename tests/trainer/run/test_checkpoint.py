@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,19 +142,28 @@ def test_the_next_save_waits_for_the_current_one(saver: Saver, writer: threading
     assert [_value(saver, step) for step in (1, 2)] == [(1, 1), (2, 2)]
 
 
-def test_a_wait_for_the_digests_of_a_save_ends_when_they_are_recorded(saver: Saver) -> None:
-    """Otherwise, the digests of the next step could be written first."""
-    may_record, recorded = threading.Event(), list[int]()
-
-    def record(_state: Mapping[str, Any]) -> None:
-        assert may_record.wait(60)
-        recorded.append(1)
-
-    saver.checkpoints.save(1, simple(1), {}, None, record)
-    threading.Timer(0.1, may_record.set).start()
-    saver.checkpoints.wait_until_recorded()
-    assert recorded == [1]
+def test_a_best_to_write_later_is_written_before_the_next_checkpoint(saver: Saver) -> None:
+    """A resume from a checkpoint finds the weights of its best step."""
+    state, best = simple(1), saver.folder.parent / "model.safetensors"
+    saver.checkpoints.save(1, state, {"loss": 0.5}, 1, later=True)
+    state["model"]["weight"].fill_(2)
     saver.checkpoints.wait()
+    assert not saver.folder.exists()
+    saver.save(3, best=1)
+    assert saver.checkpoints.files.steps() == [1, 3]
+    assert _value(saver, 1) == (1, 1)
+    assert json.loads(saver.path(1, ".json").read_text())["metrics"] == {"loss": 0.5}
+    assert load_file(best)["weight"][0] == 1
+
+
+def test_only_the_newest_best_is_written_later(saver: Saver) -> None:
+    saver.checkpoints.save(1, simple(1), {}, 1, later=True)
+    saver.checkpoints.save(2, simple(2), {}, 2, later=True)
+    saver.checkpoints.finish()
+    assert saver.checkpoints.files.steps() == [2]
+    saver.checkpoints.save(3, simple(3), {}, 3, later=True)
+    saver.save(4, best=4)
+    assert saver.checkpoints.files.steps() == [2, 4]
 
 
 def test_only_the_first_process_writes(tmp_path: Path) -> None:
@@ -395,15 +404,6 @@ def test_best_weights_of_a_later_step_are_replaced(saver: Saver) -> None:
     files.write_best(5, {"weight": torch.ones(2)})
     files.restore_best(3)
     assert torch.equal(load_file(files.best)["weight"], simple(3)["model"]["weight"])
-
-
-def test_a_save_that_fails_at_its_begin_lets_the_next_record_continue(saver: Saver) -> None:
-    saver.folder.write_text("in the way")
-    saver.checkpoints.save(1, {"model": {}}, {}, None)
-    saver.checkpoints.finish()
-    saver.checkpoints.wait_until_recorded()
-    with pytest.raises(StorageFailure):
-        saver.checkpoints.wait()
 
 
 _NAN = float("nan")
