@@ -72,13 +72,13 @@ def fit(
         norm = train_one_step(needs_norm=logged)
 
         # Count the step on the progress bar, log the losses, and record digests of the weights. If
-        # this takes too much of the time, `pace` makes it rarer.
+        # both together take too much of the time, `pace` makes one of them rarer.
         job.run.advance()
         if logged and norm is not None:
-            with pace.log.measured():
+            with pace.measured(pace.log):
                 log.write(norm)
         if pace.digests_due(progress.step):
-            with pace.digests.measured():
+            with pace.measured(pace.digests):
                 digests.record("step")
 
         # After the first step of this call, the optimizer has its state. Reserve the memory for

@@ -7,6 +7,7 @@ are in docs/decisions/0018-what-follows-time.md.
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,45 +20,47 @@ _LOG_STEPS = 50  # steps between log entries without --log-steps
 # steps.
 _MOST_VOTE_STEPS = 10
 
-# Entries that take more of the time than this share are written half as often.
+# Entries and digests together take at most this share of the time.
 _MOST_SHARE = 0.05
-_WINDOW = 16  # entries to measure; so the steps of the first entries do not depend on time
-_RARE_S = 1.0  # entries that are this far apart stay
+# They are measured over 16 entries, so the steps of the first entries do not depend on time. Slow
+# entries are measured until they have taken a second.
+_WINDOW, _WINDOW_S = 16, 1.0
 
 
+@dataclass
 class Interval:
-    """A number of steps that doubles while the entries at its ends take too much of the time.
+    """A number of steps that may double, so longer intervals end at some of the steps of shorter.
 
-    Longer intervals end at some of the steps of shorter ones, so two runs have entries in common.
+    Two runs thus have entries in common.
 
     Attributes:
+        fixed: Whether the user has chosen the number of steps, so it never doubles.
         factor: The power of two that multiplies the number of steps; all ranks have the same one.
         wish: The factor that this rank votes for.
+        share: The share of the time that the entries take, as last measured.
     """
 
-    def __init__(self, device: torch.device, fixed: bool) -> None:
-        """Measure entries on `device`, or never double if `fixed`."""
-        self.factor = self.wish = 1
-        self._device, self._fixed = device, fixed
-        self._since_s, self._entries, self._spent_s = time.perf_counter(), 0, 0.0
+    fixed: bool
+    factor: int = 1
+    wish: int = 1
+    share: float = 0.0
+    since_s: float = field(default_factory=time.perf_counter)
+    _entries: int = 0
+    _spent_s: float = 0.0
 
-    @contextlib.contextmanager
-    def measured(self) -> Iterator[None]:
-        """Measure an entry, and wish a longer interval if entries take too much of the time."""
-        if self._device.type == "cuda":
-            # An entry would wait for the steps before it, which are not part of its cost.
-            torch.cuda.synchronize(self._device)
-        begin = time.perf_counter()
-        yield
-        now = time.perf_counter()
-        self._entries, self._spent_s = self._entries + 1, self._spent_s + now - begin
-        if self._entries < _WINDOW:
-            return
-        passed_s = now - self._since_s
-        too_often = self._spent_s > _MOST_SHARE * passed_s and passed_s < _WINDOW * _RARE_S
-        if too_often and self.wish <= self.factor and not self._fixed:
-            self.wish = 2 * self.factor
-        self._since_s, self._entries, self._spent_s = now, 0, 0.0
+    def add(self, seconds: float, now_s: float) -> bool:
+        """Count an entry, and return whether `share` was measured again."""
+        self._entries, self._spent_s = self._entries + 1, self._spent_s + seconds
+        if self._entries < _WINDOW and self._spent_s < _WINDOW_S:
+            return False
+        self.share = self._spent_s / (now_s - self.since_s)
+        self.since_s, self._entries, self._spent_s = now_s, 0, 0.0
+        return True
+
+    def double(self) -> None:
+        """Wish an interval that is twice as long."""
+        if self.wish <= self.factor:
+            self.wish, self.share = 2 * self.factor, self.share / 2
 
 
 class Pace:
@@ -65,9 +68,9 @@ class Pace:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        config, device = job.config, job.world.device
-        self.log = Interval(device, fixed=config.log_steps is not None)
-        self.digests = Interval(device, fixed=config.digest_steps is not None)
+        config = job.config
+        self.log = Interval(config.log_steps is not None)
+        self.digests = Interval(config.digest_steps is not None)
         self._log_steps = config.log_steps or _LOG_STEPS
         self._digest_steps = config.digest_steps or job.schedule.steps_per_epoch
         # The number of steps between two votes, and the step of the next one.
@@ -86,6 +89,28 @@ class Pace:
     def digests_due(self, step: int) -> bool:
         """Return whether `step` has an entry of digests."""
         return step % (self._digest_steps * self.digests.factor) == 0 or step == self._job.end_step
+
+    @contextlib.contextmanager
+    def measured(self, interval: Interval) -> Iterator[None]:
+        """Measure an entry of `interval`, unless the user has chosen its steps.
+
+        If all entries together take too much of the time, those that take most of it get a longer
+        interval.
+        """
+        if interval.fixed:
+            yield
+            return
+        device = self._job.world.device
+        if device.type == "cuda":
+            # An entry would wait for the steps before it, which are not part of its cost.
+            torch.cuda.synchronize(device)
+        begin_s = time.perf_counter()
+        yield
+        now_s = time.perf_counter()
+        if interval.add(now_s - begin_s, now_s):
+            shares = self.log.share, self.digests.share
+            if sum(shares) > _MOST_SHARE and interval.share == max(shares):
+                interval.double()
 
     def vote_due(self, step: int) -> bool:
         """Return whether the ranks vote after `step`."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.here import Here
-from trainer.loop.pace import Interval, Pace
+from trainer.loop.pace import Pace
 
 CPU = torch.device("cpu")
 
@@ -109,51 +109,61 @@ def test_ranks_use_the_longest_interval_that_one_wishes(monkeypatch: pytest.Monk
 def test_a_rank_may_double_an_interval_that_another_rank_has_doubled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now = [0.0]
+    (pace,), now = _Ranks(monkeypatch, 0.001).paces, [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    interval = Interval(CPU, fixed=False)
-    interval.factor = 4
+    pace.log.since_s, pace.log.factor = 0.0, 4
     for _ in range(16):
-        with interval.measured():
+        with pace.measured(pace.log):
             now[0] += 0.001
-    assert interval.wish == 8
+    assert pace.log.wish == 8
 
 
-def _factor(
-    monkeypatch: pytest.MonkeyPatch, count: int, between_s: float, entry_s: float, fixed: bool
-) -> int:
-    """Return the factor that is wished after `count` entries of `entry_s`."""
-    now = [0.0]
+def _factors(
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    entry_s: float,
+    digest_s: float = 0.0,
+    fixed: bool = False,
+) -> tuple[int, int]:
+    """Return the factors after `count` times 5 ms of steps, an entry and digests."""
+    (pace,), now = _Ranks(monkeypatch, 0.001).paces, [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    interval = Interval(CPU, fixed)
-    for _ in range(count):
-        now[0] += between_s * interval.factor
-        with interval.measured():
-            now[0] += entry_s
-        interval.factor = interval.wish
-    return interval.factor
+    pace.log.since_s, pace.digests.since_s, pace.log.fixed = 0.0, 0.0, fixed
+    for number in range(count):
+        now[0] += 0.005
+        for interval, seconds in ((pace.log, entry_s), (pace.digests, digest_s)):
+            if seconds and number % interval.factor == 0:
+                with pace.measured(interval):
+                    now[0] += seconds
+        pace.vote(False, False)
+    return pace.log.factor, pace.digests.factor
 
 
 @pytest.mark.parametrize(
-    ("count", "between_s", "entry_s", "fixed", "factor"),
+    ("count", "entry_s", "digest_s", "factors"),
     [
-        (15, 0.005, 0.001, False, 1),  # the first entries do not depend on time
-        (16, 0.005, 0.001, False, 2),  # 17 % of the time
-        (160, 0.005, 0.001, False, 4),  # 4.8 % of the time
-        (160, 0.005, 0.0002, False, 1),  # 3.8 % of the time
-        (160, 2.0, 1.0, False, 1),  # rare entries stay
-        (160, 0.005, 0.001, True, 1),
+        (15, 0.001, 0, (1, 1)),  # the first entries do not depend on time
+        (16, 0.001, 0, (2, 1)),  # 17 % of the time
+        (640, 0.001, 0, (4, 1)),  # 4.8 % of the time
+        (640, 0.0002, 0, (1, 1)),  # 3.8 % of the time
+        (640, 0.0002, 0.0002, (2, 2)),  # 7 %, then 5.6 %, then 3.8 % of the time
+        (6400, 0.0001, 0.01, (1, 128)),  # only what takes most of the time becomes rarer
+        (1, 0, 2, (1, 2)),  # slow entries are few
     ],
 )
-def test_entries_become_rare_while_they_take_too_much_of_the_time(
+def test_entries_become_rare_while_all_together_take_too_much_of_the_time(
     monkeypatch: pytest.MonkeyPatch,
     count: int,
-    between_s: float,
     entry_s: float,
-    fixed: bool,
-    factor: int,
+    digest_s: float,
+    factors: tuple[int, int],
 ) -> None:
-    assert _factor(monkeypatch, count, between_s, entry_s, fixed) == factor
+    assert _factors(monkeypatch, count, entry_s, digest_s) == factors
+
+
+def test_an_interval_that_the_user_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _factors(monkeypatch, 640, 0.01, fixed=True) == (1, 1)
+    assert _factors(monkeypatch, 640, 0.01, 0.0001, fixed=True) == (1, 1)
 
 
 def test_a_run_with_rarer_entries_has_the_same_bits_and_verifies(
