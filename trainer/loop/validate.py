@@ -85,9 +85,10 @@ def _validate(job: Job, saving: Saving, log: TrainingLog) -> Mapping[str, float]
     last = progress.step >= job.schedule.total_steps or progress.ended_early
     if best or last:
         saving.save(result.metrics, later=not (last or late))
-        # Do not draw while a thread draws: matplotlib cannot draw in two threads at once.
+        # Do not draw while a thread draws: matplotlib cannot draw in two threads at once. The
+        # pictures of the last step do not replace those of the best.
         with job.world.wait_for_all("the earlier pictures"):
-            job.run.board.finish_pictures()
+            job.run.board.finish_pictures() if last else job.run.board.wait_for_pictures()
         with job.strategy.wait_for_all("the pictures"):
             if job.run.writes or job.strategy.forward_is_collective:
                 job.run.board.pictures(progress.step, draw(job, result, seed_parts))

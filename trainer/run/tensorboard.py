@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from trainer.run.event_file import EventFile
 
 
+_PICTURES_EVERY_S = 10.0
+_MOST_SHARE = 0.05  # of the time, for pictures that take longer
+
+
 class TensorBoardLog:
     """TensorBoard's file of one start of a run. Without `begin`, nothing is written.
 
@@ -30,7 +35,8 @@ class TensorBoardLog:
         self._run, self._report = run, report
         self._file: EventFile | None = None
         self._drawing: Future[None] | None = None
-        self._drawn_step = 0
+        self._next: tuple[int, Callable[[], Mapping[str, Tensor]]] | None = None
+        self._drawn_step, self._next_s = 0, 0.0
 
     def begin(self, from_step: int) -> None:
         """Open the file. TensorBoard drops the values of earlier starts from `from_step`."""
@@ -49,12 +55,20 @@ class TensorBoardLog:
     def pictures(self, step: int, draw: "Callable[[], Mapping[str, Tensor]]") -> None:
         """Start a thread that calls `draw`, and that compresses and writes the pictures.
 
-        `draw` returns pictures of shape (3, H, W) and type uint8, on the CPU. Before the next call,
-        `finish_pictures` must be called.
+        `draw` returns pictures of shape (3, H, W) and type uint8, on the CPU. If the last drawing
+        was just before, these pictures are drawn by `finish_pictures`, or never if a next call
+        replaces them. Before that call, `wait_for_pictures` must be called.
         """
-        if self._file is not None:
-            self._drawn_step = step
-            work = functools.partial(self._draw, self._file, step, draw)
+        self._next = step, draw
+        if time.monotonic() >= self._next_s:
+            self._start_drawing()
+
+    def _start_drawing(self) -> None:
+        """Draw the next pictures in a thread."""
+        following, self._next = self._next, None
+        if self._file is not None and following is not None:
+            self._drawn_step, draw = following
+            work = functools.partial(self._draw, self._file, self._drawn_step, draw)
             self._drawing = in_background(work, "pictures")
 
     def _draw(
@@ -62,6 +76,7 @@ class TensorBoardLog:
     ) -> None:
         from trainbox.pictures import write_png
 
+        begin_s = time.monotonic()
         pictures = draw()
         try:
             for name, picture in pictures.items():
@@ -73,9 +88,11 @@ class TensorBoardLog:
                 f"the pictures of step {step} cannot be written ({text_of(error)}): training "
                 "continues without them"
             )
+        now_s = time.monotonic()
+        self._next_s = begin_s + max(_PICTURES_EVERY_S, (now_s - begin_s) / _MOST_SHARE)
 
-    def finish_pictures(self) -> None:
-        """Wait until the last pictures are written.
+    def wait_for_pictures(self) -> None:
+        """Wait until the pictures that are being drawn are written.
 
         Raises:
             BaseException: What the function that draws them has raised.
@@ -83,6 +100,12 @@ class TensorBoardLog:
         drawing, self._drawing = self._drawing, None
         if drawing is not None:
             drawing.result()
+
+    def finish_pictures(self) -> None:
+        """Draw the next pictures now, and wait until all are written, as `wait_for_pictures`."""
+        self.wait_for_pictures()
+        self._start_drawing()
+        self.wait_for_pictures()
 
     def hyperparameters(
         self,

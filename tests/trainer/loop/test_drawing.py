@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tests.support.here import Here, board_of
 from tests.support.tiny import StepCounter, Tiny
 from trainbox.contract.errors import Failure
+from trainer.run import tensorboard
 
 _PICTURE = torch.zeros(3, 4, 4, dtype=torch.uint8)
 _REUSED = torch.zeros(3, 4, 4, dtype=torch.uint8)
@@ -80,12 +81,27 @@ def _steps_of_pictures(here: Here) -> list[int]:
     return [event.step for event in board.Images("validation/curve")]
 
 
-def test_the_training_continues_while_a_thread_draws(here: Here) -> None:
+def test_the_training_continues_while_a_thread_draws(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorboard, "_PICTURES_EVERY_S", 0.0)
+    monkeypatch.setattr(tensorboard, "_MOST_SHARE", 1.0)
     _trained_on.clear()
     _drawn.clear()
     here.train(task=f"{__name__}:Patient")
     assert _drawn == [True, True, True]
     assert _steps_of_pictures(here) == [6, 12, 18]
+
+
+def test_pictures_that_follow_soon_are_drawn_only_for_the_best_and_the_last_step(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter([5.0, 4.0, 3.0, 4.0, 4.0])
+    monkeypatch.setattr(Tiny, "metrics", lambda *_: {"loss": next(losses)})
+    monkeypatch.setattr(tensorboard, "_PICTURES_EVERY_S", 3600.0)
+    _trained_on.set()
+    here.train(task=f"{__name__}:Patient", epochs=5)
+    assert _steps_of_pictures(here) == [6, 18, 30]
 
 
 def test_a_picture_is_not_what_the_task_makes_of_it_later(here: Here) -> None:
