@@ -6,8 +6,10 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,10 +21,8 @@ from trainer.run.run_folder import RunFolder
 from trainer.run.run_record import read_manifest
 from trainer.system.background import in_background
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
 _WRITTEN_EVERY_S = 60.0
+_READ_EVERY_S, _STALE_S = 1.0, 5.0
 _FIRST_S, _NEXT_S = 10.0, 1.0  # the first answer takes longer: NVML is imported and initialized
 
 
@@ -86,7 +86,7 @@ class RunGpus:
             self._write()
 
     def figures(self) -> dict[str, Any]:
-        """Return the load of all GPUs for metrics.jsonl; all ranks must call this.
+        """Return the load of all GPUs in the last second; all ranks must call this.
 
         `gpu_memory_mib` is the largest peak of the tensors in memory.
         """
@@ -97,7 +97,7 @@ class RunGpus:
             "gpu_memory_mib": max(peaks_mib),
             "gpu_memory_mib_each": peaks_mib,
         }
-        percent, used_mib, _ = self._read()
+        percent, used_mib, _ = self._gather(self._reader.newest())
         if known := [value for value in percent if value is not None]:
             figures["gpu_utilization_percent"] = statistics.fmean(known)
             figures["gpu_utilization_percent_each"] = percent
@@ -116,7 +116,7 @@ class RunGpus:
         """
         if not self.all:
             return None
-        self._read()
+        self._gather(self._reader.read())
         total = sum(self._energy.used_j.values())
         return None if math.isnan(total) else total
 
@@ -138,9 +138,12 @@ class RunGpus:
         total = shown_kwh(energy["kwh"])
         return {"energy": f"{total} ({each})" if len(energy["gpus"]) > 1 else total}
 
-    def _read(self) -> tuple[list[float | None], ...]:
-        """Return the utilisation in percent, the memory in MiB and the energy in J of each GPU."""
-        own, world = torch.tensor(self._reader.read(), dtype=torch.float64), self._strategy.world
+    def _gather(self, readings: list["GpuReading"]) -> tuple[list[float | None], ...]:
+        """Return the utilisation in percent, the memory in MiB and the energy in J of each GPU.
+
+        `readings` are those of the GPUs of this rank.
+        """
+        own, world = torch.tensor(readings, dtype=torch.float64), self._strategy.world
         rows = world.gather_rows(own.flatten()[None])
         columns = rows.reshape(-1, own.shape[1]).T.tolist()[1:]  # without the index
         counters_j = dict(zip((gpu.uuid for gpu in self.all), columns[-1], strict=True))
@@ -167,32 +170,61 @@ class GpuReading(NamedTuple):
 
 
 class GpuReader:
-    """Reads GPUs, by UUID, in a thread, because a call into a broken driver may hang forever.
+    """Reads GPUs, by UUID, once a second in a thread: a call into a broken driver may hang forever.
 
-    While a call hangs, `read` finds nothing and returns at once.
+    While a call hangs, all values are unknown and nobody waits.
     """
 
     def __init__(self, uuids: Sequence[str]) -> None:
         self._uuids = uuids
-        self._answer: Future[list[GpuReading]] | None = None  # of the last call
+        self._asked = SimpleQueue[Future[None] | None]()
+        self._answer: Future[None] | None = None  # of the last call of `read`
+        self._ended: Future[None] | None = None  # of the thread
+        self._newest, self._read_s = list[GpuReading](), -math.inf
         self._is_open = False
 
     def read(self) -> list[GpuReading]:
-        """Return the newest values of each GPU."""
+        """Return the values of now of each GPU."""
         if self._uuids and (self._answer is None or self._answer.done()):
-            limit_s = _FIRST_S if self._answer is None else _NEXT_S
-            self._answer = in_background(self._read_all, "gpu-reader")
+            limit_s = _FIRST_S if self._ended is None else _NEXT_S
+            self._answer = Future()
+            self._asked.put(self._answer)
+            if self._ended is None:
+                self._ended = in_background(self._follow, "gpu-reader")
             with contextlib.suppress(TimeoutError):
-                return self._answer.result(limit_s)
+                self._answer.result(limit_s)
+                return self._newest
+        return [GpuReading() for _ in self._uuids]
+
+    def newest(self) -> list[GpuReading]:
+        """Return the values of the last second, without waiting."""
+        if time.monotonic() - self._read_s < _STALE_S:
+            return self._newest
         return [GpuReading() for _ in self._uuids]
 
     def close(self) -> None:
         """Release the driver, unless a call hangs."""
-        if self._answer is not None and self._answer.done():
-            import pynvml
+        if self._ended is not None:
+            self._asked.put(None)
+            if self._answer is not None and self._answer.done():
+                with contextlib.suppress(TimeoutError):
+                    self._ended.result(_NEXT_S)
 
-            with contextlib.suppress(TimeoutError, pynvml.NVMLError):
-                in_background(pynvml.nvmlShutdown, "gpu-reader").result(_NEXT_S)
+    def _follow(self) -> None:
+        """Read once a second, and for each call of `read`, until `close`."""
+        import pynvml
+
+        answer: Future[None] | None = None
+        while True:
+            with contextlib.suppress(Empty):
+                answer = self._asked.get(timeout=_READ_EVERY_S)
+                if answer is None:
+                    break
+            self._newest, self._read_s = self._read_all(), time.monotonic()
+            if answer is not None and not answer.done():
+                answer.set_result(None)
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
     def _read_all(self) -> list[GpuReading]:
         import pynvml

@@ -4,6 +4,7 @@ import _ctypes
 import ctypes
 import itertools
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -52,6 +53,12 @@ def put(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
             _ctypes.dlclose(opened._handle)
     pynvml.nvmlLib = None
     pynvml._nvmlGetFunctionPointer_cache.clear()
+
+
+@pytest.fixture
+def each_entry_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each log entry read the GPUs, as if more than a second had passed since the last one."""
+    monkeypatch.setattr(run_gpus.GpuReader, "newest", run_gpus.GpuReader.read)
 
 
 @pytest.fixture
@@ -152,6 +159,7 @@ def test_the_bench_measures_the_energy_of_its_steps(
     assert (measured["steps"], measured["energy_joules"]) == (20, 20.0)
 
 
+@pytest.mark.usefixtures("each_entry_reads")
 def test_energy_is_summed_over_gpus_and_across_a_resume(
     here: Here, put: Put, on: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +231,7 @@ def test_energy_that_a_gpu_does_not_count_is_not_measured(
     assert "energy_kwh" not in here.entries("train")[0]
 
 
+@pytest.mark.usefixtures("each_entry_reads")
 def test_energy_is_not_measured_if_a_counter_is_reset(
     here: Here, put: Put, on: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +279,40 @@ def test_a_driver_that_hangs_does_not_stop_the_training(
     for thread in threading.enumerate():
         if thread.name == "gpu-reader":
             thread.join()
+
+
+def test_entries_do_not_wait_for_the_driver(
+    here: Here, put: Put, on: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver is asked at the begin, at the end and once a second, not for each entry."""
+    calls, reading = list[str](), run_gpus._reading
+    monkeypatch.setattr(run_gpus, "_READ_EVERY_S", 3600.0)
+    monkeypatch.setattr(run_gpus, "_STALE_S", 3600.0)
+    monkeypatch.setattr(run_gpus, "_reading", lambda uuid: calls.append(uuid) or reading(uuid))
+    put("h100", {"gpu0.utilization.gpu": 90})
+    on(UUIDS[0])
+    here.train(max_steps=9, log_steps=1)
+    assert [entry["gpu_utilization_percent"] for entry in here.entries("train")] == [90.0] * 9
+    assert len(calls) == 3
+
+
+def test_the_load_is_read_once_a_second(
+    put: Put, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(run_gpus, "_READ_EVERY_S", 0.01)
+    reader = run_gpus.GpuReader(UUIDS[:1])
+    request.addfinalizer(reader.close)
+    put("h100", {"gpu0.utilization.gpu": 10})
+    assert reader.read()[0].utilization_percent == 10
+    put("h100", {"gpu0.utilization.gpu": 20})
+    end_s = time.monotonic() + 60
+    while reader.newest()[0].utilization_percent != 20:
+        assert time.monotonic() < end_s
+    put("h100", {"hang": 1})
+    monkeypatch.setattr(run_gpus, "_STALE_S", 0.05)
+    while not math.isnan(reader.newest()[0].utilization_percent):  # no longer known
+        assert time.monotonic() < end_s
+    put("h100")
 
 
 def test_without_a_driver_the_gpus_have_their_names_only(
