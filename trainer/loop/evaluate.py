@@ -132,10 +132,12 @@ def _add(
     )
     found = ([[name, list(value.shape)] for name, value in row.items()] for row in rows)
     check_same(task, "statistics()", found, shapes, "sums over the examples of the batch")
-    # Make each row flat, and gather the rows (N, K) of all ranks.
+    # Make each row flat, on the device if it has float64, so that all rows are read at once. Gather
+    # the rows (N, K) of all ranks.
+    device = torch.device("cpu") if world.device.type == "mps" else world.device
     width = sum(torch.Size(shape).numel() for _, shape in shapes)
     flat = [
-        torch.cat([value.detach().reshape(-1).cpu().double() for value in row.values()])
+        torch.cat([value.detach().reshape(-1).to(device, torch.float64) for value in row.values()])
         for row in rows
     ]
     rows_NK = torch.stack(flat) if flat else torch.zeros(0, width, dtype=torch.float64)

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.support.here import Here
 from tests.support.tiny import Tiny
 from trainbox.contract.errors import Failure
-from trainer.loop import validate
+from trainer.loop import evaluate, validate
 from trainer.loop.state import Job
 from trainer.run import checkpoint
 from trainer.run.run_log import RunLog
@@ -37,11 +37,11 @@ def test_a_training_ends_after_as_many_validations_without_progress_as_its_patie
 def best_is_third(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the third validation be the best of all, and the second better than the first."""
     by_step = {6: 5.0, 12: 4.0, 18: 3.0}
-    evaluate = validate.evaluate
+    found_by = validate.evaluate
 
     def evaluated(job: Job, *arguments: Any, **options: Any) -> Any:
         loss = by_step.get(job.state.progress.step, 4.0)
-        found = evaluate(job, *arguments, **options)
+        found = found_by(job, *arguments, **options)
         return dataclasses.replace(found, metrics={"loss": loss})
 
     monkeypatch.setattr(validate, "evaluate", evaluated)
@@ -104,6 +104,26 @@ def test_a_best_that_a_crash_has_lost_is_found_again(
     here.train(epochs=5)
     assert _best(here)[0] == "18"
     assert "SAME BITS" in here.succeeds("verify", "runs/r", "runs/whole")
+
+
+def test_the_statistics_of_all_batches_are_read_at_once(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read of a GPU would wait for its work."""
+    reads, cpu, add_up = [0], Tensor.cpu, evaluate.add_up
+
+    def counted(tensor: Tensor) -> Tensor:
+        reads[0] += 1
+        return cpu(tensor)
+
+    def counting(*arguments: Any, **options: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(Tensor, "cpu", counted)
+            return add_up(*arguments, **options)
+
+    monkeypatch.setattr(evaluate, "add_up", counting)
+    here.train(epochs=1)  # the validation has three batches of two statistics
+    assert reads == [1]
 
 
 def _killed_at(step: int) -> Callable[[RunLog], None]:
