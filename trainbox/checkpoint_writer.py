@@ -22,11 +22,11 @@ from trainbox.stored_checkpoints import StoredCheckpoints
 
 
 class _Held(NamedTuple):
-    """A checkpoint in memory: what writes it, and the bytes that this needs."""
+    """A checkpoint in memory: its step and state, and what writes it."""
 
     step: int
+    state: Mapping[str, Any]
     write: Callable[[], None]
-    needed_bytes: int
 
 
 class CheckpointWriter:
@@ -70,7 +70,7 @@ class CheckpointWriter:
         The first save then pauses the training no longer than later saves.
         """
         self.wait()
-        self._start(lambda: self.snapshot.allocate(state))
+        self._start(lambda: self.snapshot.allocate(state), state)
 
     def save(
         self,
@@ -93,10 +93,9 @@ class CheckpointWriter:
             self.write_held()
         self.wait()
         copy = dict(state) if self._gathered else self.snapshot.take(state)
-        needed_bytes = sum(tensor.nbytes for tensor in tensors_in(copy))
         fields = {"run_id": self.files.run_id, "step": step, **fields}
         write = functools.partial(self._write, step, copy, fields, best_step, before)
-        self._held = _Held(step, write, needed_bytes)
+        self._held = _Held(step, copy, write)
         if not later:
             self.write_held()
 
@@ -104,7 +103,7 @@ class CheckpointWriter:
         """Write the checkpoint that is in memory, if there is one, in the thread."""
         held, self._held = self._held, None
         if held is not None:
-            self._start(held.write, held.needed_bytes)
+            self._start(held.write, held.state)
 
     def wait(self) -> None:
         """Wait until the current save is durable, and raise its failure."""
@@ -127,13 +126,14 @@ class CheckpointWriter:
     def complete(self) -> None:
         """Do nothing. The thread calls this after each complete save, such as for a mirror."""
 
-    def _start(self, work: Callable[[], None], needed_bytes: int = 0) -> None:
-        """Run `work` in the thread. The next `wait` raises its failure."""
+    def _start(self, work: Callable[[], None], state: Mapping[str, Any]) -> None:
+        """Run `work` with the `state` in the thread. The next `wait` raises its failure."""
 
         def run() -> None:
             try:
                 work()
             except BaseException as error:  # noqa: BLE001 - the next wait raises it
+                needed_bytes = sum(tensor.nbytes for tensor in tensors_in(state))
                 self._failure = self._failure_of(error, needed_bytes)
 
         self._thread = threading.Thread(target=run, name="checkpoint")

@@ -36,8 +36,9 @@ class Console:
         """
         self._prints, self._unwritten = prints, ""
         # A bar is shown only on a terminal. Without one, all calls of a bar do nothing.
+        self._has_bars = prints and sys.stderr.isatty()
         self._new_bar: Callable[..., tqdm[Any]] = functools.partial(
-            tqdm, dynamic_ncols=True, disable=not (prints and sys.stderr.isatty())
+            tqdm, dynamic_ncols=True, disable=not self._has_bars
         )
         self._bar = self._new_bar(disable=True)
         self._timer: threading.Timer | None = None
@@ -96,6 +97,8 @@ class Console:
 
         The bar appears if standard error is a terminal and the batches take more than 2 seconds.
         """
+        if not self._has_bars:
+            return batches
         return self._new_bar(
             batches,
             "validation  ",
