@@ -12,6 +12,7 @@ replaces a worker in which an allocation of GPU memory has failed (`failed_alloc
 """
 
 import faulthandler
+import gc
 import os
 import sys
 import time
@@ -146,6 +147,9 @@ def _unusable(device: str) -> str | None:
     import trainer.session.train  # noqa: F401
     from trainer.loop.arithmetic import set_cuda_variables
 
+    # Memory is freed twice in each trial. This leaves out the objects of all modules, which stay
+    # and would take longer than a small trial.
+    gc.freeze()
     try:
         if device == "cuda":
             set_cuda_variables()
