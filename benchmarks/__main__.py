@@ -18,6 +18,7 @@ PARTS = (
     "digests",
     "deterministic",
     "sweep",
+    "short_epochs",
 )
 
 
