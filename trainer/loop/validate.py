@@ -12,6 +12,7 @@ from trainbox.classification import counts_by_class, most_mistaken, wrong
 from trainbox.contract.config import split_metric
 from trainbox.contract.errors import WrongUse
 from trainbox.nested import copied, joined, take, tensors_in
+from trainer.load_task import defines
 from trainer.loop.evaluate import Evaluation, evaluate
 from trainer.loop.log import TrainingLog
 from trainer.loop.losses import autocast
@@ -85,6 +86,7 @@ def _validate(job: Job, saving: Saving, log: TrainingLog) -> Mapping[str, float]
     last = progress.step >= job.schedule.total_steps or progress.ended_early
     if best or last:
         saving.save(result.metrics, later=not (last or late))
+    if (best or last) and defines(job.task, "figures"):
         # Do not draw while a thread draws: matplotlib cannot draw in two threads at once. The
         # pictures of the last step do not replace those of the best.
         with job.world.wait_for_all("the earlier pictures"):
