@@ -86,20 +86,20 @@ class CheckpointWriter:
         The sidecar gets the `fields`. The thread calls `before` with the copy before it writes; an
         error there refuses the save.
 
-        A checkpoint to write `later` stays in memory until the next save or `write_held`. If that
-        save has another `best_step`, the checkpoint is dropped.
+        A checkpoint to write `later` stays in memory until the next save or `finish`. A save with
+        another `best_step` drops it.
         """
         if self._held is not None and self._held.step == best_step != step:
-            self.write_held()
+            self._write_held()
         self.wait()
         copy = dict(state) if self._gathered else self.snapshot.take(state)
         fields = {"run_id": self.files.run_id, "step": step, **fields}
         write = functools.partial(self._write, step, copy, fields, best_step, before)
         self._held = _Held(step, copy, write)
         if not later:
-            self.write_held()
+            self._write_held()
 
-    def write_held(self) -> None:
+    def _write_held(self) -> None:
         """Write the checkpoint that is in memory, if there is one, in the thread."""
         held, self._held = self._held, None
         if held is not None:
@@ -116,7 +116,7 @@ class CheckpointWriter:
     def finish(self) -> None:
         """Write what is in memory, wait for the current save, and ignore failures."""
         self._join()
-        self.write_held()
+        self._write_held()
         self._join()
 
     def _join(self) -> None:

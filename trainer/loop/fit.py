@@ -92,7 +92,6 @@ def fit(
     # A thread writes the last checkpoint, and another one draws the last pictures. Wait until the
     # disk has the checkpoint, then for the pictures, and raise an error of the task's code.
     with world.wait_for_all("the last checkpoint and pictures"):
-        job.checkpoints.write_held()
         job.checkpoints.wait()
         progress.train_seconds = state.watch.seconds
         job.run.board.finish_pictures()

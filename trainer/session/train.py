@@ -246,7 +246,7 @@ class _Jobs:
             except NeedsContiguous as error:
                 of_a_view = error.__cause__ or error
             finally:
-                self.checkpoints.finish()  # a save that has begun
+                self.checkpoints.finish()  # a save that has begun, or a best in memory
             if of_a_view is not None:
                 self.settled = self._contiguous(of_a_view)
                 continue
