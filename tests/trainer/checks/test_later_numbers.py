@@ -161,7 +161,7 @@ def test_a_state_that_changes_later_is_noted_once_and_at_a_resume(
     text = "_Net.phase changed, which checkpoints leave out: a resume may have other bits"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trainer.loop.saving.Saving.save_and_stop", lambda _: None)
-        out = here.train("whole")
+        out = here.train("whole", checkpoint_steps=12)
     assert out.count("changed, which") == 1
     assert f"\nnote: by step 12, {text}, and `trainbox drill` shows whether it does\n" in out
     assert here.steps("whole")[-1] == _END
@@ -567,7 +567,7 @@ def test_a_change_of_what_a_module_is_is_noted(
 
     _with(monkeypatch, lambda model: change(model) if int(model.forwards) == 7 else None)
     monkeypatch.setattr(Tiny, "build_model", build_model)
-    assert f"note: by step 12, {name}" in here.train()
+    assert f"note: by step 12, {name}" in here.train(checkpoint_steps=12)
 
 
 @pytest.mark.parametrize("copied", ["parameter", "module"])
