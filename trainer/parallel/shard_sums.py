@@ -49,7 +49,7 @@ class Exchange:
 
         def views(flat_N: Tensor) -> list[Tensor]:
             return [
-                flat_N[start : start + like.nbytes].view(like.dtype).view(like.shape)
+                _like(flat_N[start : start + like.nbytes].view(like.dtype), like)
                 for start, like in zip(starts, likes, strict=False)
             ]
 
@@ -101,9 +101,16 @@ class Exchange:
         self._transfer = None
         pairs = zip(self._total_views, self._likes, strict=True)
         return [
-            view if like.is_contiguous() else torch.empty_like(like).copy_(view)
+            view if view.stride() == like.stride() else torch.empty_like(like).copy_(view)
             for view, like in pairs
         ]
+
+
+def _like(flat_N: Tensor, like: Tensor) -> Tensor:
+    """Return a view with the shape of `like`, and its order in memory if that has no gaps."""
+    if like.is_contiguous(memory_format=torch.channels_last):  # pictures are copied in one piece
+        return flat_N.as_strided(like.shape, like.stride())
+    return flat_N.view(like.shape)
 
 
 def _aligned(size: int) -> int:
