@@ -15,7 +15,7 @@ from torch import Tensor
 from trainbox.nested import tensors_in
 from trainbox.plain_state import plain_state
 from trainer.checks.hidden_state import differing, hidden_state, named, on_any_rank
-from trainer.checks.op_trace import OpTrace, difference
+from trainer.checks.op_trace import OpTrace
 from trainer.checks.same_bits import copies_fit, kept, same
 from trainer.loop import graphs
 from trainer.loop.digests import state_tensors
@@ -134,7 +134,7 @@ class CaptureRehearsal:
             f"{named(changed)} changes in each step" if changed else "",
             "the optimizer changes its parameter groups" if groups != _groups(job) else "",
             f"{named(moved)} is another tensor after a step" if moved else "",
-            *(difference(one.ops, traces[-1].ops) for one in traces[:-1]),
+            *(one.difference(traces[-1]) for one in traces[:-1]),
         ]
         self._agree(job, next(filter(None, found), ""))
         self._eager = eager

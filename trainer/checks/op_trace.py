@@ -11,6 +11,7 @@ from trainer.checks.fingerprint import sampled_digest
 
 # A graph has one learning rate in memory, which each step sets.
 _FREE_ARGUMENT = "lr"
+_LONG = 60
 _OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -43,6 +44,10 @@ class OpTrace(TorchDispatchMode):
         self.ops: list[Op] = []
         self._device, self._state = device, {_address(tensor) for tensor in state}
         self._places: dict[int, str] = {}
+        # The memory from outside of this step and of checkpoints: the first operation that reads
+        # it, and a digest of its values then. And the memory that operations write.
+        self._outside: dict[int, tuple[str, str]] = {}
+        self._written = set[int]()
 
     def give(self, tensors: Sequence[Tensor | None], what: str) -> None:
         """Know the memory of `tensors`, which is other memory in each step."""
@@ -64,7 +69,11 @@ class OpTrace(TorchDispatchMode):
             self._places[_address(tensors[0])] = f"the literal {sampled_digest(tensors[0])}"
         memory = tuple(map(self._place, tensors))
         numbers = tuple(f"{name}={_plain(value)}" for name, value in given.items())
-        numbers += tuple(map(self._unknown, tensors))
+        for tensor in tensors:
+            self._look_at(tensor, str(func))
+        for argument in func._schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self._written.update(map(_address, _tensors(given.get(argument.name))))
         problem = next(filter(None, map(self._problem_of, tensors)), "")
         result = func(*args, **named)
         made = list(_tensors(result))
@@ -85,40 +94,51 @@ class OpTrace(TorchDispatchMode):
         layout = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
         return f"{place} {layout}"
 
-    def _unknown(self, tensor: Tensor) -> str:
-        """Return a digest of a tensor that is from outside of this step and of checkpoints."""
+    def _look_at(self, tensor: Tensor, name: str) -> None:
+        """Note the values of a tensor that is from outside of this step and of checkpoints."""
         address = _address(tensor)
-        if address in self._places or address in self._state:
-            return ""
-        self._state.add(address)  # its later values are those of this step
-        return sampled_digest(tensor)
+        if address not in self._places and address not in self._state:
+            what = f"op {len(self.ops) + 1} {_short(name)}"
+            self._outside.setdefault(address, (what, sampled_digest(tensor)))
 
     def _problem_of(self, tensor: Tensor) -> str:
         reads_host = tensor.device.type == "cpu" and self._device.type != "cpu" and tensor.dim()
         return "reads memory of the host" if reads_host else ""
 
+    def difference(self, later: "OpTrace") -> str:
+        """Return why a graph of this step cannot compute the `later` one, or ""."""
+        for number, (one, other) in enumerate(zip(self.ops, later.ops, strict=False), start=1):
+            if found := _difference(number, one, other):
+                return found
+        if len(self.ops) != len(later.ops):
+            return f"one step has {len(self.ops)} ops, and another has {len(later.ops)}"
+        # What the operations of the first step have written, the graph writes too.
+        for address, (what, digest) in later._outside.items():
+            before = self._outside.get(address, ("", ""))[1]
+            if before != digest and address not in self._written:
+                return f"{what} reads other values in each step"
+        return ""
 
-def difference(one: Sequence[Op], other: Sequence[Op]) -> str:
-    """Return why a graph of one step cannot compute the other one, or ""."""
-    for number, (a, b) in enumerate(zip(one, other, strict=False), start=1):
-        name = f"op {number} {a.name.rpartition('.')[0] or a.name}"
-        if problem := a.problem or b.problem:
-            return f"{name} {problem}"
-        if a.name != b.name:
-            return f"op {number} is {a.name} in one step and {b.name} in another"
-        if a.memory != b.memory:
-            return f"{name} has a tensor of another shape or place in each step"
-        for before, after in zip(a.numbers, b.numbers, strict=False):
-            if before != after:
-                values = f"{before.partition('=')[2]}, {after.partition('=')[2]}".strip(", ")
-                shown = f" ({values})" if values and len(values) < _LONG else ""
-                return f"{name} has another number in each step{shown}"
-    if len(one) != len(other):
-        return f"one step has {len(one)} ops, and another has {len(other)}"
+
+def _difference(number: int, one: Op, other: Op) -> str:
+    name = f"op {number} {_short(one.name)}"
+    if problem := one.problem or other.problem:
+        return f"{name} {problem}"
+    if one.name != other.name:
+        return f"op {number} is {one.name} in one step and {other.name} in another"
+    if one.memory != other.memory:
+        return f"{name} has a tensor of another shape or place in each step"
+    for before, after in zip(one.numbers, other.numbers, strict=False):
+        if before != after:
+            values = f"{before.partition('=')[2]}, {after.partition('=')[2]}"
+            shown = f" ({values})" if len(values) < _LONG else ""
+            return f"{name} has another number in each step{shown}"
     return ""
 
 
-_LONG = 60
+def _short(name: str) -> str:
+    """Return the name of an operation without that of its overload."""
+    return name.rpartition(".")[0] or name
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -124,6 +124,19 @@ def test_captured_steps_have_the_bits_of_eager_steps(
     assert len(replays) == steps * (1 + micros)
 
 
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_a_scaler_of_the_gradient_is_captured(
+    here: Here, monkeypatch: Patch, clip_norm: float | None
+) -> None:
+    """As --precision fp16 has it, which needs a GPU."""
+    scaler = torch.amp.GradScaler
+    monkeypatch.setattr(
+        torch.amp, "GradScaler", lambda device, enabled: scaler(device, growth_interval=3)
+    )
+    _use(monkeypatch, Net)
+    assert _compared(here, clip_norm=clip_norm) == "captured as CUDA graphs"
+
+
 def _tied() -> nn.Module:
     net = Net()
     net.layers[4] = nn.Linear(8, 1)
@@ -188,6 +201,7 @@ def _weighted(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
     return {"error": (model(inputs_B4) - targets_B).square() * weights_3[1]}
 
 
+@pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize(
     ("net", "losses"),
     [
@@ -201,10 +215,10 @@ def _weighted(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
     ],
 )
 def test_ordinary_models_and_losses_are_captured(
-    here: Here, monkeypatch: Patch, net: Any, losses: Any
+    here: Here, monkeypatch: Patch, net: Any, losses: Any, shards: int
 ) -> None:
     _use(monkeypatch, net, losses)
-    assert _compared(here) == "captured as CUDA graphs"
+    assert _compared(here, shards=shards) == "captured as CUDA graphs"
 
 
 class Counting(Net):
