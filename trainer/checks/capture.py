@@ -25,7 +25,9 @@ from trainer.run.digest import value_digest
 
 COMPARED_STEPS = 2  # one replay does not show that a buffer is replaced
 FEWEST_STEPS = 200  # a shorter training does not win back the time of the capture
-_MOST_EXCHANGED_BYTES = 2**25  # larger gradients are exchanged during the backward
+# Of several shards. Larger ones are exchanged during the backward, and the graph of each shard
+# would keep them.
+_MOST_EXCHANGED_BYTES = 2**25
 _STRATEGIES = ("single", "ddp")
 
 
@@ -43,8 +45,8 @@ def reason_for_eager_steps(job: Job) -> str:
         "--compile": config.compile,
         "--skip-nonfinite": bool(config.skip_nonfinite),
         f"only {left} steps are left": left < FEWEST_STEPS,
-        "large gradients are exchanged during the backward": (
-            world.world_size > 1 and exchanged > _MOST_EXCHANGED_BYTES
+        "several shards have large gradients": (
+            config.shards > 1 and exchanged > _MOST_EXCHANGED_BYTES
         ),
         f"{type(state.optimizer).__name__} is neither fused nor capturable": not all(
             group.get("fused") or group.get("capturable") for group in groups

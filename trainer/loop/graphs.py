@@ -49,7 +49,6 @@ class Recorder:
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate meanwhile, as those of loaders and checkpoints do (pytorch
         # #175425). The garbage collector must not free a tensor in the recording.
-        gc.collect()
         try:
             with (
                 self._world.recording(),
