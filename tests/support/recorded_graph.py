@@ -51,10 +51,13 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
         if _OF_VALUES & set(func.tags):
             raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
-        args, kwargs = _detached(args), _detached(kwargs or {})
+        given_args, given_kwargs = args, kwargs or {}
+        args, kwargs = _detached(args), _detached(given_kwargs)
         self._keep((args, kwargs))
         given = {_address(tensor) for tensor in _tensors((args, kwargs))}
-        result = func(*args, **kwargs)
+        result = func(*given_args, **given_kwargs)
+        if torch.Tag.inplace_view in func.tags:  # later operations get the new strides
+            return result
         made: list[Tensor | None] = []
         for tensor in _tensors(result):
             is_new = _address(tensor) not in given

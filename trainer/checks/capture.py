@@ -3,8 +3,9 @@
 The reasons are in docs/decisions/0035-the-captured-step.md.
 """
 
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +15,19 @@ from torch import Tensor
 
 from trainbox.nested import tensors_in
 from trainbox.plain_state import plain_state
+from trainer.checks.fingerprint import Part
 from trainer.checks.hidden_state import differing, hidden_state, named, on_any_rank
 from trainer.checks.op_trace import OpTrace
 from trainer.checks.same_bits import copies_fit, kept, same
 from trainer.loop import graphs
+from trainer.loop.captured import CapturedStep
 from trainer.loop.digests import state_tensors
 from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
 from trainer.run.digest import value_digest
 
 COMPARED_STEPS = 2  # one replay does not show that a buffer is replaced
+LATE_STEPS = 1
 FEWEST_STEPS = 200  # a shorter training does not win back the time of the capture
 # Of several shards. Larger ones are exchanged during the backward, and the graph of each shard
 # would keep them.
@@ -117,31 +121,47 @@ class CaptureRehearsal:
     _eager: list[dict[str, Any]] | None = None
     _copies: bool = False
 
-    def watch(self, job: Job, step: TracedStep, train: Callable[[], None]) -> None:
-        """Compare two eager steps of `job`, which `train` trains."""
+    def watch(
+        self,
+        job: Job,
+        step: TracedStep,
+        train: Callable[[], None],
+        validated: Mapping[str, Part],
+    ) -> None:
+        """Compare eager steps of `job`, which `train` trains.
+
+        The hidden state was `validated` after the first validation: what changes later may act in
+        a later step. The last step has the learning rate and the settings of the training's end.
+        """
         traces, eager = list[OpTrace](), list[dict[str, Any]]()
         self._copies = copies_fit(job)
-        hidden, objects, groups = hidden_state(job), _objects(job), _groups(job)
-        for _ in range(COMPARED_STEPS):
+        objects, groups = _objects(job), _groups(job)
+        for number in range(COMPARED_STEPS + LATE_STEPS):
+            is_late = number >= COMPARED_STEPS
+            if is_late:
+                job.state.progress.step = job.schedule.total_steps - 1
             step.trace = OpTrace(job.world.device, _state(job))
             train()
             traces.append(step.trace)
-            eager.append(self._values(job))
+            if not is_late:
+                eager.append(self._values(job))
         step.trace = None
-        changed = differing(hidden, hidden_state(job))
+        changed = differing(validated, hidden_state(job))
         moved = [name for name, now in _objects(job).items() if objects.get(name) != now]
         # A user knows attributes and generators better than operations, so these are named first.
         found = [
             step.problem,
-            f"{named(changed)} changes in each step" if changed else "",
+            f"{named(changed)} changes during the training" if changed else "",
             "the optimizer changes its parameter groups" if groups != _groups(job) else "",
             f"{named(moved)} is another tensor after a step" if moved else "",
-            *(one.difference(traces[-1]) for one in traces[:-1]),
+            *(one.difference(other) for one, other in itertools.pairwise(traces)),
         ]
         self._agree(job, next(filter(None, found), ""))
         self._eager = eager
 
-    def replay(self, job: Job, train: Callable[[], None], problems: list[str]) -> None:
+    def replay(
+        self, job: Job, step: CapturedStep, train: Callable[[], None], problems: list[str]
+    ) -> None:
         """Compare two captured steps of `job`, which `train` trains, with the eager ones."""
         assert self._eager is not None
         found = ""
@@ -151,6 +171,8 @@ class CaptureRehearsal:
             other = next((n for n in eager if not same(captured.get(n), eager[n])), None)
             if other and not found:
                 found = f"{other} has other bits in replay {number + 1}"
+        if step.others and not found:
+            found = "the batches have different values, such as names, that are no tensors"
         self._agree(job, next(iter(problems), found))
 
     def _values(self, job: Job) -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """The operations of a training step: what a CUDA graph of the step would repeat."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode  # torch documents no other path
 
+from trainbox.contract.errors import text_of
 from trainer.checks.fingerprint import sampled_digest
 
+T = TypeVar("T")
 # A graph has one learning rate in memory, which each step sets.
 _FREE_ARGUMENT = "lr"
 _LONG = 60
@@ -32,16 +34,20 @@ class Op(NamedTuple):
 
 
 class OpTrace(TorchDispatchMode):
-    """Notes the operations of one step, in one or several parts.
+    """Notes the operations of one step, in one or several parts. It never raises an error.
 
     A tensor is known by the origin of its memory: the operation of this step that has made it, its
     number among the tensors that the step was given, or an address from before the step.
     """
 
+    supports_higher_order_operators = True  # which then cannot be compared
+
     def __init__(self, device: torch.device, state: Iterable[Tensor]) -> None:
         """Trace a step on `device`. A checkpoint has the tensors `state`."""
         super().__init__()
         self.ops: list[Op] = []
+        self.problem = ""
+        self._inputs = set[int]()
         self._device, self._state = device, {_address(tensor) for tensor in state}
         self._places: dict[int, str] = {}
         # The memory from outside of this step and of checkpoints: the first operation that reads
@@ -53,16 +59,36 @@ class OpTrace(TorchDispatchMode):
         """Know the memory of `tensors`, which is other memory in each step."""
         for number, tensor in enumerate(tensors):
             if tensor is not None:
-                self._places[_address(tensor)] = f"{what} {number}"
+                place = f"{what} {number}"
+                self._looked_at(lambda t=tensor, p=place: self._place_at(t, p), place)  # type: ignore[misc]
+
+    def _place_at(self, tensor: Tensor, place: str) -> None:
+        self._places[_address(tensor)] = place
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         named = dict(kwargs or {})
-        if func.namespace == "profiler":  # marks of the optimizer for a profile
+        if getattr(func, "namespace", "") == "profiler":  # marks of the optimizer for a profile
             return func(*args, **named)
-        names = [argument.name for argument in func._schema.arguments]
-        given = {**dict(zip(names, args, strict=False)), **named}
+        op = self._looked_at(lambda: self._before(func, args, named), str(func))
+        result = func(*args, **named)
+        self._looked_at(lambda: self._after(func, op, result), str(func))
+        return result
+
+    def _looked_at(self, look: Callable[[], T], name: str) -> T | None:
+        """Return what `look` returns, or note that the operation `name` cannot be compared."""
+        try:
+            return look()
+        except Exception as error:  # noqa: BLE001 - of unusual tensors, in many places of torch
+            cause = text_of(error).partition("\n")[0]
+            self.problem = self.problem or f"{name} cannot be compared ({cause})"
+            return None
+
+    def _before(self, func: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Op:
+        """Describe an operation before it runs."""
+        arguments = func._schema.arguments
+        given = {**dict(zip([a.name for a in arguments], args, strict=False)), **named}
         given.pop(_FREE_ARGUMENT, None)
         tensors = list(_tensors(given))
         if func is torch.ops.aten.lift_fresh.default:  # a tensor of numbers of Python
@@ -71,22 +97,26 @@ class OpTrace(TorchDispatchMode):
         numbers = tuple(f"{name}={_plain(value)}" for name, value in given.items())
         for tensor in tensors:
             self._look_at(tensor, str(func))
-        for argument in func._schema.arguments:
+        for argument in arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
                 self._written.update(map(_address, _tensors(given.get(argument.name))))
+        self._inputs = set(map(_address, tensors))
         problem = next(filter(None, map(self._problem_of, tensors)), "")
-        result = func(*args, **named)
+        return Op(str(func), memory, numbers, problem)
+
+    def _after(self, func: Any, op: Op | None, result: Any) -> None:
+        """Note an operation, with the memory of its result."""
+        if op is None:
+            return
         made = list(_tensors(result))
-        inputs = {_address(tensor) for tensor in tensors}
         for number, tensor in enumerate(made):
-            if _address(tensor) not in inputs:
+            if _address(tensor) not in self._inputs:
                 self._places[_address(tensor)] = f"result {number} of op {len(self.ops) + 1}"
-        if _OF_VALUES & set(func.tags) or (tensors and not made and result is not None):
-            problem = "needs the values of a tensor on the host"
-        elif any(t.device != self._device and t.device.type == "cpu" for t in made) and tensors:
-            problem = problem or "copies a tensor to the host"
-        self.ops.append(Op(str(func), memory, numbers, problem))
-        return result
+        if _OF_VALUES & set(func.tags) or (op.memory and not made and result is not None):
+            op = op._replace(problem="needs the values of a tensor on the host")
+        elif op.memory and any(t.device != self._device and t.device.type == "cpu" for t in made):
+            op = op._replace(problem=op.problem or "copies a tensor to the host")
+        self.ops.append(op)
 
     def _place(self, tensor: Tensor) -> str:
         address = _address(tensor)
@@ -107,6 +137,8 @@ class OpTrace(TorchDispatchMode):
 
     def difference(self, later: "OpTrace") -> str:
         """Return why a graph of this step cannot compute the `later` one, or ""."""
+        if problem := self.problem or later.problem:
+            return problem
         for number, (one, other) in enumerate(zip(self.ops, later.ops, strict=False), start=1):
             if found := _difference(number, one, other):
                 return found

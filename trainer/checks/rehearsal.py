@@ -21,6 +21,7 @@ from trainer.checks.aging import Count, Numbers, States, ages, counts, values_of
 from trainer.checks.batch_parts import batch_dependence
 from trainer.checks.capture import (
     COMPARED_STEPS,
+    LATE_STEPS,
     CaptureRehearsal,
     TracedStep,
     reason_for_eager_steps,
@@ -154,7 +155,9 @@ class _Rehearsal:
         self.steps = min(before + deterministic, total)
         start, self.capture.reason = self._state(job), reason_for_eager_steps(job)
         with self._measured("steps"), job.strategy.lost_writes(job.loss_module) as lost:
-            steps = Steps(job, TracedStep, 0 if self.capture.reason else COMPARED_STEPS)
+            steps = Steps(
+                job, TracedStep, 0 if self.capture.reason else COMPARED_STEPS + LATE_STEPS
+            )
             steps.train()
         console.count_step()
         if lost:
@@ -200,7 +203,7 @@ class _Rehearsal:
         if not self.capture.reason:
             assert isinstance(steps.step, TracedStep)
             with self._measured("capture"):
-                self.capture.watch(job, steps.step, steps.train)
+                self.capture.watch(job, steps.step, steps.train, validated)
         with self._measured("checks"):
             if sample:
                 with job.world.wait_for_all("the check of metrics()"):
@@ -230,7 +233,8 @@ class _Rehearsal:
         steps = Steps(job, kind, COMPARED_STEPS)
         found = outcome(job, start, steps, first.validates, copies, self._measured)
         with self._measured("capture"):
-            self.capture.replay(job, steps.train, problems)
+            assert isinstance(steps.step, CapturedStep)
+            self.capture.replay(job, steps.step, steps.train, problems)
         return found
 
     def _refuse_later_bits(self, first: _First, resumed: Outcome, hidden: Set[str]) -> int:

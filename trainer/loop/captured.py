@@ -5,20 +5,25 @@ reasons are in docs/decisions/0035-the-captured-step.md.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode  # torch documents no other path
 
+from trainbox.contract.errors import text_of
 from trainbox.nested import mapped, tensors_in
 from trainer.loop import graphs
 from trainer.loop.out_of_memory import FIRST_STEPS, memory_used_up
 from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
+from trainer.loop.surface import Surface
 
 # Shape suffix: B examples of a micro-batch.
 
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _MOST_OTHERS = 16  # batches of another shape, after which the training is eager
 
 
@@ -27,6 +32,7 @@ class _Graph(NamedTuple):
 
     Attributes:
         inputs: The tensors of the batch that the work reads.
+        outside: The memory of other tensors that the work reads, which must not be freed.
         layout: The types, shapes and plain values of this batch.
         before: The gradient of each parameter that the work reads, or None.
         after: The gradient of each parameter after the work, or None.
@@ -35,7 +41,8 @@ class _Graph(NamedTuple):
     """
 
     inputs: list[Tensor]
-    layout: Any
+    outside: dict[int, torch.UntypedStorage]
+    layout: str
     before: list[Tensor | None]
     after: list[Tensor | None]
     result: Any
@@ -46,8 +53,12 @@ class CapturedStep(EagerStep):
     """The same step as `EagerStep`, of which each micro-batch and the update are recorded once.
 
     The first steps are eager. A batch of another shape, type or structure is computed eagerly, and
-    after 16 of them all later steps are. The exchange between the ranks, the learning rate and the
-    seeds stay outside of the graphs.
+    after 16 of them all later steps are. So are all steps after a change of the Python state that
+    a step may read. The exchange between the ranks, the learning rate and the seeds stay outside of
+    the graphs.
+
+    Attributes:
+        others: How many batches were computed eagerly after the capture.
     """
 
     def __init__(
@@ -66,7 +77,8 @@ class CapturedStep(EagerStep):
         self._from_step = self.first_step + eager_steps
         self._micros: dict[int, _Graph] = {}
         self._update: _Graph | None = None
-        self._others = 0
+        self._surface: Surface | None = None
+        self.others = 0
         # A float32 number on a GPU, as `learning_rate` rounds it.
         dtype = torch.float32 if job.world.device.type == "cuda" else torch.float64
         self._rates = [
@@ -83,24 +95,33 @@ class CapturedStep(EagerStep):
     def compute(self, number: int, batch: Any, checks: bool) -> dict[str, Tensor]:
         if not self._may_record():
             return super().compute(number, batch, checks)
+        layout = _layout(batch)
+        if number not in self._micros and layout:
+            self._record_micro(number, batch, checks, layout)
+        if self._surface is not None and (changed := self._surface.change()):
+            self._drop(f"{changed} has changed")
         graph = self._micros.get(number)
-        if graph is None:
-            inputs = mapped(Tensor.clone, batch)
-            graph = self._recorded(
-                lambda: super(CapturedStep, self).compute(number, inputs, checks), inputs
-            )
-            if graph is None:
-                return super().compute(number, batch, checks)
-            self._micros[number] = graph
-        if graph.layout != _layout(batch) or not self._fill(graph):
-            self._others += 1
-            if self._others >= _MOST_OTHERS:
-                self._drop(f"{_MOST_OTHERS} batches had other shapes or types")
+        if graph is None or graph.layout != layout or not self._fill(graph):
+            if self._recorder is not None:
+                self.others += 1
+                if self.others >= _MOST_OTHERS:
+                    self._drop(f"{_MOST_OTHERS} batches had other shapes, types or plain values")
             return super().compute(number, batch, checks)
         if graph.inputs:
-            torch._foreach_copy_(graph.inputs, tensors_in(batch))
+            with torch.no_grad():
+                torch._foreach_copy_(graph.inputs, tensors_in(batch))
         losses_B: dict[str, Tensor] = self._replayed(graph)
         return losses_B
+
+    def _record_micro(self, number: int, batch: Any, checks: bool, layout: str) -> None:
+        inputs = mapped(lambda tensor: tensor.detach().clone(), batch)
+        work = functools.partial(super().compute, number, inputs, checks)
+        # A task may let an input have a gradient, for example to differentiate by it.
+        graph = self._recorded(work, tensors_in(inputs), layout)
+        if graph is not None:
+            self._micros[number] = graph
+        if len(self._micros) == len(self._job.schedule.micros):
+            self._surface = Surface(self._job)
 
     def update(self, needs_norm: bool) -> tuple[Tensor | None, bool]:
         if not self._may_record() or len(self._micros) < len(self._job.schedule.micros):
@@ -108,7 +129,7 @@ class CapturedStep(EagerStep):
         groups = self._job.state.optimizer.param_groups
         if self._update is None:
             with _as_captured(groups, self._rates):
-                self._update = self._recorded(lambda: super(CapturedStep, self).update(True))
+                self._update = self._recorded(functools.partial(super().update, True))
         if self._update is None or not self._fill(self._update):
             return super().update(needs_norm)
         for rate, group in zip(self._rates, groups, strict=True):
@@ -119,20 +140,23 @@ class CapturedStep(EagerStep):
     def _may_record(self) -> bool:
         return self._recorder is not None and self._job.state.progress.step >= self._from_step
 
-    def _recorded(self, work: Callable[[], Any], batch: Any = ()) -> _Graph | None:
-        """Return `work` on `batch` as a graph, or None if it cannot be recorded."""
+    def _recorded(
+        self, work: Callable[[], Any], inputs: Sequence[Tensor] = (), layout: str = ""
+    ) -> _Graph | None:
+        """Return `work`, which reads `inputs`, as a graph, or None if it cannot be recorded."""
         assert self._recorder is not None
         before = [parameter.grad for parameter in self.parameters]
         try:
-            result, replay = self._recorder.record(work)
+            with Outside() as outside:
+                result, replay = self._recorder.record(work)
             after = [parameter.grad for parameter in self.parameters]
         except Exception as error:  # noqa: BLE001 - the eager step raises what is wrong
-            reason = memory_used_up(error) or str(error).partition("\n")[0]
+            reason = memory_used_up(error) or text_of(error).partition("\n")[0]
             self._drop(f"the step cannot be captured ({reason})")
             return None
         finally:
             self._set(before)
-        return _Graph(tensors_in(batch), _layout(batch), before, after, result, replay)
+        return _Graph(list(inputs), outside.read, layout, before, after, result, replay)
 
     @torch.no_grad()
     def _fill(self, graph: _Graph) -> bool:
@@ -162,7 +186,7 @@ class CapturedStep(EagerStep):
     def _drop(self, problem: str) -> None:
         """Compute all later steps eagerly, because of `problem`."""
         self._report(problem)
-        self._recorder, self._update = None, None
+        self._recorder, self._update, self._surface = None, None, None
         self._micros.clear()
 
 
@@ -193,6 +217,41 @@ def _as_captured(groups: Sequence[dict[str, Any]], rates: Sequence[Tensor]) -> I
             group.update(values)
 
 
-def _layout(batch: Any) -> Any:
-    """Return what must be equal in two batches so that one graph computes both."""
-    return mapped(lambda tensor: (tensor.shape, tensor.dtype, tensor.stride()), batch)
+class Outside(TorchDispatchMode):
+    """Collects the memory that operations read and have not made themselves: `read`."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: dict[int, torch.UntypedStorage] = {}
+        self._made = set[int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in tensors_in([list(args), kwargs or {}]):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in self._made:
+                self.read[storage.data_ptr()] = storage
+        result = func(*args, **(kwargs or {}))
+        made = {tensor.untyped_storage().data_ptr() for tensor in tensors_in([result])}
+        self._made |= made - self.read.keys()
+        return result
+
+
+def _layout(batch: Any) -> str:
+    """Return a text that is equal for two batches if one graph computes both, or "".
+
+    It is "" for a batch that has an object other than tensors and plain values.
+    """
+    if isinstance(batch, Tensor):
+        if batch.layout != torch.strided:
+            return ""
+        return f"{batch.dtype} {tuple(batch.shape)} {batch.stride()}"
+    if isinstance(batch, Mapping):
+        names, values = list(map(repr, batch)), list(batch.values())
+    elif isinstance(batch, list | tuple):
+        names, values = [""] * len(batch), list(batch)
+    else:
+        return repr(batch) if type(batch) in _PLAIN else ""
+    parts = [_layout(value) for value in values]
+    return f"{type(batch).__name__} {list(zip(names, parts, strict=True))}" if all(parts) else ""

@@ -7,17 +7,18 @@ import torch
 from torch import nn
 
 from trainbox.contract.config import CHANNELS_LAST, CONTIGUOUS, Config
-from trainbox.contract.errors import text_of
 from trainer.parallel.strategy import Strategy
 
 # The types of devices and the precisions in which convolutions of pictures are faster with the
 # channels last.
 _FASTER = {("cpu", "bf16"), ("cuda", "bf16"), ("cuda", "fp16")}
-_OF_A_VIEW = "view size is not compatible with input tensor's size and stride"
 
 
 class NeedsContiguous(RuntimeError):
-    """In the first steps, a `view` did not fit the strides. The cause is the error of torch."""
+    """The first steps failed with the channels last, which the task may not support.
+
+    The cause is the error of this rank, if it has one.
+    """
 
 
 def memory_format(config: Config, strategy: Strategy, model: nn.Module) -> str:
@@ -25,7 +26,8 @@ def memory_format(config: Config, strategy: Strategy, model: nn.Module) -> str:
 
     The choice depends only on the model, the device and the precision, so each start of a command
     has the same bits. Convolutions in bf16, and on a GPU in fp16, are faster with the channels
-    last. If the first step then fails at a `view`, the start begins again and is contiguous.
+    last. If the first steps then fail, for example at a `view`, the start begins again and is
+    contiguous. An error of the task itself is then raised again.
     """
     if config.memory_format is not None:
         return config.memory_format
@@ -41,8 +43,3 @@ def put_channels_last(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.dim() == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-
-
-def fails_at_a_view(error: BaseException) -> bool:
-    """Return whether a `view` did not fit the strides of its input."""
-    return isinstance(error, RuntimeError) and _OF_A_VIEW in text_of(error)

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trainbox.contract.config import Settings
+from trainbox.contract.config import CHANNELS_LAST, Settings
 from trainbox.contract.errors import OutOfMemory, text_of
-from trainer.loop.memory_format import NeedsContiguous, fails_at_a_view
+from trainer.loop.memory_format import NeedsContiguous
 from trainer.parallel.strategy import Strategy
 from trainer.task_errors import original_error, raised_by_task
 
@@ -95,38 +95,39 @@ def failed_allocations_change_bits(strategy: Strategy) -> bool:
 
 
 @contextlib.contextmanager
-def all_fit(strategy: Strategy) -> Iterator[None]:
-    """Let all ranks agree, after the body, on whether its work fitted in memory and the strides.
+def all_fit(strategy: Strategy, memory_format: str | None = None) -> Iterator[None]:
+    """Let all ranks agree, after the body, on whether its work fitted in memory.
 
     The body must not exchange anything between ranks, except through `World.wait_for_all`.
 
     Raises:
         OutOfMemory: The memory of some rank is used up. All ranks raise it.
-        NeedsContiguous: A view on some rank did not fit the strides. All ranks raise it.
+        NeedsContiguous: The body failed on some rank, and its pictures had the channels last. All
+            ranks raise it.
     """
     if strategy.forward_is_collective:  # the other ranks wait in a forward and cannot vote
         yield
         return
     watches, before = failed_allocations_change_bits(strategy), failed_allocations()
-    view: Exception | None = None
+    failed: Exception | None = None
     try:
         yield
         hidden = failed_allocations() - before if watches else 0
         text = f"the GPU's memory is used up ({hidden} allocation(s) failed, and cuDNN took "
         text += "algorithms that need less memory and have other bits, which only --fast allows)"
         found = text if hidden else None
-    except (MemoryError, OSError, RuntimeError) as error:
+    except Exception as error:
         found = memory_used_up(error, before)
-        if found is None and not fails_at_a_view(error):
+        if found is None and memory_format != CHANNELS_LAST:
             raise
-        view = error if found is None else None
+        failed = error if found is None else None
     # Exchange after the `except` block, when the error no longer keeps the memory of the step.
-    votes = strategy.world.from_each([found, view is not None])
+    votes = strategy.world.from_each([found, failed is not None])
     for rank, (text, _) in enumerate(votes):
         if text is not None:
             raise OutOfMemory(f"process {rank}: {text}" if strategy.world.world_size > 1 else text)
     if any(fails for _, fails in votes):
-        raise NeedsContiguous("a view of a process does not fit the strides") from view
+        raise NeedsContiguous("a process failed with the channels last") from failed
 
 
 def with_smaller_micro_batches(

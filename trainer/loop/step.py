@@ -79,7 +79,7 @@ class EagerStep:
         # gradients. In later steps, the exchange overlaps with the backward.
         is_first = progress.step < self.first_step + FIRST_STEPS
         overlaps = self.overlaps and not is_first
-        with all_fit(job.strategy) if is_first else contextlib.nullcontext():
+        with all_fit(job.strategy, config.memory_format) if is_first else contextlib.nullcontext():
             for number, micro in enumerate(schedule.micros):
                 # Fetch a micro-batch on the device of this rank, and seed its random numbers.
                 batch = next(self._micro_batches)
@@ -148,18 +148,27 @@ class _Modes:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._modules = list(model.modules())
+        self._modules: list[nn.Module] = []
         self._modes: list[bool] = []
+        self._children: list[nn.Module | None] = []
+        self._has_own = False
 
     def train(self) -> None:
         """Put the model in training mode, as its own `train` does.
 
-        Most steps find all modes as they were, and a look at them takes less time than `train`.
+        Most steps find the same modules in the same modes, and a look at them takes less time. A
+        `train` of the user may do more than set modes, so each step calls it.
         """
+        if not self._has_own and self._modes and self._now() == (self._modes, self._children):
+            return
+        self._model.train()
+        self._modules = list(self._model.modules())
+        self._has_own = any(type(module).train is not nn.Module.train for module in self._modules)
+        self._modes, self._children = self._now()
+
+    def _now(self) -> tuple[list[bool], list[nn.Module | None]]:
         modes = [module.training for module in self._modules]
-        if modes != self._modes:
-            self._model.train()
-            self._modes = [module.training for module in self._modules]
+        return modes, [child for each in self._modules for child in each._modules.values()]
 
 
 def _seeds(job: Job) -> Iterator[int]:

@@ -231,7 +231,7 @@ class _Jobs:
     def fitting(self, work: Callable[[], Job], resume: str) -> Job:
         """Return `work()`, with smaller micro-batches as long as its first steps do not fit.
 
-        If a `view` does not fit the strides of the first step, the pictures are contiguous.
+        If the first steps fail with the channels last, the pictures are contiguous.
 
         Raises:
             OutOfMemory: The micro-batches must not be smaller.

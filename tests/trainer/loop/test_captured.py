@@ -364,8 +364,8 @@ def _equal(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
 HOSTILE = [
     (Net, _drawing, "generator of NumPy"),
     (Deep, _losses, "generator of Python"),
-    (Counting, _losses, "Counting.calls changes in each step"),
-    (CountingInExtraState, _losses, "CountingInExtraState.calls changes in each step"),
+    (Counting, _losses, "Counting.calls changes during the training"),
+    (CountingInExtraState, _losses, "CountingInExtraState.calls changes during the training"),
     (Rebinding, _losses, "seen is another tensor after a step"),
     (Reading, _losses, "aten._local_scalar_dense needs the values of a tensor on the host"),
     (Choosing, _losses, "aten.index needs the values of a tensor on the host"),
@@ -376,7 +376,7 @@ HOSTILE = [
     (Alternating, _losses, "in one step and"),
     (RecomputingWithDropout, _losses, "has other bits in replay 1"),
     (Net, _branching, "needs the values of a tensor on the host"),
-    (Net, _listing, "Net.seen changes in each step"),
+    (Net, _listing, "Net.seen changes during the training"),
     (Net, _equal, "aten.equal needs the values of a tensor on the host"),
 ]
 
@@ -474,7 +474,7 @@ def test_batches_of_other_shapes_are_computed_eagerly_and_end_the_capture_after_
     monkeypatch.setattr(Tiny, "collate", collated, raising=False)
     out = here.train("captured", capture="auto", workers=0, batch_size=8, max_steps=60)
     assert _row(out) == "captured as CUDA graphs"
-    assert "steps are eager from now on: 16 batches had other shapes or types" in out
+    assert "steps are eager from now on: 16 batches had other shapes, types or plain values" in out
 
 
 class _Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -512,6 +512,221 @@ def test_a_captured_step_starts_at_most_seven_operations_beside_its_graphs(
     here.train(capture="auto", max_steps=12)
     assert steps[-1] == steps[-2]
     assert len(steps[-1]) <= 7, steps[-1]
+
+
+_phase = {"late": False}
+_box = [1.0]
+
+
+class Scaling(Net):
+    scale = 1.0
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        return super().forward(inputs_B4) * self.scale
+
+
+class CountingEpochs(Net):
+    """Counts its validations, and saves the number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs = 0
+
+    def train(self, mode: bool = True) -> Any:
+        self.epochs += self.training and not mode
+        return super().train(mode)
+
+    def get_extra_state(self) -> int:
+        return self.epochs
+
+    def set_extra_state(self, state: int) -> None:
+        self.epochs = state
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        return super().forward(inputs_B4) * (1 + 0.1 * self.epochs)
+
+
+def _in_phases(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    return {"error": _losses(task, model, batch)["error"] * (0.1 if _phase["late"] else 1.0)}
+
+
+def _boxed(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    return {"error": _losses(task, model, batch)["error"] / _box[0]}
+
+
+def _by_rate(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    rate = _built[-1][1].param_groups[0]["lr"]
+    return {"error": _losses(task, model, batch)["error"] + rate * model.layers[0].weight.sum()}
+
+
+_built: list[tuple[Any, Any]] = []
+
+
+def _set_phase(step: int) -> None:
+    _phase["late"] = step >= 10
+
+
+def _set_box(step: int) -> None:
+    _box[0] = 1.0 + step // 9
+
+
+def _set_scale(step: int) -> None:
+    _built[-1][0].scale = 0.5 if step >= 10 else 1.0
+
+
+def _unfreeze(step: int) -> None:
+    _built[-1][0].layers[0].requires_grad_(step >= 10)
+
+
+def _set_momentum(step: int) -> None:
+    _built[-1][0].layers[1].momentum = 0.5 * 0.5 ** (step // 8)
+
+
+def _set_decay(step: int) -> None:
+    for group in _built[-1][1].param_groups:
+        group["weight_decay"] = 0.01 if step < 10 else 0.5
+
+
+@pytest.mark.parametrize(
+    ("net", "losses", "act"),
+    [
+        (Net, _in_phases, _set_phase),
+        (Net, _boxed, _set_box),
+        (Scaling, _losses, _set_scale),
+        (Net, _losses, _unfreeze),
+        (Net, _losses, _set_momentum),
+        (Net, _losses, _set_decay),
+        (Net, _by_rate, lambda _step: None),
+        (CountingEpochs, _losses, lambda _step: None),
+    ],
+)
+def test_settings_that_follow_the_step_act_in_captured_trainings_too(
+    here: Here, monkeypatch: Patch, net: Any, losses: Any, act: Any
+) -> None:
+    _use(monkeypatch, net, losses)
+
+    def optimizer(_task: Any, model: Any, _name: Any, lr: float, _decay: Any) -> Any:
+        _built.append((model, torch.optim.AdamW(model.parameters(), lr, fused=True)))
+        return _built[-1][1]
+
+    def schedule(_task: Any, step: int, _total: int, _warmup: int) -> float:
+        act(step)
+        return 0.1 if step >= 12 else 1.0
+
+    monkeypatch.setattr(Tiny, "build_optimizer", optimizer)
+    monkeypatch.setattr(Tiny, "schedule", schedule)
+    _compared(here)
+    with pytest.raises(Preempted):
+        here.train("stopped", capture="auto", stop=StopAfter(14))
+    here.train("stopped", capture="auto")
+    assert here.digest("stopped") == here.digest("eager")
+
+
+def test_a_change_after_the_capture_ends_it_before_the_next_step(
+    here: Here, monkeypatch: Patch
+) -> None:
+    """At the end of the training, which the rehearsal looks at, the model is as at its start."""
+    _use(monkeypatch, Scaling)
+
+    def schedule(_task: Any, step: int, _total: int, _warmup: int) -> float:
+        Scaling.scale = 0.5 if 8 <= step < 12 else 1.0
+        return 1.0
+
+    monkeypatch.setattr(Tiny, "schedule", schedule)
+    out = here.train("captured", capture="auto")
+    assert _row(out) == "captured as CUDA graphs"
+    assert "step 8: steps are eager from now on: Scaling has changed" in out
+    here.train("eager")
+    assert here.digest("captured") == here.digest("eager")
+
+
+class Growing(Net):
+    """Has a table that a longer input replaces."""
+
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(8).cos(), persistent=False)
+
+    def forward(self, inputs_BL: Tensor) -> Tensor:
+        length = inputs_BL.shape[1]
+        if length > len(self.table):
+            self.register_buffer("table", torch.arange(length).cos(), persistent=False)
+        inputs_BL = inputs_BL * self.table[:length]
+        return super().forward(torch.nn.functional.adaptive_avg_pool1d(inputs_BL[None], 4)[0])
+
+
+def test_a_table_that_is_replaced_is_not_read_by_a_graph(here: Here, monkeypatch: Patch) -> None:
+    _use(monkeypatch, Growing)
+    lengths = [8] * 12 + [20] + [8] * 99
+
+    def collated(_task: Any, examples: Any) -> Any:
+        words_BL, targets_B = _padded(examples)
+        number = int(words_BL[0, 0] * 200) % 13
+        return F.pad(words_BL, (0, lengths[number] - words_BL.shape[1])), targets_B
+
+    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _folder: Words())
+    monkeypatch.setattr(Tiny, "validation_dataset", lambda _task, _folder: Words())
+    monkeypatch.setattr(Tiny, "collate", collated, raising=False)
+    _compared(here, workers=0, batch_size=8, max_steps=40)
+
+
+def _of_physics(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    """Differentiates by its inputs."""
+    inputs_B4, targets_B = batch
+    inputs_B4.requires_grad_()
+    with torch.enable_grad():
+        output_B = model(inputs_B4)
+        (slope_B4,) = torch.autograd.grad(output_B.sum(), inputs_B4, create_graph=True)
+    return {"error": (output_B - targets_B).square() + slope_B4.square().sum(1)}
+
+
+def _of_csr(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    inputs_B4, targets_B = batch
+    matrix_44 = torch.eye(4).to_sparse_csr()
+    return {"error": (model((matrix_44 @ inputs_B4.T).T) - targets_B).square()}
+
+
+def _of_nested(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    inputs_B4, targets_B = batch
+    both = torch.nested.nested_tensor([inputs_B4, inputs_B4[:2]], layout=torch.jagged)
+    return {"error": (model(both.values()[: len(targets_B)]) - targets_B).square()}
+
+
+def _of_functions(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    inputs_B4, targets_B = batch
+    _, slope_B4 = torch.func.jvp(torch.sin, (inputs_B4,), (torch.ones_like(inputs_B4),))
+    return {"error": (model(slope_B4) - targets_B).square()}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("losses", [_of_physics, _of_csr, _of_nested, _of_functions])
+def test_unusual_operations_train_with_capture(here: Here, monkeypatch: Patch, losses: Any) -> None:
+    _use(monkeypatch, Net, losses)
+    _compared(here)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [numpy.arange, lambda number: [f"name {number}"], lambda number: 5],
+)
+def test_batches_with_other_values_than_tensors_train_with_capture(
+    here: Here, monkeypatch: Patch, value: Any
+) -> None:
+    def collated(_task: Any, examples: Any) -> Any:
+        words_BL, targets_B = _padded(examples)
+        return words_BL[:, :2].repeat(1, 2), targets_B, value(int(words_BL.sum()))
+
+    def losses(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+        return _losses(task, model, batch[:2])
+
+    _use(monkeypatch, Net, losses)
+    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _folder: Words())
+    monkeypatch.setattr(Tiny, "validation_dataset", lambda _task, _folder: Words())
+    monkeypatch.setattr(Tiny, "collate", collated, raising=False)
+    row = _compared(here, workers=0, batch_size=8, max_steps=30)
+    assert (row == "captured as CUDA graphs") == (value(1) == 5)
 
 
 def test_a_stopped_training_captures_again_and_has_the_same_bits(
