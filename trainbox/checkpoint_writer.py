@@ -114,10 +114,17 @@ class CheckpointWriter:
             raise failure
 
     def finish(self) -> None:
-        """Write what is in memory, wait for the current save, and ignore failures."""
+        """Write what is in memory, and wait for the current save. A failure is only reported."""
         self._join()
+        self._failure = None  # of a save that another error has interrupted
         self._write_held()
         self._join()
+        if self._failure is not None:
+            self.files.report(f"the newest best checkpoint is lost: {self._failure}")
+
+    def drop_held(self) -> None:
+        """Forget the checkpoint that is in memory."""
+        self._held = None
 
     def _join(self) -> None:
         if self._thread is not None:

@@ -18,6 +18,7 @@ class Saving:
 
     def __init__(self, job: Job, stop: StopRequest, digests: DigestLog, pace: Pace) -> None:
         self._job, self._stop, self._digests, self._pace = job, stop, digests, pace
+        job.checkpoints.may_write_held = job.is_unchanged
         self._due = False  # a checkpoint was due just before a validation
 
     def prepare(self) -> None:

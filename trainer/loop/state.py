@@ -303,9 +303,23 @@ class Job(Inference):
             Changed: A source file differs from the file with which the run was started.
             WrongUse: The ranks have loaded different files.
         """
-        if self.sources is not None:
-            loaded = self.world.from_each(self.sources.newly_loaded())
+        if self.sources is None:
+            return
+        loaded = self.world.from_each(self.sources.newly_loaded())
+        try:
             self.sources.compare_and_add(loaded)
+        except WrongUse:
+            self.checkpoints.drop_held()  # another file may have computed it
+            raise
+
+    def is_unchanged(self) -> bool:
+        """Return whether the source files that this rank has loaded are those of the start."""
+        try:
+            if self.sources is not None:
+                self.sources.compare_and_add([self.sources.newly_loaded()])
+        except WrongUse:
+            return False
+        return True
 
     def digests(self, tensors: Mapping[str, Any]) -> dict[str, str]:
         """Return the SHA-256 of each whole tensor; all ranks must call this."""

@@ -25,11 +25,13 @@ class RunCheckpoints(CheckpointWriter):
         files: The checkpoints.
         may_be_nan: the names of buffers that contained NaN when they were built.
         mirror: copies each complete checkpoint to an object storage; None by default.
+        may_write_held: Returns whether a best in memory may be written after an error.
     """
 
     files: CheckpointFiles
     may_be_nan: Collection[str] = ()
     mirror: Mirror | None = None
+    may_write_held: Callable[[], bool] = staticmethod(lambda: True)
 
     def __init__(
         self,
@@ -66,9 +68,11 @@ class RunCheckpoints(CheckpointWriter):
     def due(self, minutes: float) -> bool:
         """Return whether the last save was more than `minutes` ago.
 
-        This is true only once per save, because the save happens a step later.
+        This is true only once per save, because the save happens a step later. A best in memory is
+        due after 10 seconds.
         """
-        if not self._writes or time.monotonic() - self._since_s < minutes * 60:
+        limit_s = minutes * 60 if self._held is None else min(minutes * 60, _BEST_EVERY_S)
+        if not self._writes or time.monotonic() - self._since_s < limit_s:
             return False
         self._since_s = time.monotonic()
         return True
@@ -105,12 +109,16 @@ class RunCheckpoints(CheckpointWriter):
         if not self._writes:
             return
 
-        def check_and_record(copy: Mapping[str, Any]) -> None:
+        def check(copy: Mapping[str, Any]) -> dict[str, Tensor]:
             tensors = {
                 name: value for name, value in copy["model"].items() if isinstance(value, Tensor)
             }
             checked = {name: t for name, t in tensors.items() if name not in self.may_be_nan}
             _refuse_not_finite(step, checked, copy.get("buffers", ()))
+            return tensors
+
+        def check_and_record(copy: Mapping[str, Any]) -> None:
+            tensors = check(copy)
             if before is not None:
                 before(copy)
             if step == best_step:
@@ -124,6 +132,18 @@ class RunCheckpoints(CheckpointWriter):
             check_and_record,
             later,
         )
+        if self._held is not None:  # another best may replace it, so no thread would check it
+            try:
+                check(self._held.state)
+            except Failure:
+                self.drop_held()
+                raise
+
+    def finish(self) -> None:
+        """As the base class, but drop what is in memory if it may not be written."""
+        if self._held is not None and not self.may_write_held():
+            self.drop_held()
+        super().finish()
 
     def complete(self) -> None:
         """Let the mirror copy the new checkpoint."""

@@ -135,10 +135,10 @@ class TensorBoardLog:
         """Close the file.
 
         An error of the last drawing is reported. A training that was stopped, or that has failed,
-        ends with its own exit code.
+        ends with its own exit code, and begins no other drawing.
         """
         try:
-            self.finish_pictures()
+            self.wait_for_pictures()
         except BaseException as error:  # noqa: BLE001 - see above
             self._report(
                 f"the pictures of step {self._drawn_step} are missing, because figures() raised "

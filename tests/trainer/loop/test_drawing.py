@@ -1,9 +1,11 @@
 """Pictures that a thread draws while the training continues."""
 
+import functools
 import io
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,3 +133,19 @@ def test_an_error_of_a_drawing_does_not_hide_a_stop(here: Here) -> None:
     here.stopped(7, task=f"{__name__}:Failing")
     log = (here.path() / "logs/rank-0.log").read_text()
     assert "pictures of step 6 are missing, because figures() raised ValueError: no room\n" in log
+
+
+def test_a_stop_begins_no_other_drawing(tmp_path: Path) -> None:
+    drawn = list[int]()
+
+    def draw(step: int) -> dict[str, Tensor]:
+        drawn.append(step)
+        return {}
+
+    board = tensorboard.TensorBoardLog(tmp_path, pytest.fail)
+    board.begin(1)
+    for step in (1, 2):
+        board.wait_for_pictures()
+        board.pictures(step, functools.partial(draw, step))
+    board.close()
+    assert drawn == [1]

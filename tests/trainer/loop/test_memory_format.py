@@ -30,6 +30,16 @@ class Mistaken(Pictures):
         return {"error": batch[0].mT.view(-1)}
 
 
+@dataclass(frozen=True)
+class Asserting(Pictures):
+    """Needs contiguous pictures, as operators of extensions do, and says so itself."""
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        hidden = model.get_submodule("first")(batch[0])
+        assert hidden.is_contiguous()
+        return super().losses(model, batch)
+
+
 def _format(here: Here, run: str = "r") -> str:
     config, manifest = here.json("config.json", run), here.json("manifest.json", run)
     assert config["memory_format"] == manifest["settings"]["memory_format"]
@@ -73,6 +83,14 @@ def test_a_model_that_needs_contiguous_pictures_gets_them_in_the_first_step(
     here.train("stopped", **BF16, fields={"views": True})
     assert here.digest("stopped") == here.digest("given")
     here.succeeds("verify", "runs/r")
+
+
+@pytest.mark.parametrize("rehearses", [True, False])
+def test_a_task_that_checks_the_order_itself_gets_contiguous_pictures(
+    here: Here, rehearses: bool
+) -> None:
+    here.train(**BF16 | {"task": f"{__name__}:Asserting"}, rehearses=rehearses)
+    assert _format(here) == "contiguous"
 
 
 @pytest.mark.parametrize("rehearses", [True, False])

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,44 @@ def test_only_the_newest_best_is_written_later(saver: Saver) -> None:
     saver.checkpoints.save(3, simple(3), {}, 3, later=True)
     saver.save(4, best=4)
     assert saver.checkpoints.files.steps() == [2, 4]
+
+
+def test_after_an_error_a_best_in_memory_is_written_only_if_it_may_be(saver: Saver) -> None:
+    """A source file may have changed since the last save."""
+    saver.checkpoints.save(1, simple(1), {}, 1, later=True)
+    saver.checkpoints.may_write_held = lambda: False
+    saver.checkpoints.finish()
+    assert not saver.folder.exists()
+    saver.checkpoints.finish()
+    assert not saver.folder.exists()
+
+
+def test_a_best_in_memory_that_cannot_be_written_after_an_error_is_reported(saver: Saver) -> None:
+    saver.folder.write_text("a file")
+    saver.checkpoints.save(1, simple(1), {}, 1, later=True)
+    saver.checkpoints.finish()
+    (report,) = saver.reports
+    assert report.startswith("the newest best checkpoint is lost: ")
+
+
+def test_a_best_in_memory_that_is_not_finite_is_refused_at_once(saver: Saver) -> None:
+    infinite = simple(1) | {"model": {"weight": torch.full((2,), torch.inf)}}
+    with pytest.raises(Failure, match="'weight' are not finite at step 1"):
+        saver.checkpoints.save(1, infinite, {}, 1, later=True)
+    saver.checkpoints.finish()
+    assert not saver.folder.exists()
+
+
+def test_a_best_in_memory_is_due_after_ten_seconds(
+    saver: Saver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver.save(1)
+    begin_s, passed_s = time.monotonic(), [5.0]
+    monkeypatch.setattr(time, "monotonic", lambda: begin_s + passed_s[0])
+    saver.checkpoints.save(2, simple(2), {}, 2, later=True)
+    assert not saver.checkpoints.due(5)
+    passed_s[0] = 11.0
+    assert saver.checkpoints.due(5)
 
 
 def test_only_the_first_process_writes(tmp_path: Path) -> None:
