@@ -172,7 +172,7 @@ class CaptureRehearsal:
             if other and not found:
                 found = f"{other} has other bits in replay {number + 1}"
         if step.others and not found:
-            found = "the batches have different values, such as names, that are no tensors"
+            found = "the batches have values that differ and are not tensors, such as names"
         self._agree(job, next(iter(problems), found))
 
     def _values(self, job: Job) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Surface:
 
     def __init__(self, job: Job) -> None:
         self._seen = set[int]()
-        # The name of what holds values, a function that returns them, and the values.
+        # The name of an object, a function that returns its values, and the values.
         self._holders: list[tuple[str, Callable[[], Sequence[Any]], list[Any]]] = []
         model = job.state.model
         self._add_object(type(job.task).__name__, job.task)
@@ -38,7 +38,7 @@ class Surface:
         self._add("requires_grad", lambda: [p.requires_grad for p in parameters])
 
     def change(self) -> str:
-        """Return the name of what holds a value that has changed, or ""."""
+        """Return the name of an object with a value that has changed, or ""."""
         for name, values, before in self._holders:
             now = values()
             if len(now) == len(before) and (

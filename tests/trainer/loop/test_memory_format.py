@@ -32,7 +32,7 @@ class Mistaken(Pictures):
 
 @dataclass(frozen=True)
 class Asserting(Pictures):
-    """Needs contiguous pictures, as operators of extensions do, and says so itself."""
+    """Needs contiguous pictures, as operators of extensions do, and raises its own error."""
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         hidden = model.get_submodule("first")(batch[0])
