@@ -31,7 +31,7 @@ class RunCheckpoints(CheckpointWriter):
     files: CheckpointFiles
     may_be_nan: Collection[str] = ()
     mirror: Mirror | None = None
-    may_write_held: Callable[[], bool] = staticmethod(lambda: True)
+    may_write_held: Callable[[], bool]
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class RunCheckpoints(CheckpointWriter):
 
         files = CheckpointFiles(folder, report, run_id, mapped=gathered)
         super().__init__(files, keep, failure, gathered)
+        self.may_write_held = _always
         self._writes = writes
         self._since_s = time.monotonic()
         self._written_s = -math.inf
@@ -143,12 +144,17 @@ class RunCheckpoints(CheckpointWriter):
         """As the base class, but drop what is in memory if it may not be written."""
         if self._held is not None and not self.may_write_held():
             self.drop_held()
+        self.may_write_held = _always  # it may keep the memory of a job
         super().finish()
 
     def complete(self) -> None:
         """Let the mirror copy the new checkpoint."""
         if self.mirror is not None:
             self.mirror.saved()
+
+
+def _always() -> bool:
+    return True
 
 
 def _refuse_not_finite(step: int, tensors: Mapping[str, Tensor], buffers: Collection[str]) -> None:
