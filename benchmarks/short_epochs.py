@@ -70,7 +70,7 @@ def measure() -> Iterator[str]:
 
 
 def _alone_s(folder: str, steps: int) -> float:
-    words = ("-P", "-m", "trainer", "train", *_arguments(steps))
+    words = ("trainer", "train", *_arguments(steps))
     short, long = (
         _cpu_s(
             folder, *words, "--max-steps", str(count), "--run", f"{steps}-{count}-{next(_NUMBERS)}"
@@ -81,7 +81,7 @@ def _alone_s(folder: str, steps: int) -> float:
 
 
 def _trial_s(folder: str) -> float:
-    words = ("-P", "-m", "entrypoint", "sweep", *_arguments(_SHORT), "--max-steps", str(_STEPS))
+    words = ("entrypoint", "sweep", *_arguments(_SHORT), "--max-steps", str(_STEPS))
     few, many = (
         _cpu_s(
             folder,
@@ -115,8 +115,8 @@ def _row(name: str, steps: int, ours: Callable[[], float]) -> str:
 
 
 def _cpu_s(folder: str, *arguments: str) -> float:
-    """Return the CPU time of a command of Python, with that of its children."""
-    command = [sys.executable, *arguments]
+    """Return the CPU time of a module of Python, with that of its children."""
+    command = [sys.executable, "-P", "-m", *arguments]
     child = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(child.pid, 0)
     assert status == 0, (arguments, status)

@@ -55,7 +55,7 @@ class _Waits(TorchDispatchMode):
             while not frame.f_code.co_filename.startswith(str(_REPO / "train")):
                 frame = frame.f_back
             file = Path(frame.f_code.co_filename).relative_to(_REPO)
-            made_once = frame.f_code.co_name == "_colours"
+            made_once = frame.f_code.co_qualname.startswith("_colours")
             if not file.match("trainer/data/*") and not made_once:  # batches are made on the host
                 self.lines.add(f"{file}:{frame.f_lineno}: {what}")
 
