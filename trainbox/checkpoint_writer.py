@@ -119,8 +119,9 @@ class CheckpointWriter:
         self._failure = None  # of a save that another error has interrupted
         self._write_held()
         self._join()
-        if self._failure is not None:
-            self.files.report(f"the newest best checkpoint is lost: {self._failure}")
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self.files.report(f"the newest best checkpoint is lost: {failure}")
 
     def drop_held(self) -> None:
         """Forget the checkpoint that is in memory."""

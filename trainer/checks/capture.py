@@ -136,6 +136,7 @@ class CaptureRehearsal:
         traces, eager = list[OpTrace](), list[dict[str, Any]]()
         self._copies = copies_fit(job)
         objects, groups = _objects(job), _groups(job)
+        moved = set[str]()
         for number in range(COMPARED_STEPS + LATE_STEPS):
             is_late = number >= COMPARED_STEPS
             if is_late:
@@ -143,11 +144,12 @@ class CaptureRehearsal:
             step.trace = OpTrace(job.world.device, _state(job))
             train()
             traces.append(step.trace)
+            now = _objects(job)
+            moved |= {name for name in now if objects.get(name) != now[name]}
             if not is_late:
                 eager.append(self._values(job))
         step.trace = None
         changed = differing(validated, hidden_state(job))
-        moved = [name for name, now in _objects(job).items() if objects.get(name) != now]
         # A user knows attributes and generators better than operations, so these are named first.
         found = [
             step.problem,

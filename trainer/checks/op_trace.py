@@ -132,7 +132,9 @@ class OpTrace(TorchDispatchMode):
             self._outside.setdefault(address, (what, sampled_digest(tensor)))
 
     def _problem_of(self, tensor: Tensor) -> str:
-        reads_host = tensor.device.type == "cpu" and self._device.type != "cpu" and tensor.dim()
+        is_literal = not tensor.dim() and _address(tensor) in self._places
+        is_of_host = tensor.device.type == "cpu" and self._device.type != "cpu"
+        reads_host = is_of_host and not is_literal
         return "reads memory of the host" if reads_host else ""
 
     def difference(self, later: "OpTrace") -> str:

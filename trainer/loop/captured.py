@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # torch documents no
 from trainbox.contract.errors import text_of
 from trainbox.nested import mapped, tensors_in
 from trainer.loop import graphs
-from trainer.loop.out_of_memory import FIRST_STEPS, memory_used_up
+from trainer.loop.out_of_memory import FIRST_STEPS, failed_allocations, memory_used_up
 from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
 from trainer.loop.surface import Surface
@@ -78,6 +78,7 @@ class CapturedStep(EagerStep):
         self._micros: dict[int, _Graph] = {}
         self._update: _Graph | None = None
         self._surface: Surface | None = None
+        self._was_eager = False
         self.others = 0
         # A float32 number on a GPU, as `learning_rate` rounds it.
         dtype = torch.float32 if job.world.device.type == "cuda" else torch.float64
@@ -98,10 +99,12 @@ class CapturedStep(EagerStep):
         layout = _layout(batch)
         if number not in self._micros and layout:
             self._record_micro(number, batch, checks, layout)
-        if self._surface is not None and (changed := self._surface.change()):
+        looks = self._surface is not None and (number == 0 or self._was_eager)
+        if looks and self._surface is not None and (changed := self._surface.change()):
             self._drop(f"{changed} has changed")
         graph = self._micros.get(number)
         if graph is None or graph.layout != layout or not self._fill(graph):
+            self._was_eager = True
             if self._recorder is not None:
                 self.others += 1
                 if self.others >= _MOST_OTHERS:
@@ -110,12 +113,17 @@ class CapturedStep(EagerStep):
         if graph.inputs:
             with torch.no_grad():
                 torch._foreach_copy_(graph.inputs, tensors_in(batch))
+        self._was_eager = False
         losses_B: dict[str, Tensor] = self._replayed(graph)
         return losses_B
 
     def _record_micro(self, number: int, batch: Any, checks: bool, layout: str) -> None:
         inputs = mapped(lambda tensor: tensor.detach().clone(), batch)
-        work = functools.partial(super().compute, number, inputs, checks)
+        compute = super().compute
+
+        def work() -> dict[str, Tensor]:
+            return {n: loss_B.detach() for n, loss_B in compute(number, inputs, checks).items()}
+
         # A task may let an input have a gradient, for example to differentiate by it.
         graph = self._recorded(work, tensors_in(inputs), layout)
         if graph is not None:
@@ -130,12 +138,22 @@ class CapturedStep(EagerStep):
         if self._update is None:
             with _as_captured(groups, self._rates):
                 self._update = self._recorded(functools.partial(super().update, True))
+            if self._update is None:
+                self._renew_scaler()
         if self._update is None or not self._fill(self._update):
             return super().update(needs_norm)
         for rate, group in zip(self._rates, groups, strict=True):
             rate.fill_(group["lr"])
         result: tuple[Tensor | None, bool] = self._replayed(self._update)
         return result
+
+    def _renew_scaler(self) -> None:
+        """Forget that the recording has unscaled the gradient."""
+        state = self._job.state
+        if state.scaler.is_enabled():
+            scaler = torch.amp.GradScaler(self._job.world.device.type, enabled=True)
+            scaler.load_state_dict(state.scaler.state_dict())
+            state.scaler = scaler
 
     def _may_record(self) -> bool:
         return self._recorder is not None and self._job.state.progress.step >= self._from_step
@@ -146,9 +164,12 @@ class CapturedStep(EagerStep):
         """Return `work`, which reads `inputs`, as a graph, or None if it cannot be recorded."""
         assert self._recorder is not None
         before = [parameter.grad for parameter in self.parameters]
+        failed_before = failed_allocations()
         try:
-            with Outside() as outside:
+            with KeptMemory() as kept:
                 result, replay = self._recorder.record(work)
+            if failed_allocations() > failed_before:  # cuDNN then takes another algorithm
+                raise torch.OutOfMemoryError("an allocation has failed")
             after = [parameter.grad for parameter in self.parameters]
         except Exception as error:  # noqa: BLE001 - the eager step raises what is wrong
             reason = memory_used_up(error) or text_of(error).partition("\n")[0]
@@ -156,7 +177,7 @@ class CapturedStep(EagerStep):
             return None
         finally:
             self._set(before)
-        return _Graph(list(inputs), outside.read, layout, before, after, result, replay)
+        return _Graph(list(inputs), kept.storages, layout, before, after, result, replay)
 
     @torch.no_grad()
     def _fill(self, graph: _Graph) -> bool:
@@ -217,24 +238,24 @@ def _as_captured(groups: Sequence[dict[str, Any]], rates: Sequence[Tensor]) -> I
             group.update(values)
 
 
-class Outside(TorchDispatchMode):
-    """Collects the memory that operations read and have not made themselves: `read`."""
+class KeptMemory(TorchDispatchMode):
+    """Keeps the memory that operations read and have not made themselves, as `storages`."""
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.read: dict[int, torch.UntypedStorage] = {}
+        self.storages: dict[int, torch.UntypedStorage] = {}
         self._made = set[int]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in tensors_in([list(args), kwargs or {}]):
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in self._made:
-                self.read[storage.data_ptr()] = storage
+                self.storages[storage.data_ptr()] = storage
         result = func(*args, **(kwargs or {}))
         made = {tensor.untyped_storage().data_ptr() for tensor in tensors_in([result])}
-        self._made |= made - self.read.keys()
+        self._made |= made - self.storages.keys()
         return result
 
 

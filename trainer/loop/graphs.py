@@ -46,7 +46,11 @@ class Recorder:
         Raises:
             Exception: `work` cannot be recorded, for example because it waits for the GPU.
         """
-        graph = torch.cuda.CUDAGraph()
+        graph, device = torch.cuda.CUDAGraph(), self._world.device
+        generator = torch.cuda.default_generators[device.index or 0]
+        before = generator.clone_state()
+        # The watch of the GPU pauses in the recording, so another process is waited for here.
+        torch.cuda.synchronize(device)
         # Other threads may allocate meanwhile, as those of loaders and checkpoints do (pytorch
         # #175425). The garbage collector must not free a tensor in the recording.
         try:
@@ -59,10 +63,8 @@ class Recorder:
             ):
                 result = work()
         except BaseException:
-            # The generator may take the recording for unfinished: give it a new state.
-            device = self._world.device
-            generator = torch.cuda.default_generators[device.index or 0]
-            generator.graphsafe_set_state(torch.Generator(device))
+            # The generator may take the recording for unfinished. The eager step needs its seed.
+            generator.graphsafe_set_state(before)
             raise
         return result, graph.replay
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainbox.contract.config import CHANNELS_LAST, Settings
-from trainbox.contract.errors import OutOfMemory, text_of
+from trainbox.contract.errors import Failure, OutOfMemory, text_of
 from trainer.loop.memory_format import NeedsContiguous
 from trainer.parallel.strategy import Strategy
 from trainer.task_errors import original_error, raised_by_task
@@ -118,7 +118,10 @@ def all_fit(strategy: Strategy, memory_format: str | None = None) -> Iterator[No
         found = text if hidden else None
     except Exception as error:
         found = memory_used_up(error, before)
-        if found is None and memory_format != CHANNELS_LAST:
+        is_of_the_format = memory_format == CHANNELS_LAST and not isinstance(
+            error, Failure | torch.AcceleratorError
+        )
+        if found is None and not is_of_the_format:
             raise
         failed = error if found is None else None
     # Exchange after the `except` block, when the error no longer keeps the memory of the step.

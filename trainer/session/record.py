@@ -119,7 +119,8 @@ def eager_by_rehearsal(job: Job, anyway: bool) -> str:
     if anyway and job.state.progress.step:
         return "--resume anyway"
     rehearsal = _recorded_rehearsal(job) if job.state.progress.step else job.rehearsal
-    return str(rehearsal.get("eager", "the run was not rehearsed"))
+    reason = str(rehearsal.get("eager", "the run was not rehearsed"))
+    return f"the rehearsal had {reason}" if reason.startswith("--") else reason
 
 
 def _recorded_rehearsal(job: Job) -> Mapping[str, Any]:
