@@ -202,6 +202,7 @@ class _Rehearsal:
             first = _First(_of(job), found, states, validates, before, total, *validations)
         if not self.capture.reason:
             assert isinstance(steps.step, TracedStep)
+            self.steps += COMPARED_STEPS + LATE_STEPS
             with self._measured("capture"):
                 self.capture.watch(job, steps.step, steps.train, validated)
         with self._measured("checks"):
