@@ -115,7 +115,7 @@ def _row(name: str, steps: int, ours: Callable[[], float]) -> str:
 
 
 def _cpu_s(folder: str, *arguments: str) -> float:
-    """Return the CPU time of a module of Python, with that of its children."""
+    """Return the CPU time of a module of Python and of its children."""
     command = [sys.executable, "-P", "-m", *arguments]
     child = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(child.pid, 0)

@@ -1,6 +1,6 @@
 """Captured steps on one to three processes, of all built-in tasks, through kills and resumes.
 
-The graphs are those of the stand-in in tests/support/recorded_graph.py.
+A stand-in for CUDA graphs, tests/support/recorded_graph.py, records the steps.
 """
 
 import signal

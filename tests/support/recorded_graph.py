@@ -4,13 +4,14 @@ As module, it is `python -m trainer` with this stand-in.
 """
 
 import runpy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainbox.nested import tensors_in
 from trainer.checks import capture
 from trainer.loop import graphs
 from trainer.parallel.world import World
@@ -54,12 +55,12 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given_args, given_kwargs = args, kwargs or {}
         args, kwargs = _detached(args), _detached(given_kwargs)
         self._keep((args, kwargs))
-        given = {_address(tensor) for tensor in _tensors((args, kwargs))}
+        given = {_address(tensor) for tensor in tensors_in((args, kwargs))}
         result = func(*given_args, **given_kwargs)
         if torch.Tag.inplace_view in func.tags:  # later operations get the new strides
             return result
         made: list[Tensor | None] = []
-        for tensor in _tensors(result):
+        for tensor in tensors_in(result):
             is_new = _address(tensor) not in given
             made.append(tensor.detach() if is_new else None)
             if is_new:
@@ -69,7 +70,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _keep(self, value: Any) -> None:
         """Copy the memory from before: some operations write more than their schema names."""
-        for tensor in _tensors(value):
+        for tensor in tensors_in(value):
             address = _address(tensor)
             if address not in self._own and address not in self._written:
                 whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
@@ -84,19 +85,9 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for func, args, kwargs, with_gradients, made in self._ops:
             with torch.set_grad_enabled(with_gradients):  # an LSTM prepares its backward
                 result = func(*args, **kwargs)
-            for recorded, tensor in zip(made, _tensors(result), strict=True):
+            for recorded, tensor in zip(made, tensors_in(result), strict=True):
                 if recorded is not None:
                     recorded.copy_(tensor)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
 
 
 def _detached(value: Any) -> Any:
@@ -114,9 +105,9 @@ def _address(tensor: Tensor) -> int:
 
 
 def install(setattr_: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Capture steps on the CPU by the stand-in, also those of short trainings.
+    """Capture steps on the CPU by the stand-in, also in short trainings.
 
-    `setattr_` may be that of a `monkeypatch`.
+    `setattr_` may be the method of a `monkeypatch`.
     """
     setattr_(graphs, "Recorder", Recorder)
     setattr_(graphs, "can_record", lambda device: device.type == "cpu")

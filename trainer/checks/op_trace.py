@@ -1,6 +1,6 @@
 """The operations of a training step: what a CUDA graph of the step would repeat."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode  # torch documents no other path
 
 from trainbox.contract.errors import text_of
+from trainbox.nested import tensors_in
 from trainer.checks.fingerprint import sampled_digest
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ class OpTrace(TorchDispatchMode):
         arguments = func._schema.arguments
         given = {**dict(zip([a.name for a in arguments], args, strict=False)), **named}
         given.pop(_FREE_ARGUMENT, None)
-        tensors = list(_tensors(given))
+        tensors = tensors_in(given)
         if func is torch.ops.aten.lift_fresh.default:  # a tensor of numbers of Python
             self._places[_address(tensors[0])] = f"the literal {sampled_digest(tensors[0])}"
         memory = tuple(map(self._place, tensors))
@@ -99,7 +100,7 @@ class OpTrace(TorchDispatchMode):
             self._look_at(tensor, str(func))
         for argument in arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
-                self._written.update(map(_address, _tensors(given.get(argument.name))))
+                self._written.update(map(_address, tensors_in(given.get(argument.name))))
         self._inputs = set(map(_address, tensors))
         problem = next(filter(None, map(self._problem_of, tensors)), "")
         return Op(str(func), memory, numbers, problem)
@@ -108,7 +109,7 @@ class OpTrace(TorchDispatchMode):
         """Note an operation, with the memory of its result."""
         if op is None:
             return
-        made = list(_tensors(result))
+        made = tensors_in(result)
         for number, tensor in enumerate(made):
             if _address(tensor) not in self._inputs:
                 self._places[_address(tensor)] = f"result {number} of op {len(self.ops) + 1}"
@@ -173,17 +174,6 @@ def _difference(number: int, one: Op, other: Op) -> str:
 def _short(name: str) -> str:
     """Return the name of an operation without that of its overload."""
     return name.rpartition(".")[0] or name
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
 
 
 def _plain(value: Any) -> str:

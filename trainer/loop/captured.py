@@ -19,11 +19,10 @@ from trainer.loop import graphs
 from trainer.loop.out_of_memory import FIRST_STEPS, failed_allocations, memory_used_up
 from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
-from trainer.loop.surface import Surface
+from trainer.loop.surface import PLAIN, Surface
 
 # Shape suffix: B examples of a micro-batch.
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _MOST_OTHERS = 16  # batches of another shape, after which the training is eager
 
 
@@ -99,8 +98,8 @@ class CapturedStep(EagerStep):
         layout = _layout(batch)
         if number not in self._micros and layout:
             self._record_micro(number, batch, checks, layout)
-        looks = self._surface is not None and (number == 0 or self._was_eager)
-        if looks and self._surface is not None and (changed := self._surface.change()):
+        looks = number == 0 or self._was_eager
+        if self._surface is not None and looks and (changed := self._surface.change()):
             self._drop(f"{changed} has changed")
         graph = self._micros.get(number)
         if graph is None or graph.layout != layout or not self._fill(graph):
@@ -273,6 +272,6 @@ def _layout(batch: Any) -> str:
     elif isinstance(batch, list | tuple):
         names, values = [""] * len(batch), list(batch)
     else:
-        return repr(batch) if type(batch) in _PLAIN else ""
+        return repr(batch) if type(batch) in PLAIN else ""
     parts = [_layout(value) for value in values]
     return f"{type(batch).__name__} {list(zip(names, parts, strict=True))}" if all(parts) else ""

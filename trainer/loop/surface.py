@@ -14,7 +14,7 @@ from torch import Tensor
 from trainer.loop.state import Job
 from trainer.system.sources import is_users_module
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _CODE = (ModuleType, type, FunctionType)
 _OPAQUE = ("torch", "trainer", "trainbox")  # the packages whose objects are not looked into
 _MOST_ELEMENTS = 200  # of a list, dict or array whose elements are compared
@@ -85,7 +85,7 @@ class Surface:
 
     def _look_into(self, name: str, value: Any, most: int = _MOST_ELEMENTS) -> None:
         """Add the values in an object, an array, or a container of at most `most` elements."""
-        if type(value) in _PLAIN or id(value) in self._seen:
+        if type(value) in PLAIN or id(value) in self._seen:
             return
         self._seen.add(id(value))
         self._kept.append(value)
@@ -119,5 +119,5 @@ def _settings(group: dict[str, Any]) -> list[Any]:
 
 
 def _same(now: Any, before: Any) -> bool:
-    is_plain = type(now) is type(before) and type(now) in _PLAIN
+    is_plain = type(now) is type(before) and type(now) in PLAIN
     return now is before or (is_plain and repr(now) == repr(before))  # a NaN is not equal to itself

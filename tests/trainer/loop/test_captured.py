@@ -1,6 +1,6 @@
 """Captured steps have the bits of eager steps, and a task whose steps differ stays eager.
 
-The graphs are those of the stand-in in tests/support/recorded_graph.py.
+A stand-in for CUDA graphs, tests/support/recorded_graph.py, records the steps.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.support.here import Here, StopAfter
 from tests.support.tiny import Tiny
 from trainbox.contract.errors import Preempted
 from trainer.checks import capture
-from trainer.loop.captured import CapturedStep
+from trainer.loop.captured import CapturedStep, KeptMemory
 
 Patch = pytest.MonkeyPatch
 
@@ -697,6 +697,16 @@ class Growing(Net):
             self.register_buffer("table", torch.arange(length).cos(), persistent=False)
         inputs_BL = inputs_BL * self.table[:length]
         return super().forward(torch.nn.functional.adaptive_avg_pool1d(inputs_BL[None], 4)[0])
+
+
+def test_the_memory_that_a_graph_reads_is_kept() -> None:
+    """The stand-in keeps all memory, as a CUDA graph does not."""
+    table_8, added_8 = torch.arange(8.0), torch.ones(8)
+    with KeptMemory() as kept:
+        made_8 = torch.add(table_8, added_8).relu()
+    read = {t.untyped_storage().data_ptr() for t in (table_8, added_8)}
+    assert kept.storages.keys() == read
+    assert made_8.untyped_storage().data_ptr() not in read
 
 
 def test_a_table_that_is_replaced_is_not_read_by_a_graph(here: Here, monkeypatch: Patch) -> None:
