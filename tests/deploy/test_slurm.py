@@ -406,7 +406,8 @@ def test_a_lost_node_is_dropped_and_the_job_resumes_to_the_same_bits(slurm: Slur
     finally:
         subprocess.run(["hosts-here", "join", "2"], check=True)
     assert (job["Restarts"], job["NumNodes"], job["NodeList"]) == ("1", "1", "n1")
-    assert "resume     from step 80, epoch 3" in slurm.log(number)
+    # of the bests at steps 40 and 80, the second may still have been only in memory
+    assert re.search("resume     from step [48]0, ", slurm.log(number))
     assert slurm.steps() == list(range(1, 401))
     assert slurm.digest(number) == clean_digest(
         slurm.folder, (*GATED[:-1], "clean", "--shards", "4")
