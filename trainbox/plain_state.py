@@ -12,6 +12,7 @@ from trainbox.contract.errors import WrongUse
 # What torch.load reads without running code from the file. A subclass of these is made plain.
 _NUMBERS_AND_TEXTS = (bool, int, float, complex, str, bytes)
 _OTHERS = (type(None), bytearray, torch.dtype, torch.device, torch.layout)
+_PLAIN = frozenset({*_NUMBERS_AND_TEXTS, *_OTHERS})
 
 
 def plain_state(tree: Any, path: str, may_be_sharded: bool = False) -> Any:
@@ -22,6 +23,10 @@ def plain_state(tree: Any, path: str, may_be_sharded: bool = False) -> Any:
     Raises:
         WrongUse: It has a value that could not be loaded again, or a key of another type.
     """
+    if type(tree) in _PLAIN:
+        return tree
+    if isinstance(tree, Tensor):
+        return tree if may_be_sharded else _plain_tensor(tree, path)
     if isinstance(tree, Mapping):
         return {
             _plain_key(name, path): plain_state(value, f"{path}[{name!r}]")
@@ -32,13 +37,11 @@ def plain_state(tree: Any, path: str, may_be_sharded: bool = False) -> Any:
         return parts if isinstance(tree, list) else tuple(parts)
     if isinstance(tree, set):
         return {plain_state(value, f"an element of {path}") for value in tree}
-    if isinstance(tree, Tensor):
-        return tree if may_be_sharded else _plain_tensor(tree, path)
     if isinstance(tree, numpy.generic):
         tree = tree.item()
     for kind in _NUMBERS_AND_TEXTS:
         if isinstance(tree, kind):
-            return tree if type(tree) is kind else _plain_type(tree, kind)
+            return _plain_type(tree, kind)
     if isinstance(tree, _OTHERS):
         return tree
     raise WrongUse(
@@ -52,6 +55,8 @@ def _plain_type(value: Any, kind: type) -> Any:
 
 
 def _plain_key(name: Any, path: str) -> Any:
+    if type(name) in (str, int):
+        return name
     plain = name.item() if isinstance(name, numpy.generic) else name
     if not isinstance(plain, str | int | float | bool):
         raise WrongUse(f"{path} has the key {name!r}, a {type(name).__name__}: use a string")

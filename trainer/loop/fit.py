@@ -58,7 +58,7 @@ def fit(
         # After every `--eval-every` epochs and the last step, validate. A validation saves a
         # checkpoint if it is the best or the last, and may end the training early. If a stop is
         # requested meanwhile, save a checkpoint and raise Preempted.
-        if evaluation_due(job) and not validate(job, saving, log, validated):
+        if evaluation_due(job) and not validate(job, saving, log, pace, validated):
             saving.save_and_stop()
         if progress.step >= job.end_step or progress.ended_early:
             break
@@ -72,7 +72,7 @@ def fit(
         norm = train_one_step(needs_norm=logged)
 
         # Count the step on the progress bar, log the losses, and record digests of the weights. If
-        # both together take too much of the time, `pace` makes one of them rarer.
+        # all records take too much of the time, `pace` makes one of these rarer.
         job.run.advance()
         if logged and norm is not None:
             with pace.measured(pace.log):

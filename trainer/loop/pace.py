@@ -20,8 +20,10 @@ _LOG_STEPS = 50  # steps between log entries without --log-steps
 # steps.
 _MOST_VOTE_STEPS = 10
 
-# Entries and digests together take at most this share of the time.
-_MOST_SHARE = 0.05
+# All records together take at most this share of the time: log entries, digests, and the records of
+# validations. Validations follow --eval-every, so if their records take nearly all of this, entries
+# and digests still have the smaller share.
+_MOST_SHARE, _LEAST_SHARE = 0.05, 0.01
 # They are measured over 16 entries, so the steps of the first entries do not depend on time. Slow
 # entries are measured until they have taken a second.
 _WINDOW, _WINDOW_S = 16, 1.0
@@ -71,6 +73,7 @@ class Pace:
         config = job.config
         self.log = Interval(config.log_steps is not None)
         self.digests = Interval(config.digest_steps is not None)
+        self.validations = Interval(fixed=False)
         self._log_steps = config.log_steps or _LOG_STEPS
         self._digest_steps = config.digest_steps or job.schedule.steps_per_epoch
         # The number of steps between two votes, and the step of the next one.
@@ -94,8 +97,8 @@ class Pace:
     def measured(self, interval: Interval) -> Iterator[None]:
         """Measure an entry of `interval`, unless the user has chosen its steps.
 
-        If all entries together take too much of the time, those that take most of it get a longer
-        interval.
+        If all records together take too much of the time, either the log entries or the digests
+        get a longer interval, whichever take more of it.
         """
         if interval.fixed:
             yield
@@ -107,9 +110,10 @@ class Pace:
         begin_s = time.perf_counter()
         yield
         now_s = time.perf_counter()
-        if interval.add(now_s - begin_s, now_s):
+        if interval.add(now_s - begin_s, now_s) and interval is not self.validations:
             shares = self.log.share, self.digests.share
-            if sum(shares) > _MOST_SHARE and interval.share == max(shares):
+            most = max(_MOST_SHARE - self.validations.share, _LEAST_SHARE)
+            if sum(shares) > most and interval.share == max(shares):
                 interval.double()
 
     def vote_due(self, step: int) -> bool:

@@ -91,12 +91,13 @@ class JobState:
     _built: dict[str, str] = field(init=False)
     _trained: dict[str, nn.Parameter] = field(init=False)
     _types: dict[str, str] = field(init=False)
+    _layout: list[Any] = field(init=False)
     _groups: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._built = _shapes(self.model.state_dict())
+        model = self.model.state_dict()
+        self._built, self._types, self._layout = _shapes(model), _types(model), _layout(model)
         self._trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        self._types = _types(self.model.state_dict())
         self._groups = len(self.optimizer.param_groups)
 
     def capture(self, strategy: Strategy) -> dict[str, Any]:
@@ -112,8 +113,7 @@ class JobState:
                 "a parameter group was added to the optimizer, which a resume would not have: add "
                 "all groups in build_optimizer()"
             )
-        changed = _first_change(self._built, _shapes(model))
-        if changed := changed or _first_change(self._types, _types(model)):
+        if changed := self._change(model):
             raise WrongUse(
                 f"the model has changed since it was built ({changed}), so a resume could not load "
                 "a checkpoint: create all parameters and buffers in build_model(), with their "
@@ -144,6 +144,13 @@ class JobState:
             n: plain_state(p, f"the state of the {n}") for n, p in state.items() if n != "model"
         }
         return {**state, **parts}
+
+    def _change(self, model: Mapping[str, Any]) -> str | None:
+        """Return the first shape or type that the state dict `model` has and the built one not."""
+        if _layout(model) == self._layout:
+            return None
+        changed = _first_change(self._built, _shapes(model))
+        return changed or _first_change(self._types, _types(model))
 
     def model_state(self) -> dict[str, Any]:
         """Return the model's tensors and extra state, as a checkpoint has them."""
@@ -355,6 +362,14 @@ def _first_change(found: Mapping[str, str], here: Mapping[str, str]) -> str | No
         if old != new:
             return f"{name}: {old} -> {new}"
     return None
+
+
+def _layout(model: Mapping[str, Any]) -> list[Any]:
+    """Return the names, shapes and types of a state dict; a comparison of them takes less time."""
+    return [
+        (name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else name
+        for name, value in model.items()
+    ]
 
 
 def _types(model: Mapping[str, Any]) -> dict[str, str]:

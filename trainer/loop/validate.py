@@ -16,6 +16,7 @@ from trainer.load_task import defines
 from trainer.loop.evaluate import Evaluation, evaluate
 from trainer.loop.log import TrainingLog
 from trainer.loop.losses import autocast
+from trainer.loop.pace import Pace
 from trainer.loop.saving import Saving
 from trainer.loop.state import Inference, Job
 from trainer.loop.task_checks import checked, checked_end, drawn_figures
@@ -36,6 +37,7 @@ def validate(
     job: Job,
     saving: Saving,
     log: TrainingLog,
+    pace: Pace,
     validated: Callable[[int, Mapping[str, float]], None] | None,
 ) -> bool:
     """Validate, and call `validated` with the step and the metrics; return False if stopped.
@@ -43,13 +45,15 @@ def validate(
     The training time does not include the validation.
     """
     with job.state.watch.paused():
-        metrics = _validate(job, saving, log)
+        metrics = _validate(job, saving, log, pace)
         if metrics is not None and validated is not None:
             validated(job.state.progress.step, metrics)
     return metrics is not None
 
 
-def _validate(job: Job, saving: Saving, log: TrainingLog) -> Mapping[str, float] | None:
+def _validate(
+    job: Job, saving: Saving, log: TrainingLog, pace: Pace
+) -> Mapping[str, float] | None:
     """Evaluate, update the progress, record and save; return the metrics, or None if stopped."""
     progress, config = job.state.progress, job.config
 
@@ -66,26 +70,27 @@ def _validate(job: Job, saving: Saving, log: TrainingLog) -> Mapping[str, float]
         [progress.ended_early, job.checkpoints.best_is_late()]
     )
 
-    # Record the metrics.
+    # Record the metrics, and save the best and the last step. If the last save was just before, a
+    # new best stays in memory until the next save.
     epoch = progress.step / job.schedule.steps_per_epoch
     shown = [f"{name} {value:.4f}" for name, value in result.metrics.items()][:_METRICS_OF_A_LINE]
     if len(shown) < len(result.metrics):
         shown.append("...")
     training = log.line_at(progress.step)
-    job.run.record(
-        "validation",
-        progress.step,
-        math.ceil(epoch),
-        result.figures,
-        f"epoch {epoch:g}: {', '.join(shown)}{' (best)' if best else ''}"
-        f"{training and f'; {training}'}",
-    )
-
-    # Save the best and the last step, and draw the task's pictures of both. If the last save was
-    # just before, a new best stays in memory until the next save.
     last = progress.step >= job.schedule.total_steps or progress.ended_early
-    if best or last:
-        saving.save(result.metrics, later=not (last or late))
+    with pace.measured(pace.validations):
+        job.run.record(
+            "validation",
+            progress.step,
+            math.ceil(epoch),
+            result.figures,
+            f"epoch {epoch:g}: {', '.join(shown)}{' (best)' if best else ''}"
+            f"{training and f'; {training}'}",
+        )
+        if best or last:
+            saving.save(result.metrics, later=not (last or late))
+
+    # Draw the task's pictures of the best and the last step.
     if (best or last) and defines(job.task, "figures"):
         # Do not draw while a thread draws: matplotlib cannot draw in two threads at once. The
         # pictures of the last step do not replace those of the best.

@@ -26,18 +26,18 @@ class Slot(NamedTuple):
 
 def buffer_slots(model: nn.Module) -> list[Slot]:
     """Return the slots of all buffers, such as running statistics and caches."""
-    return _slots(model, "_buffers")
+    return _slots(list(model.named_modules()), "_buffers")
 
 
 def parameter_slots(model: nn.Module) -> list[Slot]:
     """Return the slots of all parameters."""
-    return _slots(model, "_parameters")
+    return _slots(list(model.named_modules()), "_parameters")
 
 
-def _slots(model: nn.Module, kind: str) -> list[Slot]:
+def _slots(modules: Sequence[tuple[str, nn.Module]], kind: str) -> list[Slot]:
     return [
-        Slot(home, key, f"{path}.{key}".lstrip("."))
-        for path, owner in model.named_modules()
+        Slot(home, key, f"{path}.{key}" if path else key)
+        for path, owner in modules
         for home in [getattr(owner, kind)]
         for key in home.keys()  # noqa: SIM118 - the dicts of torch.jit have no iterator
     ]
@@ -102,7 +102,8 @@ class Kept:
 @contextlib.contextmanager
 def left_alone(model: nn.Module) -> Iterator[list[str]]:
     """Collect the names of the buffers and parameters that the body is seen to change."""
-    slots = [*buffer_slots(model), *parameter_slots(model)]
+    modules = list(model.named_modules())
+    slots = [*_slots(modules, "_buffers"), *_slots(modules, "_parameters")]
     marks = [mark(slot) for slot in slots]
     changed: list[str] = []
     yield changed
@@ -140,8 +141,10 @@ def evaluating(model: nn.Module, on_host: bool) -> Iterator[Callable[[], None]]:
 
 def _kept(model: nn.Module, on_host: bool) -> list[Kept]:
     """Return copies of the buffers, the trained parameters and the frozen parameters."""
-    slots = parameter_slots(model)
-    frozen = [slot for slot in slots if slot.tensor is not None and not slot.tensor.requires_grad]
-    names = {slot.name for slot in frozen}
-    trained = [slot for slot in slots if not (slot.tensor is None or slot.name in names)]
-    return [Kept(buffer_slots(model)), Kept(trained, on_host), Kept(frozen, on_host=True)]
+    modules = list(model.named_modules())
+    trained, frozen = list[Slot](), list[Slot]()
+    for slot in _slots(modules, "_parameters"):
+        if (tensor := slot.tensor) is not None:
+            (trained if tensor.requires_grad else frozen).append(slot)
+    buffers = _slots(modules, "_buffers")
+    return [Kept(buffers), Kept(trained, on_host), Kept(frozen, on_host=True)]
