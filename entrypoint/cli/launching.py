@@ -6,7 +6,8 @@ import sys
 from typing import Any, NoReturn
 
 from entrypoint.cli.planning import Launch
-from entrypoint.launch.supervise import Child, supervise
+from entrypoint.launch.children import Child
+from entrypoint.launch.supervise import supervise
 from trainbox.contract.internal import Internal
 from trainbox.contract.options import arguments, secrets
 from trainbox.contract.processes import command_of

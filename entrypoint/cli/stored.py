@@ -7,7 +7,7 @@ from typing import Any
 from entrypoint.cli.launching import become_trainer, supervised
 from entrypoint.cli.planning import prepare
 from entrypoint.cli.verb import Verb, refuse_unused, verb
-from entrypoint.launch.supervise import EVALUATION, PREDICTION, UNSAVED_TRAINING
+from entrypoint.launch.children import EVALUATION, PREDICTION, UNSAVED_TRAINING
 from entrypoint.script.folder import KIND
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import object_if_valid, open_regular

@@ -48,7 +48,7 @@ def train(**values: Any) -> None:
       trainbox train --processes 2 --device cpu          two gloo processes, without a GPU
     """
     from entrypoint.cli.launching import supervised  # `plan` does without its modules
-    from entrypoint.launch.supervise import TRAINING, UNSAVED_TRAINING
+    from entrypoint.launch.children import TRAINING, UNSAVED_TRAINING
 
     # The bench removes the run folder, so nothing resumes.
     kind = TRAINING if values["measure_seconds"] is None else UNSAVED_TRAINING
@@ -170,7 +170,7 @@ def sweep(**values: Any) -> None:
       trainbox sweep show course --csv
     """
     from entrypoint.cli.launching import supervised
-    from entrypoint.launch.supervise import TRAINING
+    from entrypoint.launch.children import TRAINING
 
     if any(
         given_by_user(name) and values[name] != usual
@@ -222,7 +222,7 @@ def sweep_run(**values: Any) -> None:
     """
     from entrypoint.cli.launching import supervised
     from entrypoint.cli.run import find_target
-    from entrypoint.launch.supervise import SCRIPT_SWEEP
+    from entrypoint.launch.children import SCRIPT_SWEEP
     from entrypoint.script.accelerate import ignored_settings
     from entrypoint.script.work import UserFolder
 

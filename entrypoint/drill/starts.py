@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from entrypoint.launch.children import STOP_BUDGET_S
 from entrypoint.launch.nested import Process
-from entrypoint.launch.supervise import STOP_BUDGET_S
 from trainbox.contract.errors import ExitCode, Failure, shell_code
 from trainbox.contract.processes import kill_tree
 from trainbox.contract.streams import show_progress

@@ -5,18 +5,18 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, Protocol
 
+from entrypoint.launch.children import STOP_BUDGET_S, TRAINING, Child
+from entrypoint.launch.stopping import Fault, Kill, Send, Stop
 from entrypoint.system.cgroup import CgroupMemory, memory_of_cgroups, used_up_since
 from trainbox.contract.errors import (
     ExitCode,
     shell_code,
     signal_name,
     signal_of,
-    stopped_without_loss,
 )
 from trainbox.contract.processes import (
     STOP_SIGNALS,
@@ -28,9 +28,6 @@ from trainbox.contract.processes import (
 )
 from trainbox.contract.streams import message
 
-# Compose and Kubernetes send SIGKILL after a grace period of 60 s. This is shorter, so that the
-# supervisor can still log a message.
-STOP_BUDGET_S = 50
 _POLL_S = 0.2
 # The wait for a process after `kill_tree`. A hang in a GPU's driver may never end.
 _DEATH_S = 1.0
@@ -42,66 +39,6 @@ _ECHO_S = 1.0
 _SUSPECTS = (ExitCode.UNEXPECTED, ExitCode.HARDWARE, ExitCode.NETWORK, ExitCode.PREEMPTED)
 # Exit codes of a job of which the kernel has killed a process because memory was used up.
 _OF_A_KILL = (ExitCode.UNEXPECTED, ExitCode.NETWORK, -signal.SIGKILL, 128 + signal.SIGKILL)
-
-
-@dataclass(frozen=True)
-class Child:
-    """What the supervised child is, in messages, and how it stops.
-
-    Attributes:
-        name: such as "the training".
-        stopping: what the child does after the signal {signal}.
-        again: what the same command does after that.
-        forwarded_as: the signals that the child gets instead of another one, each at one more
-            signal to this process. The signal after the last of them kills the child.
-        stop_codes: the exit codes that mean "stopped" if the child got a signal.
-        memory: what the user can lower if the host's memory is used up.
-        ended_by: the message if the signal with this number has ended the child. It had no handler
-            yet, so nothing is lost. A script may have none at any time.
-    """
-
-    name: str
-    stopping: str
-    again: str
-    forwarded_as: Mapping[signal.Signals, tuple[signal.Signals, ...]]
-    stop_codes: frozenset[int] = frozenset()
-    memory: str = "--batch-size or --workers"
-    ended_by: Callable[[int], str] = stopped_without_loss
-
-
-# Before the trainer has a handler, Python turns SIGINT into a traceback. The trainer therefore gets
-# another signal, which it treats as SIGINT.
-_TO_TRAINER = {signal.SIGINT: (signal.SIGUSR2,)}
-TRAINING = Child(
-    "the training",
-    "saving a checkpoint, then stopping",
-    "the same command resumes from the newest checkpoint, if there is one",
-    _TO_TRAINER,
-)
-# Its checkpoints do not remain, as in `verify` and `bench`.
-UNSAVED_TRAINING = Child(
-    "the training", "stopping", "the same command starts it again", _TO_TRAINER
-)
-EVALUATION = Child("the evaluation", "stopping", "the same command starts it again", _TO_TRAINER)
-PREDICTION = Child("the prediction", "stopping", "the same command starts it again", _TO_TRAINER)
-# Any program of a user. Most exit with code 0 after they have saved, or are ended by the signal. At
-# Ctrl-C, a script may do what it likes, such as end its training early and test the model.
-SCRIPT_RUN = Child(
-    "the script",
-    f"the script gets {{signal}} and has {STOP_BUDGET_S} s to save and exit",
-    "the same command starts it again in the same run folder",
-    dict.fromkeys(STOP_SIGNALS, (signal.SIGTERM,))
-    | {signal.SIGINT: (signal.SIGINT, signal.SIGTERM)},
-    frozenset([ExitCode.SUCCESS, ExitCode.PREEMPTED, 128 + signal.SIGTERM]),
-    "the script's batch size or number of workers",
-)
-# A sweep over a user's script, which itself forwards the signal to the running trials.
-SCRIPT_SWEEP = Child(
-    "the sweep",
-    "the running scripts get SIGTERM and have 40 s to save and exit",
-    "the same command resumes the sweep",
-    _TO_TRAINER,
-)
 
 
 class Ending(NamedTuple):
@@ -117,13 +54,6 @@ class Ending(NamedTuple):
     code: int
     signalled: bool
     left: int = 0
-
-
-class _Fault(NamedTuple):
-    """Why this process stops the child, and its exit code then."""
-
-    what: str
-    code: ExitCode
 
 
 class HardwareWatch(Protocol):
@@ -165,17 +95,7 @@ def supervise(
     list `received` each time, so that a signal between them is not lost.
     """
     received = [] if received is None else received
-    received_at = 0.0
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        nonlocal received_at
-        now = time.monotonic()
-        if not received or now - received_at > _ECHO_S:
-            received.append(number)
-            received_at = now
-
-    for number in heeded_stop_signals():
-        signal.signal(number, note)
+    _note_signals(received)
     if received:
         return Ending(ExitCode.PREEMPTED, signalled=True)
     memory = memory_of_cgroups()
@@ -189,61 +109,57 @@ def supervise(
         start_new_session=True,
     )
     on_start()
-    # The signals for the child, those that it has got, and the signals to this process before them.
-    signals: tuple[signal.Signals, ...] = ()
-    sent, heard, deadline, fault = list[signal.Signals](), 0, 0.0, None
-    while True:
-        try:
-            code = child.wait(timeout=_POLL_S)
-            code = _exit_code(code, sent, watch, fault, kind, memory)
-            return Ending(code, bool(received), kill_tree(os.getpid()))
-        except subprocess.TimeoutExpired:
-            pass
+    stop, fault = Stop(kind, stop_budget_s), None
+    while (code := _ended(child)) is None:
         fault = fault or _fault(watch, None if received else hung)
-        if not (received or fault):
-            continue
-        if not sent:
-            number = signal.Signals(received[0]) if received else signal.SIGTERM
-            signals, heard = kind.forwarded_as.get(number, (number,)), len(received)
-            deadline = time.monotonic() + stop_budget_s
-        again = len(received) - heard
-        if len(sent) <= again < len(signals):
-            # The signal comes first, because a paused terminal delays the message.
-            forward_signal(child.pid, signals[again])
-            sent.append(signals[again])
-            # A later signal may have arrived meanwhile.
-            cause = received[heard + again - 1] if received else None
-            name = f"{signal.Signals(cause).name} received" if cause else ""
-            once_more = "stop" if again + 1 == len(signals) else f"send {signals[again + 1].name}"
-            message(
-                f"{name or (fault and fault.what)}: {kind.stopping.format(signal=sent[-1].name)} "
-                f"(send {'it again' if name else 'a signal'} to {once_more} at once)"
-            )
-        elif again >= len(signals) or time.monotonic() > deadline:
-            why = (
-                f"{'third' if len(signals) > 1 else 'second'} signal"
-                if again
-                else f"not stopped {stop_budget_s:.0f} s after the signal"
-            )
-            # The kill comes first as well.
-            _kill(child)
-            message(f"{why}: killed; {kind.again}")
-            code = 128 + (received[-1] if again else signal.SIGKILL)
-            code = fault.code if fault else code
-            return Ending(code, bool(received), kill_tree(os.getpid()))
+        # The signal comes first, because a paused terminal delays the message.
+        match stop.next(received, fault, time.monotonic()):
+            case Send(number, text):
+                forward_signal(child.pid, number)
+                message(text)
+            case Kill(code, text):
+                _kill(child)
+                message(text)
+                break
+    else:
+        code = _exit_code(code, stop.sent, watch, fault, kind, memory)
+    return Ending(code, bool(received), kill_tree(os.getpid()))
 
 
-def _fault(watch: HardwareWatch | None, hung: Callable[[], str | None] | None) -> _Fault | None:
+def _note_signals(received: list[int]) -> None:
+    """Add each signal that asks for a stop to `received`, except the echo of another one."""
+    received_at_s = 0.0
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        nonlocal received_at_s
+        now_s = time.monotonic()
+        if not received or now_s - received_at_s > _ECHO_S:
+            received.append(number)
+            received_at_s = now_s
+
+    for number in heeded_stop_signals():
+        signal.signal(number, note)
+
+
+def _ended(child: subprocess.Popen[bytes]) -> int | None:
+    """Wait for a moment, and return the exit code of the child, or None if it runs."""
+    try:
+        return child.wait(timeout=_POLL_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _fault(watch: HardwareWatch | None, hung: Callable[[], str | None] | None) -> Fault | None:
     if watch and watch.fatal():
-        return _Fault("the hardware failed", ExitCode.HARDWARE)
-    return _Fault(found, ExitCode.NETWORK) if hung and (found := hung()) else None
+        return Fault("the hardware failed", ExitCode.HARDWARE)
+    return Fault(found, ExitCode.NETWORK) if hung and (found := hung()) else None
 
 
 def _exit_code(
     code: int,
     sent: Collection[signal.Signals],
     watch: HardwareWatch | None,
-    fault: _Fault | None,
+    fault: Fault | None,
     kind: Child,
     memory: list[CgroupMemory],
 ) -> int:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from entrypoint.launch.children import SCRIPT_RUN
 from entrypoint.launch.plan import LaunchPlan
-from entrypoint.launch.supervise import SCRIPT_RUN, Ending, supervise
+from entrypoint.launch.supervise import Ending, supervise
 from entrypoint.script.accelerate import ignored_settings
 from entrypoint.script.board import Board
 from entrypoint.script.folder import ScriptFolder

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from entrypoint.health.limits import read_limits
-from entrypoint.launch.supervise import STOP_BUDGET_S
+from entrypoint.launch.children import STOP_BUDGET_S
 from tests.support.commands import Ended, Trainbox, clean_environment
 from tests.support.nvml_stub.build import stub_env, write_config
 from tests.support.sweep_options import requested_sweep

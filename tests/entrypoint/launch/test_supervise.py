@@ -15,17 +15,16 @@ from click.testing import CliRunner
 
 from entrypoint.cli import commands as cli
 from entrypoint.cli import launching, planning, stored
-from entrypoint.launch.plan import LaunchPlan
-from entrypoint.launch.supervise import (
+from entrypoint.launch.children import (
     SCRIPT_RUN,
     SCRIPT_SWEEP,
     TRAINING,
     UNSAVED_TRAINING,
     Child,
-    Ending,
-    _exit_code,
-    _Fault,
 )
+from entrypoint.launch.plan import LaunchPlan
+from entrypoint.launch.stopping import Fault
+from entrypoint.launch.supervise import Ending, _exit_code
 from tests.support.commands import clean_environment, finish
 from trainbox.contract.errors import ExitCode
 from trainbox.contract.internal import Internal
@@ -380,10 +379,10 @@ def test_the_exit_code_of_a_script(
 
 
 def test_the_exit_code_of_a_script_that_is_stopped_after_a_fault() -> None:
-    broken = _Fault("GPU 1 has failed", ExitCode.HARDWARE)
+    broken = Fault("GPU 1 has failed", ExitCode.HARDWARE)
     assert _exit_code(0, [signal.SIGTERM], None, broken, SCRIPT_RUN, []) == 3
     assert _exit_code(2, [], None, broken, SCRIPT_RUN, []) == 2
-    hangs = _Fault("the script hangs", ExitCode.NETWORK)
+    hangs = Fault("the script hangs", ExitCode.NETWORK)
     for code in (0, 75, 1, -15):
         assert _exit_code(code, [signal.SIGTERM], None, hangs, SCRIPT_RUN, []) == 7
 

@@ -1,0 +1,72 @@
+"""The programs that a launch supervises: their names in messages, and how each of them stops."""
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from trainbox.contract.errors import ExitCode, stopped_without_loss
+from trainbox.contract.processes import STOP_SIGNALS
+
+# Compose and Kubernetes send SIGKILL after a grace period of 60 s. This is shorter, so that the
+# supervisor can still log a message.
+STOP_BUDGET_S = 50
+
+
+@dataclass(frozen=True)
+class Child:
+    """What the supervised child is, in messages, and how it stops.
+
+    Attributes:
+        name: such as "the training".
+        stopping: what the child does after the signal {signal}.
+        again: what the same command does after that.
+        forwarded_as: the signals that the child gets instead of another one, each at one more
+            signal to this process. The signal after the last of them kills the child.
+        stop_codes: the exit codes that mean "stopped" if the child got a signal.
+        memory: what the user can lower if the host's memory is used up.
+        ended_by: the message if the signal with this number has ended the child. It had no handler
+            yet, so nothing is lost. A script may have none at any time.
+    """
+
+    name: str
+    stopping: str
+    again: str
+    forwarded_as: Mapping[signal.Signals, tuple[signal.Signals, ...]]
+    stop_codes: frozenset[int] = frozenset()
+    memory: str = "--batch-size or --workers"
+    ended_by: Callable[[int], str] = stopped_without_loss
+
+
+# Before the trainer has a handler, Python turns SIGINT into a traceback. The trainer therefore gets
+# another signal, which it treats as SIGINT.
+_TO_TRAINER = {signal.SIGINT: (signal.SIGUSR2,)}
+TRAINING = Child(
+    "the training",
+    "saving a checkpoint, then stopping",
+    "the same command resumes from the newest checkpoint, if there is one",
+    _TO_TRAINER,
+)
+# Its checkpoints do not remain, as in `verify` and `bench`.
+UNSAVED_TRAINING = Child(
+    "the training", "stopping", "the same command starts it again", _TO_TRAINER
+)
+EVALUATION = Child("the evaluation", "stopping", "the same command starts it again", _TO_TRAINER)
+PREDICTION = Child("the prediction", "stopping", "the same command starts it again", _TO_TRAINER)
+# Any program of a user. Most exit with code 0 after they have saved, or are ended by the signal. At
+# Ctrl-C, a script may do what it likes, such as end its training early and test the model.
+SCRIPT_RUN = Child(
+    "the script",
+    f"the script gets {{signal}} and has {STOP_BUDGET_S} s to save and exit",
+    "the same command starts it again in the same run folder",
+    dict.fromkeys(STOP_SIGNALS, (signal.SIGTERM,))
+    | {signal.SIGINT: (signal.SIGINT, signal.SIGTERM)},
+    frozenset([ExitCode.SUCCESS, ExitCode.PREEMPTED, 128 + signal.SIGTERM]),
+    "the script's batch size or number of workers",
+)
+# A sweep over a user's script, which itself forwards the signal to the running trials.
+SCRIPT_SWEEP = Child(
+    "the sweep",
+    "the running scripts get SIGTERM and have 40 s to save and exit",
+    "the same command resumes the sweep",
+    _TO_TRAINER,
+)

@@ -1,0 +1,113 @@
+"""The steps of a stop: what a child gets after each signal, fault and time, as a table."""
+
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
+
+import pytest
+
+from entrypoint.launch.children import SCRIPT_RUN, TRAINING, Child
+from entrypoint.launch.stopping import Fault, Kill, Stop
+from trainbox.contract.errors import ExitCode
+
+HOT = Fault("the hardware failed", ExitCode.HARDWARE)
+KILL = "kill"
+
+# What the supervisor sees at a time in seconds: its signals so far, and a fault | what the child
+# gets: a signal, or KILL with the exit code of the supervisor.
+ROWS = {
+    "nothing happens": (TRAINING, [(0, [], None, None), (999, [], None, None)]),
+    "one signal, and the child has 50 s": (
+        TRAINING,
+        [
+            (5, [SIGTERM], None, SIGTERM),
+            (55, [SIGTERM], None, None),
+            (55.1, [SIGTERM], None, (KILL, 128 + SIGKILL)),
+        ],
+    ),
+    "Ctrl-C reaches a training as another signal": (
+        TRAINING,
+        [(0, [SIGINT], None, SIGUSR2), (1, [SIGINT, SIGINT], None, (KILL, 128 + SIGINT))],
+    ),
+    "a second signal, even of another kind, kills": (
+        TRAINING,
+        [(0, [SIGUSR1], None, SIGUSR1), (1, [SIGUSR1, SIGHUP], None, (KILL, 128 + SIGHUP))],
+    ),
+    "a script gets a second chance after Ctrl-C": (
+        SCRIPT_RUN,
+        [
+            (0, [SIGINT], None, SIGINT),
+            (1, [SIGINT, SIGINT], None, SIGTERM),
+            (2, [SIGINT, SIGINT], None, None),
+            (3, [SIGINT, SIGINT, SIGINT], None, (KILL, 128 + SIGINT)),
+        ],
+    ),
+    "the second chance does not extend the time": (
+        SCRIPT_RUN,
+        [
+            (0, [SIGINT], None, SIGINT),
+            (49, [SIGINT, SIGINT], None, SIGTERM),
+            (50.1, [SIGINT, SIGINT], None, (KILL, 128 + SIGINT)),
+        ],
+    ),
+    "two signals before the first look count as one": (
+        TRAINING,
+        [(0, [SIGTERM, SIGINT], None, SIGTERM), (1, [SIGTERM, SIGINT], None, None)],
+    ),
+    "a fault stops the child, and its code remains": (
+        TRAINING,
+        [(0, [], HOT, SIGTERM), (50, [], HOT, None), (51, [], HOT, (KILL, ExitCode.HARDWARE))],
+    ),
+    "a signal after a fault kills, with the code of the fault": (
+        TRAINING,
+        [(0, [], HOT, SIGTERM), (1, [SIGINT], HOT, (KILL, ExitCode.HARDWARE))],
+    ),
+    "a fault after a signal changes only the code": (
+        TRAINING,
+        [
+            (0, [SIGTERM], None, SIGTERM),
+            (1, [SIGTERM], HOT, None),
+            (51, [SIGTERM], HOT, (KILL, ExitCode.HARDWARE)),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_steps_of_a_stop(name: str) -> None:
+    kind, steps = ROWS[name]
+    stop = Stop(kind, 50)
+    for now_s, received, fault, expected in steps:
+        todo = stop.next(received, fault, now_s)
+        found = (KILL, todo.code) if isinstance(todo, Kill) else todo and todo.number
+        assert found == expected, f"at {now_s} s"
+
+
+@pytest.mark.parametrize(
+    ("kind", "received", "fault", "text"),
+    [
+        (
+            TRAINING,
+            [SIGTERM],
+            None,
+            "SIGTERM received: saving a checkpoint, then stopping (send it again to stop at once)",
+        ),
+        (
+            SCRIPT_RUN,
+            [SIGINT],
+            None,
+            "SIGINT received: the script gets SIGINT and has 50 s to save and exit (send it again "
+            "to send SIGTERM at once)",
+        ),
+        (
+            TRAINING,
+            [],
+            HOT,
+            "the hardware failed: saving a checkpoint, then stopping (send a signal to stop at "
+            "once)",
+        ),
+    ],
+)
+def test_the_message_of_a_stop(
+    kind: Child, received: list[int], fault: Fault | None, text: str
+) -> None:
+    todo = Stop(kind, 50).next(received, fault, 0)
+    assert todo is not None and todo.text == text
