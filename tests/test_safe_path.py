@@ -14,7 +14,7 @@ import pytest
 from entrypoint.system.environment import without_ranks
 from tests.support.commands import Ended, clean_environment
 from trainbox.contract.internal import own_environment, user_environment
-from trainbox.contract.processes import command_of
+from trainbox.contract.programs import ENTRYPOINT, TRAINER, Program, command_of
 
 ROOT = Path(__file__).parents[1]
 TRAINBOX = Path(sys.executable).with_name("trainbox")
@@ -90,17 +90,17 @@ def test_no_file_of_the_current_folder_runs_and_no_rank_of_another_job_counts(
 
 
 @pytest.mark.parametrize(
-    ("module", "words"), [("entrypoint", ["plan", "--device", "cpu"]), ("trainer", ["tasks"])]
+    ("program", "words"), [(ENTRYPOINT, ["plan", "--device", "cpu"]), (TRAINER, ["tasks"])]
 )
 def test_a_package_started_by_hand_drops_the_current_folder(
-    tmp_path: Path, module: str, words: list[str]
+    tmp_path: Path, program: Program, words: list[str]
 ) -> None:
     """`python -m entrypoint`, without -P."""
     for name in ("logging", "json", "click", "torch"):
         (tmp_path / f"{name}.py").write_text(
             "raise SystemExit('imported from the current folder: ' + __name__)\n"
         )
-    command = [part for part in command_of(module, *words) if part != "-P"]
+    command = [part for part in command_of(program, *words) if part != "-P"]
     ended = subprocess.run(
         command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True
     )

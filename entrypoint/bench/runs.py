@@ -18,7 +18,8 @@ from entrypoint.bench.tables import BenchCase, BenchResult, Measured, measuremen
 from entrypoint.launch.nested import Process, start
 from trainbox.contract.errors import Failure, shell_code
 from trainbox.contract.files import read_object
-from trainbox.contract.processes import command_of, heeded_stop_signals, kill_tree
+from trainbox.contract.processes import heeded_stop_signals, kill_tree
+from trainbox.contract.programs import TRAINER, command_of
 from trainbox.contract.storage import writing
 from trainbox.contract.streams import last_message, say
 from trainbox.contract.temporary import temporary_folder
@@ -136,7 +137,7 @@ def write_files(folder: Path, text: str, report: Mapping[str, Any]) -> None:
     with writing(folder, ANOTHER_FOLDER):
         (folder / "bench.md").write_text(text + "\n", encoding="utf-8")
         (folder / "bench.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    drawn = subprocess.run(command_of("trainer", "bench-figure", str(folder)), check=False)
+    drawn = subprocess.run(command_of(TRAINER, "bench-figure", str(folder)), check=False)
     if drawn.returncode:
         raise Failure(
             f"--out {folder}: bench.svg could not be drawn; bench.md and bench.json are complete",

@@ -10,7 +10,7 @@ from entrypoint.launch.children import Child
 from entrypoint.launch.supervise import supervise
 from trainbox.contract.internal import Internal
 from trainbox.contract.options import arguments, secrets
-from trainbox.contract.processes import command_of
+from trainbox.contract.programs import TRAINER, command_of
 from trainbox.contract.streams import message
 from trainbox.contract.temporary import temporary_folder
 
@@ -41,6 +41,6 @@ def supervised(launch: Launch, kind: Child) -> NoReturn:
 
 def become_trainer(command: str, values: dict[str, Any]) -> NoReturn:
     """Run a command of the trainer, which needs no plan, instead of this process."""
-    argv = command_of("trainer", *arguments(command, values))
+    argv = command_of(TRAINER, *arguments(command, values))
     sys.stdout.flush()
     os.execve(argv[0], argv, {**os.environ, **secrets(command, values)})

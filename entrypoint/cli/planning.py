@@ -18,6 +18,7 @@ from entrypoint.system.infiniband import read_infiniband
 from entrypoint.system.torch_build import torch_architectures
 from trainbox.contract.config import Config, check, check_strategy
 from trainbox.contract.options import LAUNCH, arguments, secrets
+from trainbox.contract.programs import TRAINER
 from trainbox.contract.streams import printable
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def prepare(
             launched.
     """
     verb = "train" if command == "plan" else command
-    argv = ("trainer", *arguments(verb, values), *extra)
+    argv = (TRAINER.module, *arguments(verb, values), *extra)
     launch = make_launch(argv, values, decide)
     if config is not None:
         check(config, launch.plan.device)

@@ -18,7 +18,7 @@ from entrypoint.script.python import choose_python
 from entrypoint.script.target import Target, find_script
 from trainbox.contract import hints
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.processes import command_of
+from trainbox.contract.programs import SCRIPT_RANK, command_of
 from trainbox.contract.run_name import check_run_name
 from trainbox.contract.storage import show
 
@@ -88,7 +88,7 @@ def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:
     started = target
     if options["trial"] and not target.is_module:  # in a copy of the current folder
         started = dataclasses.replace(target, name=hints.from_here(Path(target.name)))
-    command = (*command_of("entrypoint.script.rank"), *started.command(path))
+    command = (*command_of(SCRIPT_RANK), *started.command(path))
 
     def decide(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
         plan = plan_script(request, gpus, detect_cluster(os.environ), options["torchrun"])

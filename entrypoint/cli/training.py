@@ -27,6 +27,7 @@ from trainbox.contract.errors import WrongUse
 from trainbox.contract.experiment import FileSettings
 from trainbox.contract.hints import command
 from trainbox.contract.options import config_of, swept_names
+from trainbox.contract.programs import TRAINER
 from trainbox.contract.run_name import check_run_name
 from trainbox.contract.storage import show
 from trainbox.contract.streams import message
@@ -134,7 +135,7 @@ def gpus_for_trainings(
 
     options = {"gpus": gpus, "gpu_ids": gpu_ids, "device": device, "processes": None}
     unchecked = {"health": False, "health_limits": None}  # each training checks its GPUs
-    plan = make_launch(("trainer",), options | unchecked, _on_slots(1), of_our_torch).plan
+    plan = make_launch((TRAINER.module,), options | unchecked, _on_slots(1), of_our_torch).plan
     os.environ["CUDA_VISIBLE_DEVICES"] = plan.env["CUDA_VISIBLE_DEVICES"]
     return len(plan.gpus)
 

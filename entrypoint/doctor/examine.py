@@ -17,7 +17,8 @@ from entrypoint.health.check import Question, ask, examine
 from entrypoint.health.verdict import Finding, Result, Verdict
 from trainbox.contract.errors import Failure
 from trainbox.contract.internal import user_environment
-from trainbox.contract.processes import command_of, start_child
+from trainbox.contract.processes import start_child
+from trainbox.contract.programs import TORCH_INFO, command_of
 from trainbox.contract.streams import show_progress
 
 # The wait for torch to start and to list the GPUs: usually 2 to 5 s, longer on a busy machine.
@@ -60,7 +61,7 @@ def _ask_driver(question: Question) -> tuple[Detection, tuple[Gpu, ...], Verdict
 
 def _start_torch() -> subprocess.Popen[str]:
     return start_child(
-        command_of("trainer.machine.torch_info"),
+        command_of(TORCH_INFO),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

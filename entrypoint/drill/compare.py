@@ -9,7 +9,7 @@ from pathlib import Path
 from entrypoint.drill.folder import RUN
 from entrypoint.script.work import WORK
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.processes import command_of
+from trainbox.contract.programs import OUTPUTS, command_of
 
 # trainer/outputs/formats.py has the same suffixes.
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".npy", ".csv", ".json")
@@ -57,7 +57,7 @@ def compare(
         "files": [[str(file), str(own / RUN), str(own / WORK)] for file, own in (reference, other)],
     }
     ended = subprocess.run(
-        command_of("trainer.outputs", json.dumps(request)),
+        command_of(OUTPUTS, json.dumps(request)),
         capture_output=True,
         text=True,
         check=False,

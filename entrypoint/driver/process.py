@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 
 from entrypoint.driver.gpus import NO_ANSWER, Detection, Gpu, Sample, visible_gpus
 from trainbox.contract.errors import DeviceMissing, WrongUse
-from trainbox.contract.processes import command_of, die_with_parent, ignore_stop_signals
+from trainbox.contract.processes import die_with_parent, ignore_stop_signals
+from trainbox.contract.programs import DRIVER, command_of
 
 # The time for one answer. A healthy driver takes milliseconds. Without persistence mode it first
 # wakes each GPU, which takes seconds.
@@ -94,7 +95,7 @@ class Driver:
         else:
             for end in (asked, answered):
                 os.set_inheritable(end, True)
-            argv = command_of(__name__, str(asked), str(answered), *sorted(self._left_out))
+            argv = command_of(DRIVER, str(asked), str(answered), *sorted(self._left_out))
             self.pid = os.posix_spawn(argv[0], argv, os.environ)
         os.close(asked)
         os.close(answered)

@@ -11,7 +11,7 @@ from entrypoint.health.limits import SOURCES, Limits
 from entrypoint.health.verdict import Finding, Result
 from trainbox.contract.errors import signal_name
 from trainbox.contract.internal import LaunchFacts
-from trainbox.contract.processes import command_of
+from trainbox.contract.programs import SELFTEST, TORCHRUN, command_of
 
 CHECKS = ("deep", "deep-matmul", "deep-memory", "deep-all-reduce")
 _ALONE, _TOGETHER = ("matmul", "memory"), ("all-reduce",)
@@ -121,15 +121,15 @@ def exchanges(devices: Sequence[Device]) -> list[Probe]:
 def argv_of(probe: Probe) -> list[str]:
     """Return the command of a probe; each of several devices has a rank."""
     if len(probe.devices) == 1:
-        return command_of("trainer.machine.selftest", "compute")
+        return command_of(SELFTEST, "compute")
     ranks = (
         f"--nproc-per-node={len(probe.devices)}",
         "-m",
         "--",
-        "trainer.machine.selftest",
+        SELFTEST.module,
         "exchange",
     )
-    return command_of("trainer.launch.torchrun", "--standalone", *ranks)
+    return command_of(TORCHRUN, "--standalone", *ranks)
 
 
 def env_of(probe: Probe, environment: Mapping[str, str], cpus: int) -> dict[str, str]:

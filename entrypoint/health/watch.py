@@ -22,7 +22,7 @@ from entrypoint.launch.plan import LaunchPlan
 from trainbox.contract.errors import DeviceMissing
 from trainbox.contract.files import append_line
 from trainbox.contract.hints import command
-from trainbox.contract.processes import command_of
+from trainbox.contract.programs import GPU_EVENTS, command_of
 from trainbox.contract.streams import message, say
 from trainbox.contract.temporary import temporary_folder
 
@@ -276,4 +276,4 @@ def watched(
         if not telemetry and events.exists():
             # A killed or crashed trainer did not write these events to the run. Only code of the
             # trainer writes there, so it runs in a process of its own.
-            subprocess.run(command_of("trainer.run.gpu_events", str(events)), check=False)
+            subprocess.run(command_of(GPU_EVENTS, str(events)), check=False)

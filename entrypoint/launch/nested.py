@@ -5,7 +5,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainbox.contract.processes import command_of, start_child
+from trainbox.contract.processes import start_child
+from trainbox.contract.programs import ENTRYPOINT, command_of
 from trainbox.contract.variables import HEALTH_NAMES, without_launch
 
 Process = subprocess.Popen[bytes]
@@ -23,7 +24,7 @@ def start(arguments: Sequence[str], log: Path, work: Path | None = None) -> Proc
     here = {"PWD": str(work)} if work and work.is_dir() else {}
     with log.open("w", encoding="utf-8") as output:
         return start_child(
-            command_of("entrypoint", *arguments),
+            command_of(ENTRYPOINT, *arguments),
             env=environment(os.environ) | here,
             cwd=here.get("PWD"),
             stdin=subprocess.DEVNULL,

@@ -8,7 +8,7 @@ from entrypoint.launch.choice import choose_gpus, count_of, processes_of, refuse
 from entrypoint.launch.request import Cluster, LaunchRequest, Nodes, nodes_of
 from trainbox.contract.errors import DeviceMissing, WrongUse
 from trainbox.contract.internal import LaunchFacts
-from trainbox.contract.processes import command_of
+from trainbox.contract.programs import TORCHRUN, TRAINER, command_of
 from trainbox.contract.strategies import STRATEGY_RULES
 
 
@@ -67,7 +67,7 @@ class _Launch:
                 f"await_name={int(nodes.await_name)}",
             ]
         ranks = (f"--nproc-per-node={self.nproc}", kind, "--", *request.argv)
-        return command_of("trainer.launch.torchrun", *rendezvous, *ranks)
+        return command_of(TORCHRUN, *rendezvous, *ranks)
 
     def reason(self, text: str) -> str:
         """Return why `text` is started, with the nodes if there are several."""
@@ -134,7 +134,7 @@ def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -
         reason = launch.reason(f"torchrun {strategy.upper()}{backend}, {processes}")
     else:
         launch = replace(launch, nproc=1)
-        argv = command_of(*request.argv)
+        argv = command_of(TRAINER, *request.argv[1:])
         where = "the Apple GPU" if request.device == "mps" else "the CPU"
         where = f"GPU {chosen[0].label}" if chosen else where
         reason = launch.reason(
@@ -210,7 +210,7 @@ def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> Lau
     reason = launch.reason(f"sweep{shared}")
     cpus = max(1, request.cpus // len(slots))
     facts = replace(launch.facts("single", reason), cpus=cpus, slots=tuple(slots))
-    argv = command_of(*request.argv)
+    argv = command_of(TRAINER, *request.argv[1:])
     return launch.plan("sweep", argv, reason, facts.variable(), cpus)
 
 

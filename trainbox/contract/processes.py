@@ -45,15 +45,6 @@ def die_with_parent(started_by: int | None = None) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def command_of(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs one of Trainbox's own modules.
-
-    `-P` keeps the current folder out of sys.path. Without it a user's trainer.py or statistics.py
-    would run instead of ours.
-    """
-    return [sys.executable, "-P", "-m", module, *arguments]
-
-
 def start_child(argv: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
     """Start a program that ends with this process. `options` are those of `Popen`.
 

@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 from trainbox.contract.errors import signal_name
 from trainbox.contract.files import open_from
 from trainbox.contract.internal import launch_facts, own_environment
-from trainbox.contract.processes import command_of, kill_tree
+from trainbox.contract.processes import kill_tree
+from trainbox.contract.programs import SWEEP_WORKER, Program, command_of
 from trainbox.contract.streams import printable
 from trainer.sweep.grid import Trial
 
@@ -41,7 +42,7 @@ class Slot:
     since_s: float = 0.0  # the start of the trial, or of a worker that is not ready yet
     is_late: bool = False  # whether the trial was asked to end, because it takes too long
     failed_starts: int = 0
-    worker: str = "trainer.sweep.worker"  # the module of its process
+    worker: Program = SWEEP_WORKER
     log: Path = Path()
     log_from: int = 0  # where the log of this attempt starts, in bytes
 
@@ -190,11 +191,11 @@ def serve(
 
 
 def start_worker(
-    module: str, connection: Connection, variables: Mapping[str, str]
+    program: Program, connection: Connection, variables: Mapping[str, str]
 ) -> "subprocess.Popen[bytes]":
     """Start a worker on its end of the connection, with `variables` in its environment."""
     return subprocess.Popen(
-        command_of(module, str(connection.fileno())),
+        command_of(program, str(connection.fileno())),
         env={**own_environment(os.environ), **variables},
         pass_fds=(connection.fileno(),),
         start_new_session=True,  # the worker and its children can be killed together

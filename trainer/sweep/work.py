@@ -9,7 +9,13 @@ from typing import Any
 from trainbox.contract.files import object_if_valid
 from trainbox.contract.hints import command, run_command_line
 from trainbox.contract.internal import Internal
-from trainbox.contract.processes import command_of
+from trainbox.contract.programs import (
+    ENTRYPOINT,
+    SCRIPT_WORKER,
+    SWEEP_WORKER,
+    Program,
+    command_of,
+)
 from trainbox.contract.record_folder import CONFIG, MANIFEST
 from trainbox.contract.variables import without_launch
 from trainer.sweep.grid import NO_METRIC, Record, Sweep, Trial, trial_folder
@@ -24,12 +30,12 @@ class Work:
     """How trials are trained.
 
     Attributes:
-        worker: the module of the worker processes.
+        worker: the program of the worker processes.
         order: returns the order for a worker from a trial and its folder.
         save_s: the time after SIGTERM in which a trial that takes too long can save.
     """
 
-    worker: str
+    worker: Program
     order: Callable[[Trial, Path], dict[str, Any]]
     save_s: float = 0.0
 
@@ -53,7 +59,7 @@ def task_work(sweep: Sweep, data_dir: Path, rehearses: bool) -> Work:
             "rehearses": rehearses and (trial.number == 0 or config.capture != "off"),
         }
 
-    return Work("trainer.sweep.worker", order)
+    return Work(SWEEP_WORKER, order)
 
 
 def script_work(sweep: Sweep, device: str) -> Work:
@@ -72,13 +78,13 @@ def script_work(sweep: Sweep, device: str) -> Work:
             "pruned": sweep.pruner != "none",
         }
 
-    return Work("trainer.sweep.script_worker", order, save_s=60.0)
+    return Work(SCRIPT_WORKER, order, save_s=60.0)
 
 
 def run_command(script: Script, trial: Trial, run: Path, device: str) -> list[str]:
     """Return the command of `trainbox run` for a trial: one process."""
     return [
-        *command_of("entrypoint", "run", "--trial"),
+        *command_of(ENTRYPOINT, "run", "--trial"),
         # The sweep has checked the GPUs, and watches them.
         *("--no-health", "--nnodes", "1"),
         *(["--gpus", "1"] if device == "cuda" else ["--device", device]),

@@ -1,0 +1,49 @@
+"""The table of the programs that Trainbox starts, compared with the code."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from trainbox.contract import programs
+from trainbox.contract.programs import PROGRAMS, Program
+
+ROOT = Path(__file__).parents[1]
+NAMES = {value: name for name, value in vars(programs).items() if isinstance(value, Program)}
+SOURCES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text(encoding="utf-8")
+    for package in ("entrypoint", "trainbox", "trainer")
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+
+def test_the_table_has_each_program() -> None:
+    assert {*PROGRAMS} == {*NAMES}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.module)
+def test_a_program_can_be_started_and_its_starters_are_those_of_the_table(
+    program: Program,
+) -> None:
+    main = SOURCES.get(f"{program.module}.__main__") or SOURCES[program.module]
+    assert 'if __name__ == "__main__"' in main or f"{program.module}.__main__" in SOURCES
+    pattern = re.compile(rf"\b{NAMES[program]}\b")
+    starters = {name for name, text in SOURCES.items() if pattern.search(text)}
+    assert starters - {programs.__name__} == {*program.started_by}
+
+
+def test_no_source_starts_a_module_by_its_name_as_text() -> None:
+    """Only the table has such names, so a moved module has one place to change."""
+    named = {program.module for program in PROGRAMS} - {"trainer", "entrypoint"}
+    found = {
+        (module, node.value)
+        for module, text in SOURCES.items()
+        if module != programs.__name__
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and node.value in named
+    }
+    assert not found
+    # `python -m trainer` and `python -m entrypoint` are also names of packages, so only the
+    # commands are searched.
+    assert not [m for m, text in SOURCES.items() if re.search(r'command_of\(\s*"', text)]
