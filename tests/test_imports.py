@@ -34,7 +34,7 @@ ORDER = {
         "classification initial_weights"
     ),
     "trainer": (
-        "system outputs launch task_errors load_task data parallel machine run track "
+        "system outputs launch task_errors load_task data parallel machine run "
         "loop checks measure session use sweep cli __main__"
     ),
 }
@@ -121,7 +121,7 @@ def test_each_library_that_is_imported_is_declared() -> None:
         imported - sys.stdlib_module_names - {"entrypoint", "trainbox", "trainbox_start", "trainer"}
     )
     assert {"PIL", "numpy", "torch"} <= libraries
-    libraries -= {"mlflow", "onnxruntime", "wandb"}  # the user installs them
+    libraries -= {"onnxruntime"}  # the user installs them
     undeclared = {
         name
         for name in libraries

@@ -35,7 +35,6 @@ VERBS = {
     "run": ("run", "Run your own script."),
     "sweep": ("training", "Train a task for each combination of settings and each seed."),
     "tasks": ("stored", "List the tasks, or the fields of one task."),
-    "track": ("stored", "Send runs to MLflow or Weights & Biases."),
     "train": ("training", "Train a task, or resume it."),
     "verify": ("stored", "Repeat a run, or compare two runs."),
 }
@@ -99,7 +98,6 @@ def cli(ctx: click.Context) -> None:
       trainbox evaluate runs/digits-7d2c1a90   compute the metrics of the best checkpoint
       trainbox export runs/digits-7d2c1a90     write the best model as a file for torch
       trainbox predict runs/images-7d2c1a90 new/ > predictions.csv
-      trainbox track runs/* --to mlflow        send runs to MLflow or Weights & Biases
       docker run IMAGE nvidia-smi              any other program
     """
     _check_folder()

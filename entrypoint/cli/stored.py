@@ -114,22 +114,6 @@ def tasks(**values: Any) -> None:
     become_trainer("tasks", values)
 
 
-@verb("track", Verb)
-def track(**values: Any) -> None:
-    """Send the metrics, settings and digests of runs to MLflow or Weights & Biases.
-
-    RUN is the folder of a run, or of a sweep with all its trials. Other folders are skipped. The
-    same command sends only what is new. The package mlflow or wandb must be installed.
-
-    \b
-    Examples:
-      trainbox track runs/digits-7d2c1a90 --to mlflow
-      trainbox track runs/* --to wandb --project digits
-      trainbox track runs/digits-sweep-7d2c1a90 --to mlflow --follow
-    """
-    become_trainer("track", values)
-
-
 @verb("sweep show", Verb)
 def sweep_show(**values: Any) -> None:
     """Print the results so far of the sweep NAME (its folder, or its name in --runs-dir).

@@ -1,6 +1,8 @@
 """The examples train, and the README shows the same code."""
 
+import importlib.util
 import re
+import runpy
 import signal
 import sys
 from pathlib import Path
@@ -52,6 +54,31 @@ def test_forgetful_is_found(trainbox: Trainbox) -> None:
     ended = finish(process)
     assert ended.code == 8
     assert "differs from the undisturbed one: tensor 0.weight: (float32, 32x2)" in ended.err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")
+@pytest.mark.filterwarnings("default")  # MLflow's own, such as about its store of files
+def test_mlflow_stores_the_settings_and_metrics_of_a_run(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.train(task="digits", max_steps=20, fields={"width": 4})
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # since MLflow 3.13
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (Path.cwd() / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setattr(sys, "argv", ["send.py", str(here.path())])
+    runpy.run_path(f"{_ROOT}/examples/mlflow/send.py", run_name="__main__")
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name("digits")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == ("r", "FINISHED")
+    assert (run.data.params["task.width"], run.data.params["max_steps"]) == ("4", "20")
+    (entry,) = here.entries("validation")
+    (stored,) = client.get_metric_history(run.info.run_id, "validation/accuracy")
+    assert (stored.step, stored.value) == (20, entry["accuracy"])
+    losses = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [m.value for m in losses] == [entry["loss"] for entry in here.entries("train")]
 
 
 def test_readme_shows_the_example_as_it_is() -> None:

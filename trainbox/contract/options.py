@@ -552,13 +552,6 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
         Argument("name"),
     ),
     "tasks": (_JSON, Argument("name", required=False)),
-    "track": (
-        Option("--to", click.Choice(["mlflow", "wandb"]), "The tracker.", required=True),
-        Option("--project", None, "The project of wandb, or the experiment of MLflow. Default: "
-            "WANDB_PROJECT or MLFLOW_EXPERIMENT_NAME, or trainbox.", metavar="NAME"),
-        Option("--follow", bool, "Wait for new entries and send them, until Ctrl-C."),
-        Argument("folders", NamedPath("run"), count=-1, metavar="RUN..."),
-    ),
     "train": _TRAIN,
     "verify": (
         *LAUNCH,

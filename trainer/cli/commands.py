@@ -153,14 +153,6 @@ def tasks(name: str | None, as_json: bool) -> None:
     show_text(listing(name, as_json))
 
 
-@_command("track")
-def track(folders: tuple[Path, ...], to: str, project: str | None, follow: bool) -> None:
-    """Send the metrics, settings and digests of runs to MLflow or Weights & Biases."""
-    from trainer.track.send import send
-
-    send(folders, to, project, follow, show_text)
-
-
 @_command("bench-figure")
 def bench_figure(folder: Path) -> None:
     """Draw bench.svg from the bench.json in FOLDER, as `trainbox bench --out FOLDER` does."""

@@ -6,6 +6,7 @@ the outputs of the model.
 
 import ast
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,11 @@ from trainbox.contract.config import CONTIGUOUS
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.files import replacing
 from trainbox.contract.markup import escaped_line
+from trainbox.contract.secret_rule import without_secrets
 from trainbox.nested import copied, take, tensors_in
 from trainer.loop.build import build_inference
 from trainer.loop.state import Inference
-from trainer.run.compare import listed_changes
-from trainer.track.runs import params_of, tags_of
+from trainer.run.compare import flat, listed_changes, shown_value
 from trainer.use.export_program import (
     FORMATS,
     check_packages,
@@ -40,6 +41,12 @@ TOLERANCE = 1e-4
 # be the difference of such values.
 ROUNDING = 1e-6
 _NO_LICENCE = "not set (the licences of the data and of the initial weights may limit it)"
+# Entries of the manifest that the card shows. `.` joins the names of nested objects.
+_ORIGIN = re.compile(
+    r"revision|build\..+|image_digest|python|packages\.(?:torch|trainbox)|cuda|cudnn|data\..+"
+    r"|device\.(?:type|names)|machine\.cpu_model|plan\.(?:strategy|world_size)|init\..+"
+)
+_DIGEST = re.compile(r"(?:sha256:)?[0-9a-f]{7,64}(?:-dirty)?")
 _EXAMPLES = 16  # of the validation data, to export and to compare
 
 
@@ -196,11 +203,11 @@ def card_text(
         if source
         else "",
         "## Origin",
-        _table(origin | {**about} | tags_of(record.manifest)),
+        _table(origin | {**about} | _origin_of(record.manifest)),
         f"## Metrics of the validation at step {origin['step']}",
         _table(_metrics(model)) or "The training has no validation at this step.",
         "## Settings",
-        _table(params_of(record.values)),
+        _table(_settings_of(record.values)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -214,6 +221,28 @@ def _metrics(model: StoredModel) -> Mapping[str, Any]:
         return dict(model.progress["best_metrics"])
     figures = model.run.record.figures_at(model.origin["step"]) or {}
     return {name: value for name, value in figures.items() if not isinstance(value, list)}
+
+
+def _origin_of(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the entries of a manifest for the card, without secrets."""
+    rows = {}
+    for name, value in flat(manifest).items():
+        if _ORIGIN.fullmatch(name) and value is not None and not isinstance(value, bool):
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            rows[name] = text if _DIGEST.fullmatch(text) else without_secrets(text)
+    sources = manifest["sources"]
+    listing = "".join(f"{name} {sources[name]}\n" for name in sorted(sources))
+    return rows | {"sources_sha256": hashlib.sha256(listing.encode()).hexdigest()}
+
+
+def _settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a task for the card, without secrets; its fields as `task.NAME`."""
+    settings = {name: value for name, value in config.items() if value is not None}
+    fields = {f"task.{name}": value for name, value in settings.pop("fields").items()}
+    return {
+        name: value if isinstance(value, int | float) else shown_value(name, str(value))
+        for name, value in (settings | fields).items()
+    }
 
 
 def described(tensor: Tensor) -> str:

@@ -108,7 +108,7 @@ def refused(ended: Ended) -> str:
 
 VERBS = (
     "the verbs are bench, config, doctor, drill, evaluate, export, health, plan, predict, run, "
-    "sweep, tasks, track, train, verify"
+    "sweep, tasks, train, verify"
 )
 PROGRAM = "import os, sys; print(os.getpid(), sys.argv[1:], sys.stdin.read()); sys.exit(41)"
 

@@ -30,7 +30,6 @@ from torch import Tensor
 
 from tests.support.commands import clean_environment
 from tests.support.here import Here, files_of
-from tests.support.paths import ROOT
 from tests.support.pictures import make_pictures
 from tests.support.pictures import picture as drawn_picture
 from trainer.cli import commands
@@ -47,17 +46,10 @@ _DIGITS: dict[str, Any] = {"task": "digits", "max_steps": 30, "fields": {"width"
 _EXPORT = ("export", "runs/r")
 
 
-def test_the_table_of_options_has_each_format_and_each_tracker() -> None:
+def test_the_table_of_options_has_each_format() -> None:
     """The table does not import them, as it must not load torch."""
-    choices = {
-        verb: [*param.type.choices]
-        for verb in ("export", "track")
-        for param in commands.cli.commands[verb].params
-        if param.name == "to" and isinstance(param.type, click.Choice)
-    }
-    modules = (ROOT / "trainer/track").glob("to_*.py")
-    trackers = sorted(path.stem.removeprefix("to_") for path in modules)
-    assert choices == {"export": list(FORMATS), "track": trackers}
+    (to,) = (param for param in commands.cli.commands["export"].params if param.name == "to")
+    assert isinstance(to.type, click.Choice) and [*to.type.choices] == list(FORMATS)
 
 
 def _loaded(path: Path) -> torch.nn.Module:

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -30,7 +29,6 @@ _AGAIN = ("--max-steps", "12", "--best-by", "max:loss", "--workers", "0")
 _READERS = {
     **_USERS,
     "train": ("train", _TASK, "--device", "cpu", "--run", "r", *_AGAIN),
-    "track": ("track", "runs/r", "--to", "mlflow"),
 }
 
 
@@ -196,15 +194,6 @@ def run(here: Here, whole: Path) -> Path:
     return here.path()
 
 
-@pytest.fixture(autouse=True)
-def tracker(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """Replace the tracker, whose package may be missing."""
-    tracker = Mock(place="a tracker")
-    tracker.open.return_value.sent = ""
-    monkeypatch.setattr("trainer.track.send._tracker", lambda to, project: tracker)
-    return tracker
-
-
 def _err(here: Here, reader: str, code: int) -> str:
     """Return the line of a reader that ends with `code`."""
     err = here.refused(*_READERS[reader], code=code)
@@ -285,7 +274,7 @@ def test_a_resume_without_any_digests_is_refused_but_not_anyway(here: Here, run:
     assert f"the checkpoint of step {_LAST} was not compared" in out
 
 
-@pytest.mark.parametrize("reader", ["verify", "predict", "track"])
+@pytest.mark.parametrize("reader", ["verify", "predict"])
 @pytest.mark.parametrize("forged", _RECORDS)
 def test_forged_settings_or_a_forged_manifest_are_refused(
     here: Here, run: Path, forged: str, reader: str
