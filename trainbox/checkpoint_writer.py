@@ -131,9 +131,6 @@ class CheckpointWriter:
         if self._thread is not None:
             self._thread.join()
 
-    def complete(self) -> None:
-        """Do nothing. The thread calls this after each complete save, such as for a mirror."""
-
     def _start(self, work: Callable[[], None], state: Mapping[str, Any]) -> None:
         """Run `work` with the `state` in the thread. The next `wait` raises its failure."""
 
@@ -174,7 +171,6 @@ class CheckpointWriter:
                 marked = {name: fields[name] for name in ("run_id", "step")}
                 file.write(json.dumps(marked).encode() + b"\n")
         self._prune({*steps, step}, best_step)
-        self.complete()
 
     def _prune(self, steps: Collection[int], best_step: int | None) -> None:
         """Remove old checkpoints of this run: all but the newest `keep` and the best one."""

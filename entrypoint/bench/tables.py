@@ -221,7 +221,7 @@ def training_arguments(
         "--nnodes": 1,
     }
     given = [(name, str(value)) for name, value in options.items() if value is not None]
-    return [*arguments, *itertools.chain.from_iterable(given), "--mirror="]
+    return [*arguments, *itertools.chain.from_iterable(given)]
 
 
 def rows(table: Iterable[Line], outcomes: Mapping[BenchCase, BenchResult]) -> list[Row]:

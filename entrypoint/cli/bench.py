@@ -18,7 +18,7 @@ from trainbox.contract.streams import message
 
 # The options of `train` that the bench sets itself.
 _OWN_OPTIONS = (
-    *("run", "runs-dir", "mirror", "resume", "max-steps", "epochs", "eval-every"),
+    *("run", "runs-dir", "resume", "max-steps", "epochs", "eval-every"),
     *("checkpoint-minutes", "measure-seconds", "strategy"),
     *("nnodes", "node-rank", "rdzv-endpoint", "rdzv-id"),
 )

@@ -76,10 +76,6 @@ def _training(command: str, values: dict[str, Any]) -> Launch:
     """
     config = settled(values)
     check_run_name(values["run"])
-    if values["mirror"]:
-        from trainbox.contract.mirror_url import check_url
-
-        check_url(values["mirror"], values["runs_dir"])
     launch = prepare(command, values, config=config)
     warn_of_overruled_imports(config.task)
     return launch

@@ -140,7 +140,7 @@ def training_arguments(
         f"--shards {shards} --max-steps {steps} --log-steps 1 --no-rehearsal --nnodes 1 "
         f"--checkpoint-steps {_CHECKPOINT_STEPS}"
     )
-    folders = ["--runs-dir", str(folder), "--run", RUN, "--mirror="]
+    folders = ["--runs-dir", str(folder), "--run", RUN]
     return ["train", task, *options.split(), *folders, *device]
 
 

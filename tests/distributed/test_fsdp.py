@@ -25,7 +25,6 @@ from tests.support.pictures import FIELDS, make_pictures
 from tests.support.ranks import EndedRanks, Forks, Ranks
 from trainbox.contract.config import Config, check_strategy
 from trainbox.contract.errors import OutOfMemory, WrongUse
-from trainbox.contract.files import object_if_valid
 from trainer.loop.losses import LossModule
 from trainer.loop.out_of_memory import all_fit
 from trainer.parallel import fsdp as sharding
@@ -223,22 +222,6 @@ def test_a_stop_within_an_epoch_and_a_killed_rank_do_not_change_the_bits(
         for run in (found, on2)
     ]
     assert validations[0] == validations[1]
-
-
-def test_a_lost_run_resumes_from_its_mirror_to_the_same_bits(ranks: Ranks, runs: Trainbox) -> None:
-    mirror = ranks.folder / "mirror"
-    words = _command("lost", "--mirror", f"file://{mirror}")
-    training = ranks.start(2, *words, strategy="fsdp", env={"STOP_AT": "9"})
-    wait_until(lambda: bool(object_if_valid(mirror / "lost/step-00000008/complete.json")), training)
-    training.send_signal(signal.SIGKILL)
-    training.wait()
-    shutil.rmtree(runs.folder / "runs/lost")
-    ended = ranks(2, *words)
-    assert (ended.codes, ended.errs) == ([0, 0], ["", ""])
-    assert f"restored the checkpoint of step 8 from file://{mirror}/lost\n" in ended.out
-    assert "resume     from step 8, " in ended.out
-    on2, found = (runs.folder / "runs" / name for name in ("on2", "lost"))
-    assert _digests(found, _LAST) == _digests(on2, _LAST)
 
 
 def test_one_process_resumes_with_resume_anyway(runs: Trainbox, here: Here, alone: Here) -> None:

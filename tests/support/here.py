@@ -80,7 +80,6 @@ class Here:
         task: str = TINY,
         resume: str = "auto",
         stop: StopRequest | None = None,
-        mirror: str | None = None,
         rehearses: bool | None = None,
         **settings: Any,
     ) -> str:
@@ -97,7 +96,6 @@ class Here:
                 run,
                 Path("data"),
                 resume,
-                mirror=mirror,
                 rehearses=self.rehearses if rehearses is None else rehearses,
             )
         return out.getvalue()

@@ -338,8 +338,6 @@ _ONE_RUN = _section("Storage",
         "the hardware, the data or the task changed.", "auto"),
     Option("--profile", _COUNT,
         "Profile N steps: write profile.json, and print the ten longest operators."),
-    Option("--mirror", None, "Object storage for copies of the checkpoints, such as "
-        "s3://bucket/prefix; a run whose folder is lost resumes from there.", metavar="URL"),
 )
 _MEASURE = Option("--measure-seconds", Number(0), "For `trainbox bench`.", hidden=True)
 _TASK = Argument("task", None, "digits", metavar="[TASK]", variables=("TASK",))

@@ -66,7 +66,6 @@ def train(
     resume: str,
     device: str,
     profile: int | None,
-    mirror: str | None,
     measure_seconds: float | None,
     rehearsal: bool,
     **settings: Any,
@@ -89,7 +88,6 @@ def train(
         resume,
         measure_s=measure_seconds,
         profile_steps=profile,
-        mirror=mirror or None,  # an empty URL overrides that of the environment
         rehearses=rehearsal,
     )
 

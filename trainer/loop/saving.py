@@ -1,6 +1,5 @@
 """Save checkpoints when they are due, and end the training when it is stopped."""
 
-import time
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -9,7 +8,6 @@ from trainer.loop.digests import DigestLog
 from trainer.loop.losses import check_running
 from trainer.loop.pace import Pace
 from trainer.loop.state import Job
-from trainer.run.mirror import STOP_S
 from trainer.system.signals import StopRequest
 
 
@@ -79,16 +77,11 @@ class Saving:
         return stop_now
 
     def save_and_stop(self) -> NoReturn:
-        """Save a checkpoint, wait for the file and for the other ranks, and raise Preempted.
-
-        The copy to the mirror may take the rest of a time that is shorter than a grace period.
-        """
-        job, end_s = self._job, time.monotonic() + STOP_S
+        """Save a checkpoint, wait for the file and for the other ranks, and raise Preempted."""
+        job = self._job
         self.save({})
         with job.world.wait_for_all("the last checkpoint"):
             job.checkpoints.wait()
-            if job.checkpoints.mirror is not None:
-                job.checkpoints.mirror.finish(end_s - time.monotonic())
         job.world.leave()
         raise Preempted(
             f"stopped by {self._stop.cause} at step {job.state.progress.step} of "

@@ -13,7 +13,6 @@ from trainbox.contract.entries import plain
 from trainbox.contract.errors import ExitCode, Failure
 from trainbox.contract.storage import storage_failure
 from trainer.run.checkpoint_files import CheckpointFiles
-from trainer.run.mirror import Mirror
 
 _BEST_EVERY_S = 10.0  # the fewest seconds between a save and a new best that is written at once
 
@@ -24,13 +23,11 @@ class RunCheckpoints(CheckpointWriter):
     Attributes:
         files: The checkpoints.
         may_be_nan: the names of buffers that contained NaN when they were built.
-        mirror: copies each complete checkpoint to an object storage; None by default.
         may_write_held: Returns whether a best in memory may be written after an error.
     """
 
     files: CheckpointFiles
     may_be_nan: Collection[str] = ()
-    mirror: Mirror | None = None
     may_write_held: Callable[[], bool]
 
     def __init__(
@@ -146,11 +143,6 @@ class RunCheckpoints(CheckpointWriter):
             self.drop_held()
         self.may_write_held = _always  # it may keep the memory of a job
         super().finish()
-
-    def complete(self) -> None:
-        """Let the mirror copy the new checkpoint."""
-        if self.mirror is not None:
-            self.mirror.saved()
 
 
 def _always() -> bool:

@@ -14,7 +14,6 @@ from trainbox.classification import Classification
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.hints import command
-from trainbox.contract.secret_rule import without_secrets
 from trainbox.task import Task
 from trainer.parallel.world import World
 from trainer.run import manifest
@@ -28,9 +27,7 @@ SAME_HARDWARE = (
 )
 
 
-def check_command(
-    world: World, config: Config, run: str | None, resume: str, mirror: str | None
-) -> None:
+def check_command(world: World, config: Config, run: str | None, resume: str) -> None:
     """Check that all ranks were started with the same software, device and arguments.
 
     Raises:
@@ -40,12 +37,7 @@ def check_command(
     versions = {"torch": torch.__version__, "trainbox": manifest.revision()}
     refuse_difference(world, versions, _SAME_COMMAND)
     refuse_difference(world, {"device": world.device.type}, SAME_HARDWARE)
-    arguments = {
-        "run": run,
-        "resume": resume,
-        "mirror": mirror and without_secrets(mirror),
-        **dataclasses.asdict(config),
-    }
+    arguments = {"run": run, "resume": resume, **dataclasses.asdict(config)}
     refuse_difference(world, arguments, _SAME_COMMAND)
 
 

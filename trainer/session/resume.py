@@ -43,9 +43,6 @@ def resume_job(job: Job, step: int) -> None:
         job.state.restore(job.checkpoints.files.load(step), job.strategy, job.run.path)
         if job.world.is_first and job.state.progress.best_step is not None:
             job.checkpoints.files.restore_best(job.state.progress.best_step)
-    if (mirror := job.checkpoints.mirror) is not None:
-        # It may lack checkpoints that this run has saved without it.
-        mirror.saved()
 
 
 def _newest(files: CheckpointFiles, run: RunLog, anyway: bool) -> int | None:

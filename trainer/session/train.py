@@ -47,7 +47,6 @@ from trainer.measure.meter import Meter
 from trainer.measure.profile import Profile
 from trainer.parallel.strategy import Strategy, join
 from trainer.run.checkpoint import RunCheckpoints
-from trainer.run.mirror import mirrored
 from trainer.run.run_gpus import RunGpus
 from trainer.run.run_log import RunLog
 from trainer.session.agreement import SAME_HARDWARE, check_command, refuse_difference
@@ -83,7 +82,6 @@ def train_task(
     measure_s: float | None = None,
     profile_steps: int | None = None,
     swept: Sequence[str] = (),
-    mirror: str | None = None,
     rehearses: bool = True,
 ) -> dict[str, float]:
     """Train `config.task` in `runs_dir/run_name`, and return the best metrics and the speed.
@@ -92,9 +90,8 @@ def train_task(
     With `until_step`, the training ends there as if complete, with the learning rates of the whole
     training. `validated` is called with the step and the metrics of each validation. With
     `measure_s`, the training ends after about that many measured seconds. With `profile_steps`,
-    that many steps are profiled. TensorBoard shows the settings `swept` first. With `mirror`, the
-    checkpoints are copied to this URL, and a run whose folder is lost resumes from there. The first
-    start of a run `rehearses` its resume.
+    that many steps are profiled. TensorBoard shows the settings `swept` first. The first start of
+    a run `rehearses` its resume.
 
     In the result, the metric that selects the best checkpoint is first. The energy `energy_kwh`
     follows if it was measured. The speed `samples_per_second` is last.
@@ -111,7 +108,7 @@ def train_task(
         # Join the other ranks, load the task, and open the run's folder.
         strategy = join(device_name)
         world = strategy.world
-        check_command(world, config, run_name, resume, mirror)
+        check_command(world, config, run_name, resume)
         world.seed(config.seed, "task")
         task = load_task(config.task, config.fields)
         run = RunLog(runs_dir / (run_name or default_name(config, strategy, runs_dir)), world.rank)
@@ -121,7 +118,6 @@ def train_task(
             contextlib.closing(run),
             errors_as_failures(runs_dir, type(task).__name__, log),
             contextlib.closing(RunGpus(strategy, run.folder)) as gpus,
-            mirrored(mirror, run, world, resume, stop) as copies,
         ):
             # Choose all settings, and compare them with those of the run's start.
             settled = settle(config, task, strategy, run)
@@ -135,7 +131,6 @@ def train_task(
                 run.report,
                 strategy.gathers_states,
             )
-            checkpoints.mirror = copies
             jobs = _Jobs(config, settled, strategy, run, gpus, data_dir, checkpoints)
 
             def trained() -> Job:

@@ -111,7 +111,7 @@ def test_every_second_round_is_in_reverse_order() -> None:
 
 
 FOREVER = "--max-steps 1000000000 --eval-every 1000000000 --checkpoint-minutes 1000000000"
-LENGTH = f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --nnodes 1 --mirror="
+LENGTH = f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --nnodes 1"
 
 
 @pytest.mark.parametrize(

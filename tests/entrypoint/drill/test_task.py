@@ -14,7 +14,7 @@ def test_the_arguments_of_a_training() -> None:
     arguments = training_arguments("digits", 4, 60, Path("d"), ["--gpus", "{processes}"])
     expected = (
         "train digits --shards 4 --max-steps 60 --log-steps 1 --no-rehearsal --nnodes 1 "
-        "--checkpoint-steps 5 --runs-dir d --run run --mirror= --gpus {processes}"
+        "--checkpoint-steps 5 --runs-dir d --run run --gpus {processes}"
     )
     assert arguments == expected.split()
 
