@@ -34,7 +34,7 @@ _RANK = "from entrypoint.script.rank import main; del sys.argv[1]; main()"
         ("entrypoint.cli.commands", _COMMAND, ("--help",)),
         ("entrypoint.cli.training", _COMMAND, ("train",)),
         ("entrypoint.script.session", _COMMAND, ("run", "train.py")),
-        ("entrypoint.script.opened", _RANK, ("train.py",)),
+        ("trainbox.contract.slurm", _RANK, ("train.py",)),
     ],
 )
 def test_ctrl_c_at_the_start_prints_no_traceback(

@@ -156,14 +156,12 @@ class Pipes:
         folder: Path,
         takers: Mapping[str, Callable[[bytes], object]],
         terminals: Mapping[str, int],
-        look: Callable[[], object] = lambda: None,
     ) -> None:
         """Make a pipe for each key of `takers`, such as `0.err`. Its value gets the bytes.
 
-        For a key of `terminals`, make a terminal that has the size of this one instead. `look` is
-        called several times a second.
+        For a key of `terminals`, make a terminal that has the size of this one instead.
         """
-        self._selector, self._look = selectors.DefaultSelector(), look
+        self._selector = selectors.DefaultSelector()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
         self._sizes: dict[int, int] = {}  # a terminal for the script, and the one to follow
@@ -213,7 +211,6 @@ class Pipes:
                     key.data(data)
             found = bool(events)
             self._follow_sizes()
-            self._look()
 
     def _follow_sizes(self) -> None:
         for inner, outer in self._sizes.items():

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from entrypoint.script.opened import COPY
 from trainbox.contract.errors import ExitCode
 from trainbox.contract.internal import Internal, user_environment
 from trainbox.contract.processes import die_with_parent
@@ -54,7 +53,7 @@ def main() -> None:
         os.dup2(opened, stream)
         os.close(opened)
     command = sys.argv[1:]
-    environment = script_environment(user_environment(os.environ), folder, command)
+    environment = script_environment(user_environment(os.environ), command)
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:
@@ -62,16 +61,11 @@ def main() -> None:
         sys.exit(ExitCode.WRONG_USE)
 
 
-def script_environment(
-    users: Mapping[str, str], folder: Path, command: Sequence[str]
-) -> dict[str, str]:
+def script_environment(users: Mapping[str, str], command: Sequence[str]) -> dict[str, str]:
     """Return the environment of the script, given the user's with the variables of torchrun."""
     environment = {name: value for name, value in users.items() if name not in _OURS}
     if "RANK" in environment:  # set by torchrun
         environment = as_slurm_task(environment, *(int(environment[name]) for name in _OF_A_RANK))
-    if (folder / COPY).exists():
-        path = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
-        environment["PYTHONPATH"] = os.pathsep.join(path)
     if "TORCHELASTIC_USE_AGENT_STORE" in environment and command[0] != sys.executable:
         # torch before 2.2 cannot connect to the store of a newer one. So rank 0 serves a store.
         environment["MASTER_PORT"] = str(int(environment["MASTER_PORT"]) + 1)

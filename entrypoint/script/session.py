@@ -16,22 +16,20 @@ from entrypoint.launch.children import SCRIPT_RUN
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import Ending, supervise
 from entrypoint.script.accelerate import ignored_settings
-from entrypoint.script.board import Board
 from entrypoint.script.folder import ScriptFolder
 from entrypoint.script.hang import Hang
 from entrypoint.script.manifest import SOFTWARE, describe, describe_start, is_manifest
-from entrypoint.script.opened import PIPE
 from entrypoint.script.output import Log, Pipes, Shown, Stream
 from entrypoint.script.python import Python
-from entrypoint.script.sources import Sources, changed, roots_of
+from entrypoint.script.sources import sources_of
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import GpuRecord
 from entrypoint.script.work import WORK, UserFolder
 from trainbox.contract.energy import shown_kwh
-from trainbox.contract.errors import STOPPED_ITSELF, ExitCode, Failure, signal_of
+from trainbox.contract.errors import STOPPED_ITSELF, ExitCode, Failure, StorageFailure, signal_of
 from trainbox.contract.files import open_from
 from trainbox.contract.hints import from_here
-from trainbox.contract.internal import Internal, user_folders
+from trainbox.contract.internal import Internal
 from trainbox.contract.processes import launched_cpu_s
 from trainbox.contract.record_folder import LOGS, MANIFEST, ended_by
 from trainbox.contract.streams import message, say
@@ -60,8 +58,7 @@ class ScriptRun:
         hang_minutes: the time without output and computation after which the script is ended.
         prefix: whether each line of the output has its rank in front.
         trial: whether this is a trial of a sweep: it runs in a copy of the current folder, and its
-            output is only in its log, and not in TensorBoard, whose import takes longer than many
-            trials.
+            output is only in its log.
         watched: opens the watch over the GPUs; None if they are not watched.
     """
 
@@ -94,15 +91,13 @@ def run(asked: ScriptRun) -> int:
     for line in (plan.settings, ignored_settings(target, os.environ)):
         if line:
             message(line)
-    roots = roots_of(target.folder, user_folders(os.environ))  # the script may remove them
     starts, received = 0, list[int]()
-    board = Board(folder.path) if folder.writes and not asked.trial else None
     while True:
         code = 0
         try:
             if user and work:
                 user.copy(work)
-            ending, needs_reset = _run_once(asked, manifest, differing, gpus, roots, received, work)
+            ending, needs_reset = _run_once(asked, manifest, differing, gpus, received, work)
             differing = []
             starts, code = starts + 1, ending.code
             folder.write_json(MANIFEST, manifest)
@@ -119,8 +114,6 @@ def run(asked: ScriptRun) -> int:
     if user and work:
         user.remove_unchanged(work)
     code = _explained(code, asked, bool(received))
-    if board is not None:
-        board.close()
     for line in closing(folder, time.monotonic() - begin_s, starts, manifest.get("energy"), code):
         say(line)
     return code
@@ -197,7 +190,6 @@ def _run_once(
     manifest: dict[str, Any],
     differing: Sequence[str],
     gpus: GpuRecord,
-    roots: Sequence[Path],
     received: list[int],
     work: Path | None,
 ) -> tuple[Ending, str | None]:
@@ -210,10 +202,15 @@ def _run_once(
     folder, plan = asked.folder, asked.plan
     begin_s = time.monotonic()
     entry = describe_start(plan, asked.target, os.environ, time.time())
-    if found := [*differing, *changed(manifest["sources"], roots)]:
+    sources = sources_of(asked.target)
+    if found := [*differing, *sources.changed(manifest)]:
         entry["changed"] = found
-        message(f"changed since the run's start: {', '.join(found)}")
-    sources = Sources(folder, roots, manifest, work)
+        message(f"changed since an earlier start: {', '.join(found)}")
+    manifest |= {"revision": sources.revision, "sources": dict(sources.digests)}
+    if folder.writes:
+        sources.write(folder.path)
+        with contextlib.suppress(StorageFailure):  # it is reported at the end of the start
+            folder.write_json(MANIFEST, manifest)
     with ExitStack() as stack:
         watch = None
         if asked.watched is not None:
@@ -221,12 +218,7 @@ def _run_once(
         pipes_folder = stack.enter_context(temporary_folder("script-"))
         streams, terminals = _streams(asked, received, stack)
         takers = {name: stream.take for name, stream in streams.items()}
-        if folder.writes:
-            if not asked.target.is_module:  # another program than Python does not report it
-                sources.add(roots[1] / Path(asked.target.name).name)
-            sources.install(pipes_folder)
-            takers[PIPE] = sources.take
-        pipes = stack.enter_context(Pipes(pipes_folder, takers, terminals, sources.look))
+        pipes = stack.enter_context(Pipes(pipes_folder, takers, terminals))
         cpu_s = functools.partial(launched_cpu_s, plan.strategy == "process")
         limit = asked.hang_minutes
         ending = supervise(
@@ -243,7 +235,6 @@ def _run_once(
             watch.final_check()  # reads the energy since the last reading, and logs a late Xid
         if ending.left:
             message(f"the script left {ending.left} process(es) behind: killed")
-    sources.record()
     entry |= {"duration_s": round(time.monotonic() - begin_s, 3), "exit_code": ending.code}
     manifest["starts"] = [*manifest["starts"], entry]
     if plan.gpus:

@@ -1,181 +1,131 @@
-"""The source and text files of a project that a script opens, with their digests."""
+"""What a script is started from: a commit, the changes since, and the texts that it lacks."""
 
 import contextlib
 import hashlib
-import math
-import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from entrypoint.script import opened
-from entrypoint.script.folder import ScriptFolder
-from entrypoint.system.revision import committed, repository, revision
-from trainbox.contract.errors import StorageFailure
-from trainbox.contract.files import read_bytes, replacing
-from trainbox.contract.record_folder import BOARD, MANIFEST, TEXTS
+from entrypoint.script.target import Target
+from entrypoint.script.work import is_run
+from entrypoint.system.revision import repository, revision
+from trainbox.contract.build_info import git
+from trainbox.contract.files import open_regular, read_bytes, replacing
+from trainbox.contract.record_folder import TEXTS
 from trainbox.contract.secret_rule import without_secrets
-from trainbox.contract.storage import writing
 from trainbox.contract.streams import message
 
-_MOST_BYTES = 2**20  # of a file, and of all texts of a start; a larger file is data
-_MOST_FILES = 1000
-_SETTLED_S = 1.0
+DIFF = "changes.diff"
+_MOST_BYTES = 2**20  # of all texts together; a larger file is data
+_SETTINGS = (".yaml", ".yml", ".toml", ".json", ".jsonnet", ".cfg", ".ini", ".conf", ".gin")
+_CODE = (".py", ".pyx", ".sh", ".c", ".cc", ".cpp", ".h", ".hpp", ".cu", ".cuh", ".jinja")
 
 
+@dataclass(frozen=True)
 class Sources:
-    """The files that the script has opened, as they were when it opened them first."""
+    """The sources of one start.
 
-    def __init__(
-        self,
-        folder: ScriptFolder,
-        roots: Sequence[Path],
-        manifest: dict[str, Any],
-        work: Path | None = None,
-    ) -> None:
-        """Record the files below one of `roots` in the `manifest` of the run in `folder`.
-
-        A file in `work`, a copy of the current folder, counts as the file there.
-        """
-        self._folder, self._run, self._roots = folder, folder.path, roots
-        self._manifest, self._work = manifest, work
-        self._here = Path.cwd() if work else None  # the script may remove it
-        self._part, self._left, self._new_s = b"", _MOST_BYTES, math.inf
-        self._digests: dict[str, str] = {}
-        self._own = repository(roots[1])
-        # The repository of each folder, what is in its commit, and those whose commit lacks a file.
-        self._repositories: dict[Path, Path | None] = {}
-        self._committed: dict[Path, frozenset[str]] = {}
-        self._dirty = set[Path]()
-
-    def install(self, folder: Path) -> None:
-        """Let each Python that is started with `folder` in PYTHONPATH report its files."""
-        found = (*self._roots, self._work or self._roots[0])
-        roots = "\0".join(os.path.join(root, "") for root in found)  # noqa: PTH118
-        with writing(folder, "set TMPDIR to a folder on another disk"):
-            (folder / opened.COPY).write_bytes(Path(opened.__file__).read_bytes())
-            (folder / opened.ROOTS).write_text(roots, encoding="utf-8", errors="surrogateescape")
-
-    def take(self, data: bytes) -> None:
-        """Take what the ranks have written to the pipe."""
-        *names, self._part = (self._part + data).split(b"\0")
-        for name in names:
-            self.add(Path(os.fsdecode(name)))
-
-    def look(self) -> None:
-        """Write the manifest when no other new file has come for a second."""
-        if time.monotonic() - self._new_s > _SETTLED_S:
-            self._new_s = math.inf
-            self.record()
-            with contextlib.suppress(StorageFailure):  # it is reported at the end of the start
-                self._folder.write_json(MANIFEST, self._manifest)
-
-    def record(self) -> None:
-        """Put the digests and the commit of each repository in the manifest."""
-        known = self._manifest["sources"]
-        self._manifest["sources"] = dict(sorted({**known, **self._digests}.items()))
-        self._manifest["revision"] = revision(self._roots[1], self._own in self._dirty)
-        others = {*self._committed} - {self._own}
-        if found := {str(path): revision(path, path in self._dirty) for path in sorted(others)}:
-            self._manifest["revisions"] = found
-
-    def add(self, path: Path) -> None:
-        """Add a file that the script has opened, or show it in the run's TensorBoard."""
-        if opened.EVENTS in path.name:
-            _link(path, self._run, self._roots)
-            return
-        if path.suffix == ".pyc":  # Python has the source in its cache
-            is_beside = path.parent.name != "__pycache__"  # with PYTHONPYCACHEPREFIX
-            folder = path.parent if is_beside else path.parent.parent
-            path = folder / f"{path.name.partition('.')[0]}.py"
-        if self._work and self._here and path.is_relative_to(self._work):
-            path = self._here / path.relative_to(self._work)
-        name = _name(path, self._roots)
-        is_known = name in self._digests or len(self._digests) >= _MOST_FILES
-        if is_known or path.is_relative_to(self._run):
-            return
-        try:
-            data = read_bytes(path, _MOST_BYTES)
-        except (OSError, ValueError):
-            return
-        self._digests[name] = hashlib.sha256(data).hexdigest()
-        self._new_s = time.monotonic()
-        if not self._is_committed(path.parent, data):
-            self._keep(name, data)
-
-    def _is_committed(self, folder: Path, data: bytes) -> bool:
-        """Return whether the commit of the repository with `folder` has a file with this content.
-
-        A file outside of all repositories makes no commit dirty: `sources/` has it.
-        """
-        if folder not in self._repositories:
-            self._repositories[folder] = repository(folder)
-        if (found := self._repositories[folder]) is None:
-            return False
-        if found not in self._committed:
-            self._committed[found] = committed(found)
-        blob = b"blob %d\0%b" % (len(data), data)
-        hashes = (hashlib.sha1(blob, usedforsecurity=False), hashlib.sha256(blob))
-        has_it = any(digest.hexdigest() in self._committed[found] for digest in hashes)
-        self._dirty |= set() if has_it else {found}
-        return has_it
-
-    def _keep(self, name: str, data: bytes) -> None:
-        """Write a copy of the file to the run folder, without secrets unless it is code."""
-        if self._left <= 0:
-            return
-        if name.endswith(opened.SETTINGS):
-            lines = data.decode(errors="replace").splitlines(keepends=True)
-            data = "".join(map(without_secrets, lines)).encode()
-        self._left -= len(data)
-        copy = self._run / TEXTS / name.lstrip("/")
-        try:
-            if self._left < 0:
-                raise OSError("more than 1 MiB")
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(copy) as file:
-                file.write(data)
-        except OSError as error:
-            self._left = 0
-            message(f"{self._run / TEXTS} lacks {name} and later files ({error.strerror or error})")
-
-
-def roots_of(folder: Path, search_path: Sequence[str]) -> list[Path]:
-    """Return the folders of the project of a script in `folder`, its repository first.
-
-    Some clusters put a folder of installed packages in PYTHONPATH, which is left out.
+    Attributes:
+        revision: the commit of the script's repository, or None.
+        digests: the SHA-256 of the script, of `git diff HEAD`, and of each untracked text.
+        texts: what the commit lacks, without secrets in settings.
     """
-    own = [Path(entry).absolute() for entry in search_path if not entry.endswith("-packages")]
-    folder = folder.absolute()
-    return [repository(folder) or folder, folder, folder.resolve(), *own]
+
+    revision: str | None
+    digests: Mapping[str, str]
+    texts: Mapping[str, bytes]
+
+    def changed(self, manifest: Mapping[str, Any]) -> list[str]:
+        """Return the names of what differs from the last start, which `manifest` has."""
+        if not (before := manifest["sources"]):
+            return []
+        differing = {**before, **self.digests}.items() - (before.items() & self.digests.items())
+        names = {name for name, _ in differing}
+        return sorted(names | ({"revision"} if manifest["revision"] != self.revision else set()))
+
+    def write(self, run: Path) -> None:
+        """Write the texts to the run folder, up to 1 MiB. A failure is only printed."""
+        left = _MOST_BYTES
+        for name, text in self.texts.items():
+            copy = run / TEXTS / name.lstrip("/")
+            try:
+                if (left := left - len(text)) < 0:
+                    raise OSError("more than 1 MiB")
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(copy) as file:
+                    file.write(text)
+            except OSError as error:
+                lost = error.strerror or error
+                message(f"{run / TEXTS} lacks {name} and later files ({lost})")
+                return
 
 
-def changed(recorded: Mapping[str, str], roots: Sequence[Path]) -> list[str]:
-    """Return the names of the recorded files that have another content now, in order."""
-    found = []
-    for name, digest in recorded.items():
-        for root in roots:
-            with contextlib.suppress(OSError, ValueError):
-                now = hashlib.sha256(read_bytes(root / name, _MOST_BYTES)).hexdigest()
-                found += [name] if now != digest else []
-                break
-    return sorted(found)
+def sources_of(target: Target) -> Sources:
+    """Return the sources of a start of `target`. Without git, they are the script alone."""
+    folder = target.folder
+    root = repository(folder)
+    diff = git(root, "diff", "--no-ext-diff", "--no-color", "HEAD") if root else None
+    digests, texts = dict[str, str](), dict[str, bytes]()
+
+    def add(name: str, text: bytes) -> None:
+        digests[name] = hashlib.sha256(text).hexdigest()
+        texts[name] = _without_secrets(text) if name.endswith(_SETTINGS) else text
+
+    if root and diff:
+        text = f"{diff}\n".encode(errors="surrogateescape")
+        digests[DIFF], texts[DIFF] = hashlib.sha256(text).hexdigest(), _diff_without_secrets(text)
+    for path, name in _untracked(root) if root else ():
+        with contextlib.suppress(OSError, ValueError):
+            add(name, read_bytes(path, _MOST_BYTES))
+    if script := _script(target):
+        name = str(script.relative_to(root or folder))
+        with contextlib.suppress(OSError, ValueError):
+            with open_regular(script) as file:
+                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+            if (
+                diff is None
+                or git(script.parent, "ls-files", "--error-unmatch", script.name) is None
+            ):
+                add(name, read_bytes(script, _MOST_BYTES))
+    return Sources(revision(folder), digests, texts)
 
 
-def _name(path: Path, roots: Sequence[Path]) -> str:
-    root = next((root for root in roots if path.is_relative_to(root)), None)
-    return str(path.relative_to(root) if root else path)
+def _script(target: Target) -> Path | None:
+    """Return the file of the script, or None for a module that is not in the current folder."""
+    if not target.is_module:
+        return Path(target.name).absolute()
+    module = Path.cwd().joinpath(*target.name.split("."))
+    files = (module.with_suffix(".py"), module / "__main__.py")
+    return next((path for path in files if path.is_file()), None)
 
 
-def _link(path: Path, run: Path, roots: Sequence[Path]) -> None:
-    """Link a file of TensorBoard that is outside of the run folder.
+def _untracked(root: Path) -> list[tuple[Path, str]]:
+    """Return the code and the settings in the repository that git neither tracks nor ignores.
 
-    A link to its folder could lead back to the run.
+    Each has its path and its name in the repository.
     """
-    if path.is_relative_to(run):
-        return
-    link = run / BOARD / _name(path.parent, roots).strip("/").replace("/", "-") / path.name
-    with contextlib.suppress(OSError):
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(os.path.relpath(path, link.parent))
+
+    @cache
+    def is_foreign(folder: Path) -> bool:
+        is_environment = (folder / "pyvenv.cfg").exists()
+        return folder != root and (is_environment or is_run(folder) or is_foreign(folder.parent))
+
+    names = (git(root, "ls-files", "--others", "--exclude-standard", "-z") or "").split("\0")
+    found = [(root / name, name) for name in names if name.endswith((*_SETTINGS, *_CODE))]
+    return [(path, name) for path, name in found if not is_foreign(path.parent)]
+
+
+def _diff_without_secrets(diff: bytes) -> bytes:
+    lines, is_of_settings = list[bytes](), False
+    for line in diff.splitlines(keepends=True):
+        if line.startswith(b"diff --git "):
+            is_of_settings = line.decode(errors="replace").rstrip('"\n').endswith(_SETTINGS)
+        lines.append(_without_secrets(line) if is_of_settings else line)
+    return b"".join(lines)
+
+
+def _without_secrets(text: bytes) -> bytes:
+    lines = text.decode(errors="replace").splitlines(keepends=True)
+    return "".join(map(without_secrets, lines)).encode()

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from entrypoint.script.opened import EVENTS
 from trainbox.contract.errors import StorageFailure
 from trainbox.contract.record_folder import LOCK, LOGS, is_sweep
 
@@ -18,6 +17,7 @@ BYTECODE = "__pycache__"
 # The limits of an entry for a drill, and of the whole copy for a trial of a sweep.
 _MOST_BYTES, _MOST_FILES = 2**30, 20_000
 _LEFT_OUT = (".git", BYTECODE)
+_EVENTS = ".tfevents."  # in the names of TensorBoard's files
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class UserFolder:
                 _link(path, folder / path.name)
             for path in self._entries():
                 name = str(path.relative_to(self.path))
-                if _is_run(path):
+                if is_run(path):
                     _link(path, folder / name)
                 elif path.is_dir():
                     (folder / name).mkdir(exist_ok=True)
@@ -156,17 +156,17 @@ class UserFolder:
         if top.name in _LEFT_OUT or top == self._drill or not os.access(top, os.R_OK):
             return
         if top.is_file():
-            if EVENTS not in top.name:  # a reader would take old curves for those of the copy
+            if _EVENTS not in top.name:  # a reader would take old curves for those of the copy
                 yield top
         elif top.is_dir() and not (top / "pyvenv.cfg").exists():
             yield top
-            if not _is_run(top):
+            if not is_run(top):
                 with contextlib.suppress(FileNotFoundError):  # another process may remove it
                     for path in top.iterdir():
                         yield from self._walk(path)
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     """Return whether the folder is a run of Trainbox, or a sweep."""
     return ((path / LOCK).is_file() and (path / LOGS).is_dir()) or is_sweep(path)
 

@@ -7,28 +7,22 @@ from trainbox.contract.build_info import git
 from trainbox.contract.files import read_bytes
 
 
-def revision(folder: Path, is_dirty: bool = False) -> str | None:
+def revision(folder: Path) -> str | None:
     """Return the commit of the project in `folder`; None outside of git.
 
-    `-dirty` follows if files were changed, or if `is_dirty`. The image does not have git, and git
-    refuses the folder of another user. Then `-unchecked` follows, because changes are not known.
+    `-dirty` follows if files were changed. The image does not have git, and git refuses the folder
+    of another user. Then `-unchecked` follows, because changes are not known.
     """
     described = git(folder, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
     if described is None:
         return _head(folder)
-    return f"{described.removesuffix('-dirty')}-dirty" if is_dirty else described or None
+    return described or None
 
 
 def repository(folder: Path) -> Path | None:
     """Return the folder of the repository that has `folder`, or None."""
     roots = (folder, *folder.parents)
     return next((root for root in roots if (root / ".git").exists()), None)
-
-
-def committed(folder: Path) -> frozenset[str]:
-    """Return git's digests of the files in the commit; empty if they are not known."""
-    listed = git(folder, "ls-tree", "-r", "--full-tree", "HEAD") or ""
-    return frozenset(line.split()[2] for line in listed.splitlines())
 
 
 def _head(folder: Path) -> str | None:

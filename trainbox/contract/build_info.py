@@ -26,17 +26,18 @@ def build_info(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def git(folder: Path, *arguments: str) -> str | None:
-    """Return the output of git in `folder`; None if git is missing or refuses."""
+    """Return the output of git in `folder`; None if git is missing or refuses.
+
+    Bytes that are not UTF-8 are surrogates, as in the names of files.
+    """
     try:
         found = subprocess.run(
             ["git", "-C", str(folder), *arguments],
             capture_output=True,
-            text=True,
-            errors="replace",
             timeout=_GIT_S,
             check=False,
             env={**user_environment(os.environ), "LC_ALL": "C"},  # git may run a user's filter
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() if found.returncode == 0 else None
+    return os.fsdecode(found.stdout).strip("\n") if found.returncode == 0 else None

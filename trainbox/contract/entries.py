@@ -18,24 +18,22 @@ class EntryReader:
     """Reads the entries of a growing file, each of them once.
 
     A line that is not a JSON object is skipped. An incomplete last line is read by a later call.
-
-    Attributes:
-        position: the number of bytes before the first entry that is not read yet.
     """
 
-    def __init__(self, path: Path, position: int = 0, last_bytes: int = 2**63) -> None:
-        """Read the file from `position` on, or only its last bytes, if they are fewer."""
-        self._path, self.position, self._last_bytes = path, position, last_bytes
+    def __init__(self, path: Path, last_bytes: int = 2**63) -> None:
+        """Read the file, or only its last bytes."""
+        self._path, self._last_bytes = path, last_bytes
+        self._position = 0  # the number of bytes before the first entry that is not read yet
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Yield the new entries; none if the file is missing or cannot be read."""
         try:
-            with open_from(self._path, self.position, self._last_bytes) as file:
-                self.position = file.tell()
+            with open_from(self._path, self._position, self._last_bytes) as file:
+                self._position = file.tell()
                 for line in file:
                     if not line.endswith(b"\n"):
                         return
-                    self.position += len(line)
+                    self._position += len(line)
                     if (entry := parsed(line)) is not None:
                         yield entry
         except OSError:

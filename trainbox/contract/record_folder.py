@@ -21,8 +21,8 @@ from trainbox.contract.storage import writing
 
 CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
 LOCK = "lock"
-TEXTS, BOARD = "sources", "tensorboard"  # folders in the run folder of a script
-_WRITTEN = frozenset({CONFIG, MANIFEST, METRICS, LOGS, LOCK, TEXTS, BOARD})
+TEXTS = "sources"  # the folder of texts in the run folder of a script
+_WRITTEN = frozenset({CONFIG, MANIFEST, METRICS, LOGS, LOCK, TEXTS})
 # What `trainbox run` itself writes in the run folder of a script.
 OWN_NAMES = _WRITTEN | {f"{name}.tmp" for name in (CONFIG, MANIFEST)}
 STUDY = "study.journal"  # in the folder of a sweep

@@ -106,11 +106,11 @@ class Output:
 
 
 class TensorBoard:
-    """The scalars for TensorBoard in the run folder, with links to those of other folders."""
+    """The scalars for TensorBoard in the run folder."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self._earlier = {path.resolve().parent for path in event_files(run)}
+        self._earlier = {path.parent for path in event_files(run)}
         self._readers: dict[Path, ScalarReader] = {}
         self._values = defaultdict[str, dict[Path, dict[int, float]]](dict)
 
@@ -118,7 +118,7 @@ class TensorBoard:
         for path in event_files(self._run):
             reader = self._readers.setdefault(path, ScalarReader(path))
             for tag, step, value in reader.read():
-                self._values[tag].setdefault(path.resolve().parent, {})[step] = value
+                self._values[tag].setdefault(path.parent, {})[step] = value
         reports = defaultdict[int, dict[str, float]](dict)
         for tag, found in self._values.items():
             # Lightning writes to another folder when the script starts again.

@@ -2,12 +2,10 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from entrypoint.script import board
 from entrypoint.script.folder import ScriptFolder
 from entrypoint.script.target import Target
 from tests.support.commands import Trainbox
@@ -105,33 +103,6 @@ def test_lost_entries_are_reported_once(tmp_path: Path, capsys: pytest.CaptureFi
     (line,) = capsys.readouterr().err.splitlines()
     lost = f"trainbox: entries are lost: cannot write {tmp_path}/metrics.jsonl: Is a directory "
     assert line.startswith(lost)
-
-
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        ("raise OSError('first line\\nno space left')", "no space left"),
-        ("raise SystemExit(3)", "exit code 3"),
-        ("signal.pause()", "not within 0 s"),
-    ],
-)
-def test_what_tensorboard_lacks_is_reported(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    program: str,
-    reason: str,
-) -> None:
-    code = f"import signal, sys; sys.stdin.read(); {program}"
-    monkeypatch.setattr(board, "command_of", lambda *_: [sys.executable, "-c", code])
-    if "within" in reason:
-        monkeypatch.setattr(board, "_END_S", 0.2)
-    board.Board(tmp_path).close()
-    line = (
-        f"trainbox: TensorBoard's files lack values of metrics.jsonl ({reason}): the next start of "
-        "this run adds them\n"
-    )
-    assert capsys.readouterr().err == line
 
 
 def test_the_newest_value_is_found_before_a_damaged_line(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Which Python runs a script, and what the manifest records of it."""
 
-import ast
 import importlib.metadata
 import json
 import os
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from entrypoint.script import opened
 from entrypoint.script.python import Python, ask, choose_python
 from tests.support.commands import Trainbox
 from trainbox.contract.errors import WrongUse
@@ -155,19 +153,6 @@ def test_a_python_that_does_not_exist_is_refused(
         choose_python(wanted, line, env)
     assert text in str(refused.value)
     assert str(refused.value).endswith(": name a Python with --python")
-
-
-def test_the_module_in_the_script_is_one_of_python_3_8() -> None:
-    code = Path(opened.__file__).read_text()
-    tree = ast.parse(code, feature_version=(3, 8))
-    imported = {
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    }
-    assert imported == {"os", "sys"}
-    assert not any(isinstance(node, ast.ImportFrom) for node in ast.walk(tree))
 
 
 def test_the_packages_are_those_that_python_finds(tmp_path: Path) -> None:

@@ -116,13 +116,9 @@ sys.exit(9)
     assert entry.pop("time_unix_s") > 0
     assert entry == {"kind": "train", "step": 3, "loss": 0.5, "samples": 1000}
     assert re.search(r"^samples +1,000$", ended.err, re.MULTILINE)
-    (board,) = (run / "tensorboard").glob("events.*")
-    assert b"train/loss" in board.read_bytes()  # also the values of the end
     manifest = read(run, "manifest.json")
-    assert set(manifest["sources"]) == {"train.py", "trainer/__init__.py", "entrypoint.py"}
-    assert sorted(path.name for path in (run / "sources").rglob("*.py")) == [
-        *("__init__.py", "entrypoint.py", "train.py")
-    ]
+    assert set(manifest["sources"]) == {"train.py"}
+    assert [path.name for path in (run / "sources").iterdir()] == ["train.py"]
     (start,) = manifest["starts"]
     assert (start["exit_code"], start["processes"]) == (9, 2)
     assert start["scheduler"] == job
@@ -295,31 +291,6 @@ time.sleep(60)
 def test_a_signal_that_slurm_sends_to_all_processes_does_not_end_a_script(forked: Trainbox) -> None:
     name = script(forked, "import os, signal; os.kill(os.getpid(), signal.SIGUSR1); exit(9)")
     assert forked(*ONE, name).code == 9
-
-
-def test_a_signal_to_all_processes_does_not_stop_the_writer_of_tensorboard(
-    forked: Trainbox,
-) -> None:
-    """A terminal sends Ctrl-C to it as well, and a scheduler its SIGTERM."""
-    signals = """
-import os, pathlib, signal
-from trainbox.contract.processes import children
-def is_board(pid):
-    try:
-        command = pathlib.Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return False
-    return "script_board" in command
-(board,) = filter(is_board, children(os.getppid()))
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-    os.kill(board, number)
-print('{"step": 1, "loss": 0.5}')
-"""
-    ended = forked(*ONE, script(forked, signals))
-    assert (ended.code, "Traceback" in ended.err) == (0, False), ended.err
-    run = only_run(forked)
-    copied = int((run / "tensorboard/.copied").read_text())
-    assert copied == (run / "metrics.jsonl").stat().st_size
 
 
 def test_a_script_gets_ctrl_c_as_such_and_may_end_its_training_early(trainbox: Trainbox) -> None:

@@ -1,5 +1,6 @@
 """Hardware events of the entrypoint are recorded in the run that is trained at that time."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from trainbox.contract.internal import Internal
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.run import gpu_events as hardware
 from trainer.run import run_log
-from trainer.run.gpu_events import new_events, note_run, record_left_over
+from trainer.run.event_file import EventFile
+from trainer.run.gpu_events import new_events, note_run, record_left_over, show_events
 from trainer.run.jsonl import read_entries
 from trainer.run.run_log import RunLog
 
@@ -104,6 +106,17 @@ def test_each_event_is_returned_once_and_a_half_written_one_when_complete(
     assert new_events([]) == []
     monkeypatch.delenv(Internal.HEALTH_EVENTS)
     assert new_events([]) == []
+
+
+def test_events_of_one_check_at_one_step_are_one_text(tmp_path: Path) -> None:
+    """TensorBoard would show only the last of several texts."""
+    with contextlib.closing(EventFile(tmp_path)) as file:
+        show_events(file, [{"check": "slowdown", "gpu": gpu} for gpu in (0, 1)], 2)
+    board = EventAccumulator(str(tmp_path), {TENSORS: 0})
+    board.Reload()
+    (shown,) = board.Tensors("health/slowdown")
+    texts = shown.tensor_proto.string_val[0]
+    assert texts == b"gpu 0, check slowdown\n\ngpu 1, check slowdown"
 
 
 @pytest.mark.parametrize("damaged", ['{"check": "xid"}', _line(1.0, check=None), _line("soon")])

@@ -189,25 +189,14 @@ def read_board(run: Path, earlier: TensorBoard | None = None) -> list[Report]:
     return (earlier or TensorBoard(run)).read()
 
 
-def test_scalars_are_read_from_the_run_with_its_links(tmp_path: Path) -> None:
-    run, project = tmp_path / "runs/s/trial", tmp_path / "project"
-    board(run / "tb", {"val/acc": 0.5, "loss": 1.0}, {"val/acc": 0.25})
-    board(project / "logs/validation", {"loss": 0.5})
-    board(project / "logs/other", {"other": 0.5})  # of another trial
-    (file,) = (project / "logs/validation").iterdir()
-    (run / "tensorboard/logs-validation").mkdir(parents=True)
-    (run / "tensorboard/logs-validation" / file.name).symlink_to(file)
-    assert read_board(run) == [
-        (1, {"val/acc": 0.5, "tb/loss": 1.0, "validation/loss": 0.5}),
-        (2, {"val/acc": 0.25}),
-    ]
-
-
 def test_tags_in_several_folders_have_the_name_of_their_folder(tmp_path: Path) -> None:
     run = tmp_path / "runs/trial"
-    board(run / "logs/train", {"acc": 0.75, "lr": 1.0})
-    board(run / "logs/validation", {"acc": 0.5})
-    assert read_board(run) == [(1, {"train/acc": 0.75, "validation/acc": 0.5, "lr": 1.0})]
+    board(run / "logs/train", {"acc": 0.75, "lr": 1.0}, {"lr": 0.5})
+    board(run / "work/logs/validation", {"acc": 0.5})
+    assert read_board(run) == [
+        (1, {"train/acc": 0.75, "validation/acc": 0.5, "lr": 1.0}),
+        (2, {"lr": 0.5}),
+    ]
 
 
 def test_a_script_that_starts_again_may_write_to_another_folder(tmp_path: Path) -> None:
