@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 
 from entrypoint.doctor.report import Examination, TorchAnswer, report
 from entrypoint.doctor.surroundings import read_surroundings
@@ -18,7 +17,7 @@ from entrypoint.health.verdict import Finding, Result, Verdict
 from trainbox.contract.errors import Failure
 from trainbox.contract.internal import user_environment
 from trainbox.contract.processes import start_child
-from trainbox.contract.programs import TORCH_INFO, command_of
+from trainbox.contract.programs import COLLECT_ENV, TORCH_INFO, Program, command_of
 from trainbox.contract.streams import show_progress
 
 # The wait for torch to start and to list the GPUs: usually 2 to 5 s, longer on a busy machine.
@@ -32,16 +31,26 @@ def examination_report(
 ) -> str:
     """Return the report on this machine. A broken driver or torch becomes part of the report."""
     begin_s = time.monotonic()
-    process = _start_torch()
+    asked, collecting = _start(TORCH_INFO), _start(COLLECT_ENV)
     driver, visible, verdict = _ask_driver(question)
-    data_dir = Path(os.environ.get("TRAINBOX_DATA_DIR") or "data")
-    around, hidden = read_surroundings(question.runs_dir or Path("runs"), data_dir, os.environ)
+    around, hidden = read_surroundings(os.environ)
     show_progress("waiting for torch ...")
-    torch = _torch_answer(process, begin_s, torch_deadline_s)
+    torch = _torch_answer(*_ended(asked, begin_s, torch_deadline_s))
+    text, fault = _ended(collecting, begin_s, torch_deadline_s)
     show_progress()
-    users = user_environment(os.environ)
-    taken_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return report(Examination(taken_at, verdict, driver, visible, torch, around, users, hidden))
+    return report(
+        Examination(
+            taken_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            verdict=verdict,
+            driver=driver,
+            visible=visible,
+            torch=torch,
+            around=around,
+            collected=text.splitlines() or [fault],
+            env=user_environment(os.environ),
+            hidden=hidden,
+        )
+    )
 
 
 def _ask_driver(question: Question) -> tuple[Detection, tuple[Gpu, ...], Verdict]:
@@ -59,9 +68,9 @@ def _ask_driver(question: Question) -> tuple[Detection, tuple[Gpu, ...], Verdict
     return found, visible, verdict
 
 
-def _start_torch() -> subprocess.Popen[str]:
+def _start(program: Program) -> subprocess.Popen[str]:
     return start_child(
-        command_of(TORCH_INFO),
+        command_of(program),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -70,7 +79,8 @@ def _start_torch() -> subprocess.Popen[str]:
     )
 
 
-def _torch_answer(process: subprocess.Popen[str], begin_s: float, deadline_s: float) -> TorchAnswer:
+def _ended(process: subprocess.Popen[str], begin_s: float, deadline_s: float) -> tuple[str, str]:
+    """Return the output of a process, and why it has none."""
     try:
         left_s = max(0.0, begin_s + deadline_s - time.monotonic())
         out, err = process.communicate(timeout=left_s)
@@ -79,15 +89,15 @@ def _torch_answer(process: subprocess.Popen[str], begin_s: float, deadline_s: fl
         # A process that hangs in the driver cannot be killed.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_ENDING_S)
-        return TorchAnswer(
-            fault=f"gave no answer within {deadline_s:g} s: check the driver and the disk"
-        )
+        return "", f"gave no answer within {deadline_s:g} s: check the driver and the disk"
     code, last = process.returncode, (err.strip().splitlines() or ["no output"])[-1]
     if code < 0:
-        return TorchAnswer(
-            fault=f"was killed by signal {-code} ({signal.strsignal(-code)}): {last}"
-        )
+        return "", f"was killed by signal {-code} ({signal.strsignal(-code)}): {last}"
+    return out, f"exited with code {code} and no answer: {last}"
+
+
+def _torch_answer(out: str, fault: str) -> TorchAnswer:
     try:
         return TorchAnswer(**json.loads(out.splitlines()[-1]))
     except (IndexError, ValueError, TypeError):
-        return TorchAnswer(fault=f"exited with code {code} and no answer: {last}")
+        return TorchAnswer(fault=fault)

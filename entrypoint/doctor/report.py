@@ -30,20 +30,20 @@ class TorchAnswer:
     fault: str = ""
     error: str = ""
     warnings: Sequence[str] = ()
-    file: str = ""
     version: str = ""
     cuda: str | None = None
-    cudnn: int | None = None
-    nccl: str = ""
     libcuda: str = ""
     count: int = 0
-    names: Sequence[str] = ()
-    mps: bool = False
 
 
 @dataclass(frozen=True)
 class Examination:
-    """The values of a report. `visible` are the GPUs that CUDA_VISIBLE_DEVICES selects."""
+    """The values of a report.
+
+    Attributes:
+        visible: the GPUs that CUDA_VISIBLE_DEVICES selects.
+        collected: the lines of `python -m torch.utils.collect_env`, or why it has no output.
+    """
 
     taken_at: str
     verdict: Verdict
@@ -51,6 +51,7 @@ class Examination:
     visible: tuple[Gpu, ...]
     torch: TorchAnswer
     around: Surroundings
+    collected: Sequence[str]
     env: Mapping[str, str]
     hidden: Hidden
 
@@ -58,19 +59,19 @@ class Examination:
 def report(seen: Examination) -> str:
     """Return the whole report. Private text is removed from each value of another program."""
     lines = [
-        f"trainbox doctor, {seen.taken_at}. Names, home folders and values that look like secrets "
-        "are removed. Read the report before you paste it.",
+        f"trainbox {seen.around.trainbox}, {seen.taken_at}. Names, home folders and values that "
+        "look like secrets are removed. Read the report before you paste it.",
         "",
         "## verdict",
         closing_line(seen.verdict),
         *(f"- {line}" for line in finding_lines(seen.verdict.findings, seen.hidden)),
         *(f"- {redacted(line, seen.hidden, _LONGEST_PROBLEM)}" for line in problems(seen)),
     ]
-    sections: dict[str, Mapping[str, str]] = {"GPUs": _gpus(seen), **seen.around.sections}
-    for title, rows in sections.items():
-        lines += _section(title, {name: redacted(row, seen.hidden) for name, row in rows.items()})
-    environment = dict(shown_environment(seen.env, seen.hidden))
-    return "\n".join([*lines, *_section("environment", environment)])
+    environment = shown_environment(seen.env, seen.hidden)
+    width = max((len(name) for name, _ in environment), default=0)
+    lines += ["", "## environment", *(f"    {name:<{width}}  {row}" for name, row in environment)]
+    collected = (redacted(line, seen.hidden) for line in seen.collected)
+    return "\n".join([*lines, "", "## torch.utils.collect_env", *(f"    {c}" for c in collected)])
 
 
 def finding_lines(findings: Iterable[Finding], hidden: Hidden) -> list[str]:
@@ -159,38 +160,3 @@ def _gpus_not_given(around: Surroundings) -> str:
         "libnvidia-compute"
     )
     return f"the host runs NVIDIA driver {around.kernel_module}, but {reason}"
-
-
-def _gpus(seen: Examination) -> dict[str, str]:
-    answer, driver = seen.torch, seen.driver
-    summary = driver.absent or driver.broken or f"version {driver.driver_version}"
-    rows = {"driver": summary}
-    rows |= {
-        finding.check: finding.read
-        for finding in seen.verdict.findings
-        if finding.check == "cuda" and finding.result is Result.PASS
-    }
-    used_mib = {gpu["gpu"]: gpu.get("memory_used_mib", "unknown") for gpu in seen.verdict.gpus}
-    for gpu in driver.gpus:
-        used = f", {used_mib[gpu.label]} MiB in use" if gpu.label in used_mib else ""
-        fault = f": {gpu.fault}" if gpu.fault else ""
-        rows[f"GPU {gpu.label}"] = f"{gpu.name}, {gpu.memory_mib} MiB{used}{fault}"
-    versions = f"CUDA {answer.cuda}, cuDNN {answer.cudnn}, NCCL {answer.nccl or None}"
-    rows["torch"] = (
-        f"{answer.version}, {versions}, {answer.file}" if answer.version else "no answer"
-    )
-    rows["seen"] = (
-        f"by the driver {len(driver.gpus)}, visible {len(seen.visible)}, by torch {answer.count}"
-    )
-    if answer.names or answer.mps:
-        rows["torch's GPUs"] = ", ".join(answer.names) or "Apple GPU"
-    if answer.error and not (driver.absent and answer.version):
-        rows["torch's error"] = answer.error
-    return rows
-
-
-def _section(title: str, rows: Mapping[str, str]) -> list[str]:
-    if not rows:
-        return []
-    width = max(len(name) for name in rows)
-    return ["", f"## {title}", *(f"    {name:<{width}}  {row}" for name, row in rows.items())]

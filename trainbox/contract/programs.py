@@ -66,6 +66,12 @@ TORCH_INFO = Program(
     "nothing",
     "what torch sees of the GPUs, as a line of JSON",
 )
+COLLECT_ENV = Program(
+    "torch.utils.collect_env",  # torch's own
+    ("entrypoint.doctor.examine",),
+    "nothing",
+    "torch's report for its developers",
+)
 SELFTEST = Program(
     "trainer.machine.selftest",
     ("entrypoint.health.deep_cases",),
@@ -97,8 +103,8 @@ SCRIPT_WORKER = Program(
     "nothing; metrics and results go to the connection",
 )
 PROGRAMS = (
-    *(TRAINER, ENTRYPOINT, TORCHRUN, SCRIPT_RANK, DRIVER, TORCH_INFO, SELFTEST, GPU_EVENTS),
-    *(OUTPUTS, SWEEP_WORKER, SCRIPT_WORKER),
+    *(TRAINER, ENTRYPOINT, TORCHRUN, SCRIPT_RANK, DRIVER, TORCH_INFO, COLLECT_ENV),
+    *(SELFTEST, GPU_EVENTS, OUTPUTS, SWEEP_WORKER, SCRIPT_WORKER),
 )
 
 

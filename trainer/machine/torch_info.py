@@ -11,7 +11,7 @@ from typing import Any
 
 
 def seen() -> dict[str, Any]:
-    """Return torch's versions and GPUs.
+    """Return torch's version and the number of its GPUs.
 
     If torch or CUDA does not start, `error` and `warnings` have the reason.
     """
@@ -19,44 +19,19 @@ def seen() -> dict[str, Any]:
         import torch
     except Exception as error:  # noqa: BLE001 - any error is an answer
         return {"error": _one_line(error)}
-    answer: dict[str, Any] = {"file": torch.__file__, "libcuda": _libcuda()}
+    answer: dict[str, Any] = {"libcuda": _libcuda()}
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            answer |= _versions(torch)
+            answer |= {"version": torch.__version__, "cuda": torch.version.cuda}
+            # Without is_available(), device_count() would ask NVML, which trainings do not use.
+            answer["count"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
             torch.cuda.init()
-            answer["names"] = [
-                torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
-            ]
         except Exception as error:  # noqa: BLE001
             answer["error"] = _one_line(error)
     # Leave out warnings for developers, such as deprecations.
     shown = [warning for warning in warned if issubclass(warning.category, UserWarning)]
     return answer | {"warnings": [" ".join(str(warning.message).split()) for warning in shown]}
-
-
-def _versions(torch: Any) -> dict[str, Any]:
-    found = {
-        "version": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-        # Without is_available(), device_count() would ask NVML, which the training does not use.
-        "count": torch.cuda.device_count() if torch.cuda.is_available() else 0,
-        "mps": torch.backends.mps.is_available(),
-    }
-    if found["cuda"] and (nccl := nccl_version()):
-        found["nccl"] = nccl
-    return found
-
-
-def nccl_version() -> str | None:
-    """Return the version of NCCL, or None if torch is built without it, as NVIDIA's for Jetson."""
-    import torch
-
-    try:
-        return ".".join(map(str, torch.cuda.nccl.version()))
-    except AttributeError:
-        return None
 
 
 def _libcuda() -> str:

@@ -18,7 +18,6 @@ from trainbox.contract.errors import WrongUse
 from trainbox.contract.internal import launch_facts
 from trainbox.contract.secret_rule import shown_variable
 from trainer.data.examples import Collate, length, read_examples
-from trainer.machine.torch_info import nccl_version
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
 from trainer.run.compare import (
@@ -244,5 +243,13 @@ def _device(world: World) -> dict[str, Any]:
         "cublas": cublas_version(),
         "driver": driver.read_text(encoding="utf-8").splitlines()[0] if driver.exists() else None,
         "visible": visible and shown_variable("CUDA_VISIBLE_DEVICES", visible),
-        "nccl": nccl_version(),
+        "nccl": _nccl_version(),
     }
+
+
+def _nccl_version() -> str | None:
+    """Return the version of NCCL, or None if torch is built without it, as NVIDIA's for Jetson."""
+    try:
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    except AttributeError:
+        return None

@@ -1,7 +1,6 @@
 """`trainbox doctor`: reports on the NVML stub with stand-ins for torch, and the pure reasons."""
 
-import os
-import platform
+import importlib.metadata
 import re
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from entrypoint.doctor.report import (
     finding_lines,
     problems,
 )
-from entrypoint.doctor.surroundings import Surroundings, file_system_of, read_surroundings
+from entrypoint.doctor.surroundings import Surroundings
 from entrypoint.driver.gpus import Detection, Gpu
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 from entrypoint.system.container import container_signs
@@ -30,7 +29,6 @@ from tests.support.processes import started_with
 
 Doctor = Callable[..., Ended]
 NO_LIBCUDA = "libcuda.so.1: cannot open shared object file: No such file or directory"
-LONGEST_REPORT = 80  # lines, on a usual host
 
 
 @pytest.fixture
@@ -62,11 +60,8 @@ from types import SimpleNamespace as Part
 import warnings
 __version__ = "9.9.9"
 version = Part(cuda="13.2")
-backends = Part(cudnn=Part(version=lambda: 92600), mps=Part(is_available=lambda: False))
 cuda = Part(is_available=lambda: True, device_count=lambda: 2,
-            init=lambda: warnings.warn("GPU0 is too old for this torch"),
-            get_device_name=lambda index: "NVIDIA GeForce RTX 3080",
-            nccl=Part(version=lambda: (2, 30, 7)))
+            init=lambda: warnings.warn("GPU0 is too old for this torch"))
 """
 
 
@@ -92,9 +87,8 @@ def test_a_gpu_with_an_ecc_error_is_named(doctor: Doctor, tmp_path: Path) -> Non
         "-> reset_gpu: stop what runs on the GPU, then `nvidia-smi --gpu-reset -i 1` as root"
         in finding
     )
-    assert len(ended.out.splitlines()) < LONGEST_REPORT
-    titles = ("verdict", "GPUs", "versions", "runtime", "mounts and disk", "limits", "environment")
-    assert [line[3:] for line in ended.out.splitlines() if line.startswith("## ")] == list(titles)
+    titles = ["verdict", "environment", "torch.utils.collect_env"]
+    assert [line[3:] for line in ended.out.splitlines() if line.startswith("## ")] == titles
 
 
 def test_a_machine_without_gpus_is_fit_if_none_is_requested(
@@ -108,20 +102,18 @@ def test_a_machine_without_gpus_is_fit_if_none_is_requested(
 def test_the_driver_sees_two_gpus_and_torch_none(doctor: Doctor) -> None:
     ended = doctor("geforce")
     assert verdict_lines(ended)[2].startswith("- driver sees 2 GPUs, torch sees 0: ")
-    assert "    seen           by the driver 2, visible 2, by torch 0\n" in ended.out
-    assert "    torch's error  RuntimeError: " in ended.out
+    assert f"\n    PyTorch version: {importlib.metadata.version('torch')}" in ended.out
+    assert "\n    Is CUDA available: False\n" in ended.out
 
 
 def test_the_driver_and_torch_see_the_same(doctor: Doctor, tmp_path: Path) -> None:
-    keys = {"gpu.persistence_mode": 1, "gpu.memory_used_mib": 254}
+    keys = {"gpu.persistence_mode": 1}
     ended = doctor("geforce", keys, env=fake_torch(tmp_path, TWO_GPUS))
     assert verdict_lines(ended) == ["OPEN, PASS: 2 GPUs", "- GPU0 is too old for this torch"]
-    path = f"{tmp_path}/fake/torch/__init__.py"
-    assert (
-        f"    torch         9.9.9, CUDA 13.2, cuDNN 92600, NCCL 2.30.7, {path}\n"
-        "    seen          by the driver 2, visible 2, by torch 2\n" in ended.out
-    )
-    assert re.search("    GPU 1         NVIDIA GeForce .*, 254 MiB in use\n", ended.out)
+    lines = ended.out.splitlines()
+    assert re.match(r"trainbox [\d.]+, revision ([0-9a-f]{40}(-dirty)?|unknown), 20", lines[0])
+    # The stand-in has no torch.utils.
+    assert lines[-1].startswith("    exited with code 1 and no answer: ")
 
 
 HANGS = """
@@ -152,6 +144,7 @@ def test_a_torch_that_hangs_is_killed_at_the_deadline(tmp_path: Path) -> None:
         "- torch gave no answer within 4 s: check the driver and the disk"
     )
     assert "## environment" in done.stdout
+    assert done.stdout.endswith("    gave no answer within 4 s: check the driver and the disk\n")
     assert started_with(str(tmp_path)) == []
 
 
@@ -236,8 +229,8 @@ def test_a_report_contains_nothing_private(doctor: Doctor, tmp_path: Path) -> No
     for shown in (
         "my.py:Gestures --token (not shown)",
         "~/lib:/scratch/[user]/lib:/scratch/[user]/lib",
-        "~/data is missing",
-        "[user]/runs",
+        "~/data\n",
+        "[user]/runs\n",
     ):
         assert shown in ended.out
 
@@ -245,11 +238,10 @@ def test_a_report_contains_nothing_private(doctor: Doctor, tmp_path: Path) -> No
 # Reasons, as values.
 
 AROUND = Surroundings(
-    sections={"limits": {"CPUs": "4 usable of 64", "pids": "cgroup limit none"}},
+    trainbox="0.1.0, revision unknown",
     signs=("Docker",),
     devices={"nvidia0": "rw", "nvidiactl": "rw", "nvidia-uvm": "rw", "nvidia-modeset": ""},
     kernel_module="580.95.05",
-    pci_gpus=2,
 )
 GPUS = tuple(Gpu(index, f"GPU-{index}", "H100", 81559) for index in range(2))
 SLICES = tuple(
@@ -266,6 +258,7 @@ SEEN = Examination(
     visible=GPUS,
     torch=TorchAnswer(version="2.15.0", cuda="13.2", count=0, error="RuntimeError: CUDA failed"),
     around=AROUND,
+    collected=(),
     env={},
     hidden=(),
 )
@@ -323,7 +316,7 @@ WITHOUT = replace(torch(count=0), driver=Detection(absent="no NVIDIA driver here
 # fmt: off
 _PROBLEMS = [
     (torch(count=2, warnings=["too old"]), ["too old"]),
-    (replace(WITHOUT, around=replace(AROUND, kernel_module="", pci_gpus=0)), []),
+    (replace(WITHOUT, around=replace(AROUND, kernel_module="")), []),
     (
         WITHOUT,
         [
@@ -364,22 +357,6 @@ def test_gpus_with_the_same_finding_share_a_line() -> None:
 # Readings of the system.
 
 
-def test_the_rows_of_this_machine(tmp_path: Path) -> None:
-    around, _ = read_surroundings(tmp_path / "runs", tmp_path, {"NCCL_IB_DISABLE": "1"})
-    rows = {name: row for section in around.sections.values() for name, row in section.items()}
-    for name, row in {
-        "trainbox": r".+, revision ([0-9a-f]{40}(-dirty)?|unknown)",
-        "python": rf"{platform.python_version()}, {sys.prefix}",
-        "packages": r"torch [\d.]+, torchvision [\d.]+, numpy [\d.]+, nvidia-ml-py [\d.]+",
-        "user": rf"uid {os.getuid()}, gid {os.getgid()}, groups ([\d ]+|none).*",
-        "between nodes": r"NCCL over TCP \(NCCL_IB_DISABLE=1\)",
-        "runs": f"{tmp_path}/runs is missing; would be in {tmp_path}: .*",
-        "data": rf"{tmp_path}: \w+, writable by this user, [\d,.]+ GiB free of [\d,.]+",
-        "memory": r"[\d,.]+ GiB, cgroup limit in MiB: (\d+|none)",
-    }.items():
-        assert re.fullmatch(row, rows[name]), (name, rows[name])
-
-
 def test_signs_of_containers() -> None:
     env = dict.fromkeys(("APPTAINER_NAME", "KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID"), "x")
     wsl, cgroup = "5.15.167.4-microsoft-standard-WSL2", "0::/docker-1f.scope/cri-containerd"
@@ -391,22 +368,3 @@ def test_signs_of_containers() -> None:
         *("Docker", "Apptainer", "Kubernetes"),
     )
     assert container_signs({}, "0::/", "6.1.0", ()) == ()
-
-
-MOUNTS = """overlay / overlay rw 0 0
-tmpfs /dev tmpfs rw 0 0
-shm /dev/shm tmpfs rw 0 0
-server:/x /mnt/my\\040data nfs4 rw 0 0
-/dev/sda /mnt ext4 rw 0 0
-/dev/sdb /mnt/my\\040data/runs xfs rw 0 0
-tmpfs /tmp ext4 rw 0 0
-tmpfs /tmp tmpfs rw 0 0
-
-broken
-"""
-
-
-def test_the_file_system_of_a_folder() -> None:
-    kinds = {"/home/x": "overlay", "/mnt/my data/set": "nfs4", "/tmp": "tmpfs"}
-    kinds |= {"/mnt/my data/runs/r": "xfs", "/mnt/my data2": "ext4"}
-    assert {path: file_system_of(path, MOUNTS) for path in kinds} == kinds
