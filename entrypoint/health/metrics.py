@@ -1,22 +1,12 @@
-"""The newest verdict as metrics for Prometheus and as an answer for probes, served over HTTP.
+"""The newest verdict as metrics for Prometheus and as an answer for probes, served over HTTP."""
 
-`prometheus_client` has a server for /metrics, without a limit and without other pages. This one has
-few threads and connections.
-"""
-
-import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import version
-from socket import SHUT_RDWR, socket
-from socketserver import ThreadingMixIn
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -29,8 +19,6 @@ from entrypoint.health.figures import FIGURES
 from entrypoint.health.verdict import LEVELS, Result, Verdict, closing_line
 from entrypoint.system.torch_build import torch_cuda
 
-MOST_CONNECTIONS = 32  # each has a thread and a file
-DEADLINE_S = 5.0  # from the connection to the end of the answer
 _XIDS = ("trainbox_gpu_xids", "Xids since the monitor was started")
 _LAST_XID = ("trainbox_gpu_last_xid", "The newest Xid since the monitor was started, 0 for none")
 _GPU = ("gpu", "uuid", "name")
@@ -46,23 +34,6 @@ class Latest(Collector):
     def put(self, verdict: Verdict, xids: Mapping[tuple[str, int], int]) -> None:
         """Replace the verdict, and the number of events of each (UUID, Xid), the newest last."""
         self._newest = (time.monotonic(), verdict, dict(xids))
-
-    def application(self) -> WSGIApplication:
-        """Return /metrics and /healthz."""
-        registry = CollectorRegistry()
-        registry.register(self)
-        metrics = make_wsgi_app(registry)
-
-        def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-            if environ["PATH_INFO"] == "/metrics":
-                return metrics(environ, start_response)  # type: ignore[no-any-return]
-            status, text = "404 Not Found", "/healthz or /metrics"
-            if environ["PATH_INFO"] == "/healthz":
-                status, text = self.healthz()
-            start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
-            return [f"{text}\n".encode()]
-
-        return answer
 
     def healthz(self) -> tuple[str, str]:
         """Return (HTTP status, text); 503 if the verdict is too old, since the monitor hangs."""
@@ -157,66 +128,34 @@ def _xids(verdict: Verdict, xids: Mapping[tuple[str, int], int]) -> Iterator[Met
 
 
 @contextmanager
-def served(host: str, port: int, application: WSGIApplication) -> Iterator[tuple[str, int]]:
-    """Serve `application` during the body, which gets the host and the port.
+def served(host: str, port: int, latest: Latest) -> Iterator[tuple[str, int]]:
+    """Serve /metrics and /healthz during the body, which gets the host and the port.
 
     Port 0 is any free port.
 
     Raises:
         OSError: `host` is not an address of this machine, or the port is taken.
     """
-    with _Server((host, port), _Handler) as server:
-        server.set_app(application)
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield host, server.server_port
-        finally:
-            server.shutdown()
+    registry = CollectorRegistry()
+    registry.register(latest)
+    server, thread = start_http_server(port, host, registry)
+    server.set_app(_with_healthz(latest, make_wsgi_app(registry)))
+    try:
+        yield host, server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
-class _Handler(WSGIRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        """Do not log requests."""
+def _with_healthz(latest: Latest, metrics: WSGIApplication) -> WSGIApplication:
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/metrics":
+            return metrics(environ, start_response)
+        status, text = "404 Not Found", "/healthz or /metrics"
+        if environ["PATH_INFO"] == "/healthz":
+            status, text = latest.healthz()
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{text}\n".encode()]
 
-
-class _Server(ThreadingMixIn, WSGIServer):
-    """A server that ends a connection at its deadline, and the oldest one for a new one."""
-
-    daemon_threads = True
-    request_queue_size = 128  # connections that wait to be accepted
-
-    def __init__(self, *arguments: Any) -> None:
-        self._free = threading.Semaphore(MOST_CONNECTIONS)
-        self._begin_s: dict[socket, float] = {}  # of each open connection, the oldest first
-        super().__init__(*arguments)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            for oldest in list(self._begin_s)[:1]:
-                _end(oldest)
-            # Its thread closes it. So the limit is never exceeded.
-            self._free.acquire()
-        self._begin_s[request] = time.monotonic()
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        super().shutdown_request(request)
-        del self._begin_s[request]
-        self._free.release()
-
-    def service_actions(self) -> None:
-        for connection, begin_s in list(self._begin_s.items()):
-            if time.monotonic() > begin_s + DEADLINE_S:
-                _end(connection)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        # A client that closes its connection is not an error of the server.
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
-
-
-def _end(connection: socket) -> None:
-    """Let the thread of the connection read its end, and fail to write."""
-    with suppress(OSError):
-        connection.shutdown(SHUT_RDWR)
+    return answer

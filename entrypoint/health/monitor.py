@@ -43,7 +43,7 @@ def monitor(
     latest = Latest(stale_s=2 * (interval_s + driver.deadline_s))
     with contextlib.ExitStack() as stack:
         try:
-            host, port = stack.enter_context(served(*_address(listen), latest.application()))
+            host, port = stack.enter_context(served(*_address(listen), latest))
         except OSError as error:
             # Python appends the address to the reason.
             reason = (error.strerror or str(error)).partition(" (")[0]
