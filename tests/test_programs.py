@@ -30,9 +30,18 @@ def test_a_program_can_be_started_and_its_starters_are_those_of_the_table(
     assert importlib.util.find_spec(program.module)
     if (source := SOURCES.get(program.module)) and f"{program.module}.__main__" not in SOURCES:
         assert 'if __name__ == "__main__"' in source
-    pattern = re.compile(rf"\b{NAMES[program]}\b")
-    starters = {name for name, text in SOURCES.items() if pattern.search(text)}
-    assert starters - {programs.__name__} == {*program.started_by}
+    starters = {name for name, text in SOURCES.items() if NAMES[program] in _imported(text)}
+    assert starters == {*program.started_by}
+
+
+def _imported(source: str) -> set[str]:
+    """Return what a source imports from the table."""
+    return {
+        alias.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and node.module == programs.__name__
+        for alias in node.names
+    }
 
 
 def test_no_source_starts_a_module_by_its_name_as_text() -> None:

@@ -42,8 +42,6 @@ def plain_state(tree: Any, path: str, may_be_sharded: bool = False) -> Any:
     for kind in _NUMBERS_AND_TEXTS:
         if isinstance(tree, kind):
             return _plain_type(tree, kind)
-    if isinstance(tree, _OTHERS):
-        return tree
     raise WrongUse(
         f"{path} is a {type(tree).__name__}, which cannot be loaded without running code: save "
         "tensors, numbers, strings, lists and dicts, such as array.tolist() or a state_dict()"

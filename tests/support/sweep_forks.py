@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
 from tests.support.fork import Fork
+from trainbox.contract.programs import Program
 from trainer.sweep import page, runner, slots
 
 # Imported by the first trial of a worker, or by the end of a sweep.
@@ -35,7 +36,7 @@ def install() -> None:
     runner._BUSY_S = 0.2
 
 
-def _fork_worker(module: str, connection: Connection, variables: Mapping[str, str]) -> Fork:
+def _fork_worker(program: Program, connection: Connection, variables: Mapping[str, str]) -> Fork:
     """Start a worker as `trainer.sweep.slots.start_worker` does."""
     if pid := os.fork():
         return Fork(pid)
@@ -46,7 +47,7 @@ def _fork_worker(module: str, connection: Connection, variables: Mapping[str, st
         os.set_inheritable(descriptor, True)
         os.closerange(3, descriptor)
         os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
-        importlib.import_module(module).main(connection)
+        importlib.import_module(program.module).main(connection)
     except BaseException:  # noqa: BLE001 - a fork must not return into the sweep
         traceback.print_exc()
     finally:

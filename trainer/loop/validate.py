@@ -51,9 +51,7 @@ def validate(
     return metrics is not None
 
 
-def _validate(
-    job: Job, saving: Saving, log: TrainingLog, pace: Pace
-) -> Mapping[str, float] | None:
+def _validate(job: Job, saving: Saving, log: TrainingLog, pace: Pace) -> Mapping[str, float] | None:
     """Evaluate, update the progress, record and save; return the metrics, or None if stopped."""
     progress, config = job.state.progress, job.config
 

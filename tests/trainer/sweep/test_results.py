@@ -199,7 +199,7 @@ def test_the_energy_line_has_the_mean_of_a_trial() -> None:
 def test_trials_that_share_a_gpu_share_its_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_trained", lambda *_: {"loss": 1.0, "energy_kwh": 1.0})
     monkeypatch.setattr(
-        slots, "start_worker", lambda _module, _theirs, variables: found.update(variables)
+        slots, "start_worker", lambda _program, _theirs, variables: found.update(variables)
     )
     found: dict[str, str] = {}
     slot = slots.Slot("GPU 0", "GPU-a", sharing=4)
