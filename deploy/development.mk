@@ -11,6 +11,9 @@ test: $(VENV)/.dev ## Lint, and every test except the slow ones and those of the
 test-all: $(VENV)/.dev ## test, test-faults and test-slow together, each test once (PYTEST_ARGS=)
 	$(suite) --lint --ignore=tests/image $(PYTEST_ARGS)
 
+test-ci: $(VENV)/.dev ## test-all, but of several slow tests of one kind only one; .ci/run uses it (PYTEST_ARGS=)
+	$(suite) --lint -m "not rare" --ignore=tests/image $(PYTEST_ARGS)
+
 test-faults: $(VENV)/.dev ## Every fault of docs/reference/faults.md, also the slow ones; run as root for mounts and users (PYTEST_ARGS=)
 	$(suite) tests/faults $(PYTEST_ARGS)
 
@@ -79,4 +82,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	@$(install) $(progress) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: test test-all test-faults test-slow test-load test-gpu gpu-checks test-image benchmark wheel lint docs lock clean
+.PHONY: test test-all test-ci test-faults test-slow test-load test-gpu gpu-checks test-image benchmark wheel lint docs lock clean
