@@ -45,14 +45,13 @@ wheel: $(VENV)/.dev ## Build one wheel with the command and the library, for mac
 	$(VENV)/bin/uv build --quiet --wheel --no-build-isolation --out-dir build/wheel .
 	@ls build/wheel/*.whl
 
-lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; plain English; links, code fences and HTML of the pages
+lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; links, code fences and HTML of the pages
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/hadolint Dockerfile
 	$(VENV)/bin/shellcheck .ci/run $(wildcard deploy/*/*.sh deploy/*/*.sbatch)
 	$(VENV)/bin/yamllint --strict .
-	$(VENV)/bin/python -P -m tests.support.phrases
 	$(VENV)/bin/python -P -m tests.support.markdown $(wildcard *.md .github/*.md tests/*/*.md examples/*.md examples/*/*.md docs/*.md docs/*/*.md docs/*/*/*.md)
 	@echo "$(mkdocs)"; printed=$$($(mkdocs) 2>&1) || { echo "$$printed"; exit 1; }  # --quiet would hide warnings from --strict
 

@@ -1,5 +1,6 @@
 """The reference pages list each option, choice and built-in task, and each exit code."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -20,6 +21,23 @@ def test_the_page_of_settings_has_each_option(option: Option) -> None:
     assert f"`--{option.key}`" in page or f"`--{option.key} " in page
     if isinstance(option.type, click.Choice) and option.of_trainer:
         assert [choice for choice in option.type.choices if f"`{choice}`" not in page] == []
+
+
+def test_the_ten_functions_of_a_run_are_where_the_page_states() -> None:
+    page = (_DOCS / "concepts/launch.md").read_text().partition("## The plan")[0]
+    rows = re.findall(r"^\| \d+ \| `([\w.]+)` \| (\S+) \| (\d+) \|", page, re.MULTILINE)
+    assert len(rows) == 10
+    for name, file, lines in rows:
+        scope: ast.AST = ast.parse((_DOCS.parent / file).read_text(encoding="utf-8"))
+        for part in name.split("."):
+            (scope,) = [
+                node
+                for node in ast.iter_child_nodes(scope)
+                if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == part
+            ]
+        assert isinstance(scope, ast.FunctionDef) and scope.end_lineno
+        # A small change of a function need not change the page.
+        assert abs(scope.end_lineno - scope.lineno + 1 - int(lines)) <= 5, (name, file)
 
 
 def test_the_page_of_the_launch_plan_has_each_strategy() -> None:
