@@ -9,7 +9,7 @@ from entrypoint.cli.planning import Launch
 from entrypoint.launch.children import Child
 from entrypoint.launch.supervise import supervise
 from trainbox.contract.internal import Internal
-from trainbox.contract.options import arguments, secrets
+from trainbox.contract.options import arguments
 from trainbox.contract.programs import TRAINER, command_of
 from trainbox.contract.streams import message
 from trainbox.contract.temporary import temporary_folder
@@ -20,7 +20,7 @@ def supervised(launch: Launch, kind: Child) -> NoReturn:
 
     If the process exits with code 0 before the trainer has finished, the exit code is 1.
     """
-    env = {**os.environ, **launch.plan.env, **launch.secrets}
+    env = {**os.environ, **launch.plan.env}
     with contextlib.ExitStack() as stack:
         # The trainer creates this file when it has finished. An exit code of 0 is not proof.
         finished = stack.enter_context(temporary_folder("run-")) / "finished"
@@ -43,4 +43,4 @@ def become_trainer(command: str, values: dict[str, Any]) -> NoReturn:
     """Run a command of the trainer, which needs no plan, instead of this process."""
     argv = command_of(TRAINER, *arguments(command, values))
     sys.stdout.flush()
-    os.execve(argv[0], argv, {**os.environ, **secrets(command, values)})
+    os.execve(argv[0], argv, os.environ)

@@ -17,7 +17,7 @@ from entrypoint.system.cgroup import usable_cpus
 from entrypoint.system.infiniband import read_infiniband
 from entrypoint.system.torch_build import torch_architectures
 from trainbox.contract.config import Config, check, check_strategy
-from trainbox.contract.options import LAUNCH, arguments, secrets
+from trainbox.contract.options import LAUNCH, arguments
 from trainbox.contract.programs import TRAINER
 from trainbox.contract.streams import printable
 
@@ -36,13 +36,11 @@ class Launch:
         plan: what is started.
         driver: the process that has read the GPUs; None if they are not checked and watched.
         limits: those of the file; None for the defaults.
-        secrets: variables of the trainer, which the plan does not show.
     """
 
     plan: LaunchPlan
     driver: Driver | None = None
     limits: "Limits | None" = None
-    secrets: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def watch(self) -> "Callable[..., AbstractContextManager[Watch]] | None":
         """Return what opens the watch over the plan's GPUs, or None if they are not watched."""
@@ -136,7 +134,7 @@ def prepare(
     if config is not None:
         check(config, launch.plan.device)
         check_strategy(config, launch.plan.strategy)
-    return dataclasses.replace(launch, secrets=secrets(verb, values))
+    return launch
 
 
 def _device(requested: str | None, processes: int | None) -> str | None:

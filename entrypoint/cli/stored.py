@@ -122,8 +122,7 @@ def sweep_show(**values: Any) -> None:
     Examples:
       trainbox sweep show digits-sweep-7d2c1a90
       trainbox sweep show digits-sweep-7d2c1a90 --csv > trials.csv
-      trainbox sweep show digits-sweep-7d2c1a90 --metric macro_f1 --figure sweep.png
-      trainbox sweep show digits-sweep-7d2c1a90 --html sweep.html
+      trainbox sweep show digits-sweep-7d2c1a90 --metric macro_f1 --figure f1.svg
     """
     become_trainer("sweep show", values)
 

@@ -245,7 +245,7 @@ class Captured(io.StringIO):
 def _told(launch: Launch) -> dict[str, str]:
     """Return the variables of the launcher for the trainer, without what depends on the machine."""
     facts = dataclasses.replace(launch_facts(launch.plan.env), strategy="single", reason="", cpus=0)
-    return facts.variable() | launch.secrets
+    return facts.variable()
 
 
 def _train(patch: pytest.MonkeyPatch, argv: Sequence[str], env: Mapping[str, str]) -> None:

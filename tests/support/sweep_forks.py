@@ -9,9 +9,11 @@ import traceback
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
+from matplotlib.figure import Figure
+
 from tests.support.fork import Fork
 from trainbox.contract.programs import Program
-from trainer.sweep import page, runner, slots
+from trainer.sweep import runner, slots
 
 # Imported by the first trial of a worker, or by the end of a sweep.
 _MODULES = (
@@ -30,7 +32,9 @@ def install() -> None:
     """
     for module in _MODULES:
         importlib.import_module(module)
-    page.means([], "loss").savefig(io.BytesIO())  # loads the fonts
+    picture = Figure()
+    picture.suptitle("loss")
+    picture.savefig(io.BytesIO())  # loads the fonts
     gc.freeze()  # a fork then copies fewer pages
     slots.start_worker = _fork_worker  # type: ignore[assignment]
     runner._BUSY_S = 0.2

@@ -48,8 +48,6 @@ class Option:
         required: whether the command is refused without it.
         shown: whether manifests and messages may show a text from the environment. They show
             numbers, choices, switches and paths.
-        secret: whether the value reaches the trainer in the environment, because every user of a
-            machine can read the arguments of a process.
         section: the section of the help page; options of a single command have none.
         variables: the environment variables that set it.
     """
@@ -66,7 +64,6 @@ class Option:
     hidden: bool = False
     required: bool = False
     shown: bool = False
-    secret: bool = False
     section: str = ""
     variables: tuple[str, ...] = ()
 
@@ -110,7 +107,7 @@ class Option:
             multiple=self.repeats,
             hidden=self.hidden,
             required=self.required,
-            envvar=self.variables if with_variables or self.secret else None,
+            envvar=self.variables if with_variables else None,
         )
 
     @property
@@ -221,8 +218,6 @@ _SWEPT: tuple[Option, ...] = _section("Sweep",
         "Stop a trial that takes longer, as failed. Default: no limit.", metavar="N"),
     Everyday("--name", None, "The sweep's folder in --runs-dir. Default: the task and a digest.",
         metavar="NAME"),
-    Option("--storage", None, "Database of the study. Default: a journal in the sweep's folder.",
-        metavar="URL", secret=True),
     Option("--worker", bool, "Join the sweep of another machine: wait for it, and print no table."),
 )
 # What is different in the sweep of a script.
@@ -538,15 +533,11 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
     ),
     "sweep show": (
         _OWN_RUNS_DIR,
-        Option("--storage", None, "The study's database, if it has one.", metavar="URL",
-            secret=True, variables=("TRAINBOX_STORAGE",)),
         Option("--metric", None,
             "Default: the metric that ranks the sweep's trials, or the first of the trials.",
             metavar="NAME", shown=True),
         Option("--csv", bool, "Print all trials and metrics as CSV.", name="as_csv"),
         Option("--figure", _FILE, "Write a figure to this file instead: .png, .svg or .pdf."),
-        Option("--html", _FILE,
-            "Write a web page with table, charts and learning curves to this file instead."),
         Argument("name"),
     ),
     "tasks": (_JSON, Argument("name", required=False)),
@@ -576,13 +567,13 @@ def variables(rows: Iterable[Row]) -> frozenset[str]:
 def arguments(command: str, values: Mapping[str, Any]) -> list[str]:
     """Return the command line of the trainer for these values of parameters.
 
-    Defaults are left out, and secrets, which `secrets` returns.
+    Defaults are left out.
     """
     named: list[str] = []
     for option in options(command):
         value = values.get(option.parameter, option.default)
         is_default = value in (option.default, None, ()) or (value is False and not option.default)
-        if option.of_trainer and not (option.secret or is_default):
+        if option.of_trainer and not is_default:
             named += option.arguments(value)
     given = [values.get(row.parameter) for row in COMMANDS[command] if isinstance(row, Argument)]
     values_of = [value if isinstance(value, tuple) else (value,) for value in given]
@@ -590,15 +581,6 @@ def arguments(command: str, values: Mapping[str, Any]) -> list[str]:
     if any(text.startswith("-") for text in placed):
         return [command.replace(" ", "-"), *named, "--", *placed]
     return [command.replace(" ", "-"), *placed, *named]
-
-
-def secrets(command: str, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables with the secret values of a command, for the trainer."""
-    return {
-        option.variables[0]: str(value)
-        for option in options(command)
-        if option.secret and (value := values.get(option.parameter)) is not None
-    }
 
 
 def swept_names(values: Mapping[str, Any]) -> frozenset[str]:

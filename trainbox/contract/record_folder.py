@@ -29,7 +29,7 @@ STUDY = "study.journal"  # in the folder of a sweep
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return whether a sweep has its trials in the folder. One with --storage has no file there."""
+    """Return whether a sweep has its trials in the folder."""
     return (folder / STUDY).is_file()
 
 

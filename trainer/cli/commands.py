@@ -12,9 +12,10 @@ import click
 
 from trainbox.contract.errors import ExitCode, Failure, WrongUse, called_exit
 from trainbox.contract.internal import launch_facts
-from trainbox.contract.options import COMMANDS, DEVICE, Argument, Option, config_of, swept_names
+from trainbox.contract.options import COMMANDS, DEVICE, Argument, config_of, swept_names
 from trainbox.contract.record_folder import is_sweep
 from trainbox.contract.storage import show as show_text
+from trainbox.contract.storage import writing
 from trainbox.contract.task_fields import fields_of
 from trainbox.contract.usage import PAGE, TEMPLATE, Templated, failure_of
 from trainer.system.report import report_failure
@@ -36,21 +37,11 @@ def cli(ctx: click.Context) -> None:
         ctx.obj()
 
 
-def _take(_ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Return the secret `value`, which neither a task nor a script sees in its environment."""
-    for name in param.envvar or ():
-        os.environ.pop(name, None)
-    return value
-
-
 def _command(name: str, cls: type[click.Command] = click.Command) -> Callable[..., Any]:
     """Return a decorator for the command `name` of the table, without the launcher's options."""
     rows = COMMANDS[name]
     own = [row for row in rows if isinstance(row, Argument) or row.of_trainer]
     parameters: list[click.Parameter] = [row.click(with_variables=False) for row in own]
-    for row, parameter in zip(own, parameters, strict=True):
-        if isinstance(row, Option) and row.secret:
-            parameter.callback = _take
     if DEVICE in rows:
         parameters.append(_DEVICE)
     return cli.command(name.replace(" ", "-"), cls, params=parameters)
@@ -203,28 +194,22 @@ def sweep_run(
 def sweep_show(
     name: str,
     runs_dir: Path,
-    storage: str | None,
     metric: str | None,
     as_csv: bool,
     figure: Path | None,
-    html: Path | None,
 ) -> None:
     """Print the results so far of the sweep NAME (its folder, or its name in --runs-dir)."""
     folder = Path(name) if is_sweep(Path(name)) else runs_dir / name
     from trainer.sweep.session import show
-    from trainer.sweep.storage import storage_failures
     from trainer.sweep.study import open_study
 
-    if sum([as_csv, figure is not None, html is not None]) > 1:
-        raise WrongUse("--csv, --figure and --html exclude each other: give one of them")
-    if storage is None and not is_sweep(folder):
-        raise WrongUse(
-            f"{folder} contains no sweep: give the name of a folder in --runs-dir, or the "
-            "sweep's --storage"
-        )
-    with storage_failures(storage, folder):
-        study = open_study(storage, folder, None)
-        text = show(study, folder, metric, as_csv, figure, html)
+    if as_csv and figure is not None:
+        raise WrongUse("--csv and --figure exclude each other: give one of them")
+    if not is_sweep(folder):
+        raise WrongUse(f"{folder} contains no sweep: give the name of a folder in --runs-dir")
+    with writing(folder):
+        study = open_study(folder, None)
+        text = show(study, folder, metric, as_csv, figure)
     show_text(text, "" if as_csv else "\n")
 
 

@@ -40,7 +40,7 @@ def settings_text(run: Path, as_toml: bool) -> str:
             )
         from trainer.sweep.study import open_study  # imports Optuna
 
-        study = open_study(None, run, None)
+        study = open_study(run, None)
         return sweep_as_experiment(study.sweep, study.total, run)
     if object_in(run / CONFIG).get("kind") == "script":
         raise _of_script(run, "its arguments are in config.json")

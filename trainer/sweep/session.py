@@ -6,25 +6,22 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainbox.contract.errors import Failure, NetworkFailure, Preempted, WrongUse
 from trainbox.contract.hints import tensorboard
 from trainbox.contract.internal import launch_facts
 from trainbox.contract.record_folder import CONFIG, is_sweep
 from trainbox.contract.storage import writing
-from trainer.sweep import page, results
+from trainer.sweep import results
+from trainer.sweep.figure import write_figure
 from trainer.sweep.grid import Sweep, trial_folder
 from trainer.sweep.runner import POLL_S, SweepRun, print_above_bar
 from trainer.sweep.script import Script
 from trainer.sweep.slots import Slot
-from trainer.sweep.storage import open_storage, storage_failures
 from trainer.sweep.study import Study, open_study
 from trainer.sweep.work import Work, again, starts_of
 from trainer.system.signals import StopRequest
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _JOIN_S = 600.0
 
@@ -40,15 +37,15 @@ def run_sweep(sweep: Sweep, work: Work, values: Mapping[str, Any], stop: StopReq
         Failure: as for `SweepRun.run`.
     """
     folder = values["runs_dir"] / (values["name"] or sweep.default_name)
-    storage, joins = values["storage"], values["worker"]
-    with storage_failures(storage, folder):
+    joins = values["worker"]
+    with writing(folder):
         # Open the study.
         if (folder / CONFIG).exists():
             raise WrongUse(f"{folder} is a run: choose another --name")
         folder.mkdir(parents=True, exist_ok=True)
         if joins:
-            _wait_for(storage, folder, stop)
-        study = open_study(storage, folder, sweep)
+            _wait_for(folder, stop)
+        study = open_study(folder, sweep)
         if values["retry_failed"]:
             study.retry_failed()
         print_above_bar(_header(study, folder, sweep))
@@ -75,14 +72,13 @@ def show(
     metric: str | None = None,
     as_csv: bool = False,
     figure: Path | None = None,
-    html: Path | None = None,
 ) -> str:
     """Return the results of the sweep in `folder` as a table or as CSV.
 
-    With `figure` or `html`, write them to this file instead.
+    With `figure`, draw them to this file instead.
 
     Raises:
-        WrongUse: no such metric.
+        WrongUse: no such metric, nothing can be drawn, or the format of the figure is unknown.
         StorageFailure: a file cannot be written.
     """
     records = study.records()
@@ -91,12 +87,17 @@ def show(
     goal = results.goal_of(records, metric or study.sweep.metric)
     name = goal[1] if goal else None
     rows = results.rows(records, name)
-    # A sampler draws combinations that have one trial, and so no mean.
-    drawn = study.sweep.sampler != "grid"
-    curves = page.read_curves(folder, records, name) if name and html else {}
-    pictures = page.figures(records, [] if drawn else rows, goal, curves) if goal else iter(())
+    is_drawn = study.sweep.sampler != "grid"
     if figure is not None:
-        return _draw(figure, next(pictures, ("", None))[1])
+        try:
+            with writing(figure, "give another path to --figure"):
+                if goal is None or not write_figure(figure, records, goal, is_drawn):
+                    raise WrongUse(
+                        f"--figure {figure}: no trial has a result to draw: wait for one"
+                    )
+        except ValueError as error:  # a format that matplotlib does not have
+            raise WrongUse(f"--figure {figure}: {error}: use .png, .svg or .pdf") from error
+        return f"wrote {figure}"
     numbered = {record.number: record for record in records}
 
     def repeated(number: int) -> str:
@@ -104,33 +105,10 @@ def show(
         gpus = len(starts[-1]["gpus"]) if starts else None
         return again(study.sweep, numbered[number], folder, gpus)
 
-    combinations = results.best_first(rows, goal) if drawn else rows
+    combinations = results.best_first(rows, goal) if is_drawn else rows
     best = results.same_line(records) or results.best_line(rows, goal, repeated)
     lines = "\n".join(filter(None, [best, results.energy_line(records)]))
-    if html is None:
-        return "\n".join(filter(None, [results.table(combinations, name), lines]))
-    title = folder.absolute().name
-    text = page.page(title, records, combinations, goal, lines, list(pictures))
-    with writing(html, "give another path to --html"):
-        html.write_text(text, encoding="utf-8")
-    return f"wrote {html}"
-
-
-def _draw(path: Path, picture: "Figure | None") -> str:
-    """Write the figure of a sweep.
-
-    Raises:
-        WrongUse: nothing can be drawn, or the format is unknown.
-        StorageFailure: the file cannot be written.
-    """
-    if picture is None:
-        raise WrongUse(f"--figure {path}: no trial has a result to draw: wait for one")
-    try:
-        with writing(path, "give another path to --figure"):
-            picture.savefig(path)
-    except ValueError as error:  # a format that matplotlib does not have
-        raise WrongUse(f"--figure {path}: {error}: use .png, .svg or .pdf") from error
-    return f"wrote {path}"
+    return "\n".join(filter(None, [results.table(combinations, name), lines]))
 
 
 def _header(study: Study, folder: Path, sweep: Sweep) -> str:
@@ -158,32 +136,29 @@ def _show_all(study: Study, folder: Path) -> None:
     results.write_csv(folder, study.records())
     picture = ""
     with contextlib.suppress(WrongUse):  # there is nothing to draw
-        show(study, folder, figure=folder / "sweep.png")
-        picture = ", sweep.png"
+        show(study, folder, figure=folder / "results.png")
+        picture = ", results.png"
         with contextlib.closing(EventFile(folder / "tensorboard")) as file:
-            file.picture("sweep", (folder / "sweep.png").read_bytes())
+            file.picture("sweep", (folder / "results.png").read_bytes())
     # Trials of a script have no TensorBoard files.
     is_task = not isinstance(study.sweep.config, Script)
     view = f"; to view all trials: {tensorboard(folder)}" if is_task else ""
     print_above_bar(f"files      {folder}/results.csv{picture}{view}")
 
 
-def _wait_for(storage: str | None, folder: Path, stop: StopRequest) -> None:
+def _wait_for(folder: Path, stop: StopRequest) -> None:
     """Wait until another machine has started the sweep.
 
     Raises:
-        WrongUse: the database at `storage` cannot be opened.
         Preempted: a signal requests a stop.
         NetworkFailure: no machine has started the sweep in time.
     """
-    if storage is not None:
-        open_storage(storage, folder)
     deadline = time.monotonic() + _JOIN_S
     reported = False
     while True:
-        if storage is not None or is_sweep(folder):
+        if is_sweep(folder):
             with contextlib.suppress(WrongUse):
-                open_study(storage, folder, None)
+                open_study(folder, None)
                 return
         if stop:
             raise Preempted(f"stopped by {stop.cause} before the sweep: repeat the command")

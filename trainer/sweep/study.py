@@ -1,4 +1,4 @@
-"""Record a sweep in an Optuna study that all its processes share.
+"""Record a sweep in an Optuna study, a journal in its folder, that all its processes share.
 
 The study is the source of truth. Trial number N has the Nth combination, and it ends once:
 complete, failed or pruned. A trial whose process was killed or lost with its machine becomes
@@ -7,6 +7,7 @@ pending again. It keeps its number and its folder.
 
 import contextlib
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from trainbox.contract.errors import WrongUse
+from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.contract.hints import command
 from trainbox.contract.record_folder import STUDY
 from trainbox.contract.secret_rule import arguments_without_secrets
@@ -25,8 +27,11 @@ from trainer.sweep.grid import NO_METRIC, Record, Sweep, Trial, from_identity
 from trainer.sweep.owners import Heartbeats, has_ended, own_name
 from trainer.sweep.samplers import distributions, draw, make_sampler
 from trainer.sweep.script import Script, not_reported
-from trainer.sweep.storage import DAMAGE, damage, open_storage, without_password
 
+_STUDY_NAME = "sweep"  # the only one in its journal
+_LOCK_GRACE_S = 10
+# The errors that Optuna raises for content that it did not write.
+_DAMAGE = (AssertionError, AttributeError, KeyError, TypeError, ValueError)
 _STATES = {
     TrialState.COMPLETE: "done",
     TrialState.FAIL: "failed",
@@ -285,21 +290,38 @@ class Study:
             self._storage.set_trial_state_values(trial_id, TrialState.WAITING)
 
 
-def open_study(url: str | None, folder: Path, sweep: Sweep | None) -> Study:
+def open_study(folder: Path, sweep: Sweep | None) -> Study:
     """Open the study of the sweep in `folder` and read all of it. Without `sweep`, only read it.
 
     Raises:
         WrongUse: the study does not exist, or has other settings.
         StorageFailure: the study is damaged.
     """
-    storage = open_storage(url, folder, read_only=sweep is None)
     try:
+        storage = open_journal(folder, read_only=sweep is None)
         study = Study(storage, folder.absolute().name, sweep)
         study.records()
-    except DAMAGE as error:
-        found_in = without_password(url) if url else folder / STUDY
-        raise damage(found_in, repr(error)) from error
+    except _DAMAGE as error:
+        raise StorageFailure(
+            f"{folder / STUDY} is damaged ({error!r}): restore it from a backup, or start a new "
+            "sweep with another --name"
+        ) from error
     return study
+
+
+def open_journal(folder: Path, read_only: bool = False) -> JournalStorage:
+    """Open the journal in `folder`, which may be on a network file system."""
+    path = folder.absolute() / STUDY
+    lock = JournalFileOpenLock(str(path), grace_period=_LOCK_GRACE_S)
+    backend = JournalFileBackend(str(path), lock)
+    if not read_only:
+        # On a full disk, a write ends with part of a line, to which Optuna would append.
+        lock.acquire()
+        try:
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        finally:
+            lock.release()
+    return JournalStorage(backend)
 
 
 def _load_or_create(storage: BaseStorage, name: str, sweep: Sweep | None) -> optuna.Study:
@@ -308,10 +330,8 @@ def _load_or_create(storage: BaseStorage, name: str, sweep: Sweep | None) -> opt
     Raises:
         WrongUse: the study does not exist, and `sweep` is None.
     """
-    # A journal has only one study, and its folder may have been renamed.
-    stored_as = "sweep" if isinstance(storage, JournalStorage) else name
     try:
-        return optuna.load_study(study_name=stored_as, storage=storage)
+        return optuna.load_study(study_name=_STUDY_NAME, storage=storage)
     except KeyError:
         if sweep is None:
             raise WrongUse(
@@ -321,7 +341,7 @@ def _load_or_create(storage: BaseStorage, name: str, sweep: Sweep | None) -> opt
     maximize = sweep.goal is not None and sweep.goal[0] == "max"
     direction = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
     return optuna.create_study(
-        study_name=stored_as, storage=storage, direction=direction, load_if_exists=True
+        study_name=_STUDY_NAME, storage=storage, direction=direction, load_if_exists=True
     )
 
 

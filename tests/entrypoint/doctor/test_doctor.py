@@ -192,7 +192,6 @@ def test_a_report_contains_nothing_private(doctor: Doctor, tmp_path: Path) -> No
     hidden = {
         "TRAINBOX_API_KEY": "canary-by-name",
         "SET": "width=64 name=canary",
-        "TRAINBOX_STORAGE": "postgresql://canary:canary@db/canary",
         "TRAINBOX_A": "ghp_canaryGitHub0123",
         "SLURM_JOB_ACCOUNT": "canary-account",
         "http_proxy": "http://canary-user:canary-pass@proxy",

@@ -51,7 +51,7 @@ _COMMAND = ("sweep", "run", "train.py", "--device", "cpu", "--name", "s")
 
 
 def records(folder: Path) -> list[Record]:
-    return open_study(None, folder / "runs/s", None).records()
+    return open_study(folder / "runs/s", None).records()
 
 
 def results(folder: Path) -> list[dict[str, str]]:
@@ -83,7 +83,7 @@ def test_a_sweep_of_a_script_records_each_trial(trainbox: Trainbox) -> None:
         ("2", "done", "2", "0.3"),
     ]
     assert re.fullmatch(failure, lines[1]["message"])
-    assert (trainbox.folder / "runs/s/sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert (trainbox.folder / "runs/s/results.png").read_bytes().startswith(b"\x89PNG")
     again = "trainbox run --device cpu --run s-best train.py -- 0 '--out={run}'"
     assert f"\nagain:     {again}\n" in ended.out
     assert "tensorboard" not in ended.out  # trials of a script have no files of it

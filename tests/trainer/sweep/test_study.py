@@ -1,8 +1,6 @@
 """The study of a sweep: one process claims each trial, and each trial ends once."""
 
 import contextlib
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,52 +15,32 @@ from optuna.samplers import TPESampler
 from tests.support.here import Here
 from tests.trainer.sweep.conftest import claimed
 from trainbox.contract.config import Config
-from trainbox.contract.errors import Preempted, StorageFailure, WrongUse
+from trainbox.contract.errors import Preempted, WrongUse
 from trainer.sweep import owners, samplers
 from trainer.sweep.grid import Range, Record, Sweep
 from trainer.sweep.script import Script
 from trainer.sweep.session import _wait_for
-from trainer.sweep.storage import open_storage, storage_failures
-from trainer.sweep.study import Study, open_study
+from trainer.sweep.study import Study, open_journal, open_study
 from trainer.system.signals import StopRequest
 
 _SWEEP = Sweep(Config(), {"width": [4, 8, 16]}, seeds=4)
 Open = Callable[..., Study]
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an SQLite database with Optuna's tables. To create them takes most of a short test."""
-    folder = tmp_path_factory.mktemp("database")
-    open_storage(f"sqlite:///{folder}/study.db", folder)
-    return folder / "study.db"
-
-
 @pytest.fixture
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    """Return a function that opens the same study again, as another process does.
-
-    The study is a journal, or a database with `in_both`.
-    """
-    url = None
-    if getattr(request, "param", "") == "sqlite":
-        shutil.copy(request.getfixturevalue("empty_database"), tmp_path)
-        url = f"sqlite:///{tmp_path}/study.db"
+def opened(tmp_path: Path) -> Open:
+    """Return a function that opens the same study again, as another process does."""
 
     def open_study(sweep: Sweep | None = _SWEEP, owner: str | None = None) -> Study:
-        return Study(open_storage(url, tmp_path), "s", sweep, owner)
+        return Study(open_journal(tmp_path), "s", sweep, owner)
 
     return open_study
-
-
-in_both = pytest.mark.parametrize("opened", ["journal", "sqlite"], indirect=True)
 
 
 def _states(records: list[Record]) -> list[str]:
     return [record.state for record in records]
 
 
-@in_both
 def test_two_processes_that_share_a_study_claim_each_trial_once(opened: Open) -> None:
     both = opened(owner="one"), opened(owner="other")
     claimed = []
@@ -74,7 +52,6 @@ def test_two_processes_that_share_a_study_claim_each_trial_once(opened: Open) ->
     }
 
 
-@in_both
 def test_a_claim_that_was_cut_off_is_completed(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +76,6 @@ def test_a_claim_that_was_cut_off_is_completed(
     assert claimed(other).point == {"width": 4, "dropout": 0.1}
 
 
-@in_both
 def test_a_trial_too_many_does_not_hide_a_trial_that_trains_again(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +89,6 @@ def test_a_trial_too_many_does_not_hide_a_trial_that_trains_again(
     assert claimed(other).number == 0
 
 
-@in_both
 def test_an_ended_trial_is_recorded_with_its_metrics_or_message(opened: Open) -> None:
     view = opened()
     first, second, third = (view.claim() for _ in range(3))
@@ -161,7 +136,6 @@ def test_an_ended_process_of_this_machine_loses_its_trials_at_once(opened: Open)
     assert again.number == lost.number
 
 
-@in_both
 def test_a_silent_process_of_another_machine_loses_its_trials(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +187,6 @@ def test_more_seeds_add_the_missing_trials(opened: Open) -> None:
     assert opened().total == 15  # fewer seeds forget no trial
 
 
-@in_both
 def test_another_sweep_under_the_same_name_is_refused_with_the_difference(opened: Open) -> None:
     opened()
     with pytest.raises(WrongUse, match=r"other settings \(epochs: None -> 3\): restore them"):
@@ -248,7 +221,6 @@ def test_another_order_of_the_grid_is_the_same_sweep_with_the_same_numbers(opene
     ]
 
 
-@in_both
 def test_a_failed_trial_can_be_trained_again_under_its_number(opened: Open) -> None:
     view, trained = opened(), []
 
@@ -301,7 +273,7 @@ def test_tpe_draws_better_settings_with_time(
     sweep = Sweep(
         Config(), {"shape": ["a", "b"]}, {"lr": Range(1e-4, 1.0, True)}, 1, "tpe", 40, "min:loss"
     )
-    view = open_study(None, tmp_path, sweep)
+    view = open_study(tmp_path, sweep)
     losses = []
     while trial := view.claim():
         assert isinstance(trial.point["lr"], float)
@@ -317,9 +289,7 @@ def test_tpe_draws_better_settings_with_time(
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_a_sampler_draws_each_combination_once(sampler: str, tmp_path: Path) -> None:
     ranges = {"layers": Range(1, 5)}
-    view = open_study(
-        None, tmp_path, Sweep(Config(), {"a": [1, 2]}, ranges, 1, sampler, 10, "min:loss")
-    )
+    view = open_study(tmp_path, Sweep(Config(), {"a": [1, 2]}, ranges, 1, sampler, 10, "min:loss"))
     drawn = []
     while trial := view.claim():
         drawn.append((trial.point["a"], trial.point["layers"]))
@@ -363,140 +333,34 @@ def test_a_trial_of_a_script_has_the_metric_or_any_number_or_the_sweep_has_none(
     assert _states(view.records()) == ["done" if is_done else "running"]
 
 
-def test_a_line_that_a_crash_has_torn_is_dropped(tmp_path: Path) -> None:
-    def view(sweep: Any = _SWEEP) -> Study:
-        return Study(open_storage(None, tmp_path), "s", sweep)
-
-    assert view().claim()
+def test_a_line_that_a_full_disk_has_torn_is_dropped(tmp_path: Path) -> None:
+    assert open_study(tmp_path, _SWEEP).claim()
     with (tmp_path / "study.journal").open("ab") as journal:
         journal.write(b'{"op_code":5,"work')
-    assert view().claim()
-    assert _states(view(None).records())[:3] == ["running", "running", "pending"]
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("nosuch://me:hunter2@h/db", "h/db"),
-        ("nosuch://h/db?user=u&password=hunter2", "nosuch://h/db"),
-    ],
-)
-def test_a_database_that_cannot_be_opened_is_reported_without_its_password(
-    tmp_path: Path, url: str, shown: str
-) -> None:
-    with pytest.raises(WrongUse, match=f"^--storage {shown}.* cannot be opened") as refused:
-        open_storage(url, tmp_path)
-    assert "hunter2" not in str(refused.value)
-
-
-def test_a_database_that_cannot_be_opened_has_the_reason_of_its_driver(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(WrongUse, match=r"cannot be opened \(unable to open database file\)"):
-        open_storage(f"sqlite:///{tmp_path}/nosuch/study.db", tmp_path)
-
-
-def _journal(folder: Path) -> list[bytes]:
-    """Return the lines of a journal with two trials that are done."""
-    view = open_study(None, folder, _SWEEP)
-    for loss in (1.0, 2.0):
-        view.done(claimed(view), {"loss": loss}, 1.0)
-    return (folder / "study.journal").read_bytes().splitlines(keepends=True)
-
-
-def _line_of(lines: list[bytes], text: bytes) -> int:
-    return next(index for index, line in enumerate(lines) if text in line)
-
-
-@pytest.mark.parametrize("read_only", [True, False])
-@pytest.mark.parametrize(
-    ("damage", "position"),
-    [
-        (lambda line: b"\xff" + line[1:], "middle"),
-        (lambda line: b"\0" * (len(line) - 1) + b"\n", "middle"),
-        (lambda line: line[:20] + b"\n", "middle"),
-        (lambda line: line.rstrip(b"\n"), "middle"),  # joined to the next
-        (lambda line: b"[" * 5000 + b"\n", "middle"),
-        (lambda line: b"17\n", "middle"),
-        (lambda line: line.replace(b'"state":1', b'"state":9'), "state"),
-        (lambda line: line[:-3] + b"}}\n", "last"),
-        (lambda line: line + b"no part of a line of a journal", "last"),
-    ],
-)
-def test_a_damaged_journal_is_refused_by_file_and_line(
-    tmp_path: Path, damage: Callable[[bytes], bytes], position: str, read_only: bool
-) -> None:
-    lines = _journal(tmp_path)
-    found = {"middle": 4, "last": len(lines) - 1, "state": _line_of(lines, b'"state":1')}[position]
-    lines[found] = damage(lines[found])
-    damaged = b"".join(lines)
-    (tmp_path / "study.journal").write_bytes(damaged)
-    number = found + 1 + (b"no part" in lines[found])
-    with pytest.raises(StorageFailure, match=rf"/study.journal is damaged in line {number} \("):
-        open_study(None, tmp_path, None if read_only else _SWEEP)
-    assert (tmp_path / "study.journal").read_bytes() == damaged
-
-
-@pytest.mark.parametrize("lost", [b'"op_code":4', b'"metrics":{"loss":1.0}'])
-def test_a_lost_line_is_reported(tmp_path: Path, lost: bytes) -> None:
-    lines = _journal(tmp_path)
-    del lines[_line_of(lines, lost)]
-    (tmp_path / "study.journal").write_bytes(b"".join(lines))
-    with pytest.raises(StorageFailure, match="study.journal is damaged"):
-        open_study(None, tmp_path, _SWEEP)
-
-
-def test_damage_during_a_sweep_is_reported(tmp_path: Path) -> None:
-    _journal(tmp_path)
-    view = open_study(None, tmp_path, _SWEEP)
-    lines = (tmp_path / "study.journal").read_bytes().count(b"\n")
-    with (tmp_path / "study.journal").open("ab") as journal:
-        journal.write(b"garbage\n" * 2)
-    with pytest.raises(StorageFailure, match=f"study.journal is damaged in line {lines + 1} "):
-        view.claim()
-
-
-@pytest.mark.parametrize("first", [0, 4096])
-def test_a_damaged_database_is_refused(tmp_path: Path, first: int) -> None:
-    url = f"sqlite:///{tmp_path}/study.db"
-    claimed(open_study(url, tmp_path, _SWEEP))
-    whole = (tmp_path / "study.db").read_bytes()
-    (tmp_path / "study.db").write_bytes(whole[:first] + b"\xff" * (len(whole) - first))
-    for sweep in (None, _SWEEP):
-        with (
-            pytest.raises(
-                StorageFailure, match=rf"^{url} is damaged \(.*\): restore it from a backup"
-            ),
-            storage_failures(url, tmp_path),
-        ):
-            open_study(url, tmp_path, sweep)
+    assert open_study(tmp_path, _SWEEP).claim()
+    assert _states(open_study(tmp_path, None).records())[:3] == ["running", "running", "pending"]
 
 
 def test_both_commands_exit_with_code_4_for_a_damaged_study(here: Here) -> None:
     folder = here.folder / "runs" / "s"
     folder.mkdir(parents=True)
-    lines = _journal(folder)
-    (folder / "study.journal").write_bytes(b"".join([*lines[:3], b"\0\n", *lines[4:]]))
+    view = open_study(folder, _SWEEP)
+    view.done(claimed(view), {"loss": 1.0}, 1.0)
+    lines = (folder / "study.journal").read_bytes().splitlines(keepends=True)
+    damaged = b"".join([*lines[:3], b"\0\n", *lines[4:]])
+    (folder / "study.journal").write_bytes(damaged)
     for arguments in (
         ("sweep-show", "s"),
         ("sweep", "digits", "--name", "s", "--grid", "width=4,8,16", "--seeds", "4"),
     ):
         err = here.refused(*arguments, code=4, silent=True)
-        assert f"trainbox: {folder}/study.journal is damaged in line 4 (" in err
+        assert "trainbox: runs/s/study.journal is damaged (" in err
+        assert "restore it from a backup, or start a new sweep with another --name" in err
+    assert (folder / "study.journal").read_bytes() == damaged
 
 
-def test_a_study_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "study.journal")
-    with pytest.raises(StorageFailure, match=r"study\.journal is not a file: remove it"):
-        open_study(None, tmp_path, _SWEEP)
-
-
-def test_a_machine_that_waits_for_a_sweep_heeds_signals_and_a_wrong_database(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(WrongUse, match="--storage nonsense cannot be opened"):
-        _wait_for("nonsense", tmp_path, StopRequest())
+def test_a_machine_that_waits_for_a_sweep_heeds_signals(tmp_path: Path) -> None:
     stop = StopRequest()
     stop.signal_name = "SIGTERM"
     with pytest.raises(Preempted, match="^stopped by SIGTERM before the sweep: "):
-        _wait_for(None, tmp_path, stop)
+        _wait_for(tmp_path, stop)
