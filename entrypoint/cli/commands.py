@@ -24,7 +24,7 @@ from trainbox.contract.usage import PAGE, failure_of
 # that a plan takes little longer than Python and click.
 VERBS = {
     "bench": ("bench", "Measure the training speed by GPUs, batch size and workers."),
-    "config": ("stored", "Print the settings of a run, also as a file for --config."),
+    "config": ("stored", "Print the settings of a run."),
     "doctor": ("health", "Print a report to paste when you ask for help."),
     "drill": ("drill", "Check that kills do not change the result of a task or a script."),
     "evaluate": ("stored", "Compute the metrics of a run's checkpoint."),
@@ -94,7 +94,7 @@ def cli(ctx: click.Context) -> None:
       trainbox run train.py -- --epochs 3      your own script, on all GPUs
       trainbox doctor                          a report to paste into an issue
       trainbox verify runs/digits-7d2c1a90     repeat a run and compare the bits
-      trainbox config runs/digits-7d2c1a90 --toml > exp.toml
+      trainbox train --config runs/digits-7d2c1a90/config.json --run again
       trainbox evaluate runs/digits-7d2c1a90   compute the metrics of the best checkpoint
       trainbox export runs/digits-7d2c1a90     write the best model as a file for torch
       trainbox predict runs/images-7d2c1a90 new/ > predictions.csv

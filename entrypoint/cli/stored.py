@@ -95,14 +95,14 @@ def export(**values: Any) -> None:
 
 @verb("config", Verb)
 def config(**values: Any) -> None:
-    """Print the settings of a run as JSON, or with --toml as a file for --config.
+    """Print the settings of a run as JSON, if nobody has edited them.
 
-    RUN is the folder of a run. With --toml, it can also be the folder of a sweep.
+    The file RUN/config.json is also a file for --config.
 
     \b
     Examples:
       trainbox config runs/digits-7d2c1a90
-      trainbox config runs/digits-7d2c1a90 --toml > exp.toml
+      trainbox train --config runs/digits-7d2c1a90/config.json --run again
     """
     check_folder("config", values["run"])
     become_trainer("config", values)

@@ -16,7 +16,7 @@ from trainbox.contract import options
 from trainbox.contract.config import load_config_file
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.files import read_text
-from trainbox.contract.hints import command, nearest
+from trainbox.contract.hints import nearest
 from trainbox.contract.options import Option
 from trainbox.contract.parsing import parse_toml
 
@@ -107,8 +107,8 @@ def _read_experiment(path: Path) -> tuple[dict[str, dict[str, Any]], str]:
         ) from error
     if not tables:  # such as the output of a command that failed
         raise ValueError(
-            f"--config {path} has no settings: write them below [task] and [train], as "
-            f"`{command('config', 'RUN --toml')}` prints them"
+            f"--config {path} has no settings: write them below [task] and [train], or give a "
+            "run's config.json"
         )
     for name, values in tables.items():
         if not isinstance(values, dict):

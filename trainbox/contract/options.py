@@ -449,11 +449,7 @@ _BENCH: tuple[Row, ...] = (
 COMMANDS: dict[str, tuple[Row, ...]] = {
     "bench": _BENCH,
     "bench-figure": (Argument("folder", _FOLDER),),  # the trainer draws for `bench`
-    "config": (
-        Option("--toml", bool, "Print a file for --config that trains the run or the sweep again.",
-            name="as_toml"),
-        Argument("run", _RUN),
-    ),
+    "config": (Argument("run", _RUN),),
     "doctor": _JUDGED,
     "drill": (
         Option("--shards", _COUNT, "Shards of a batch.", 4, metavar="V"),

@@ -13,7 +13,7 @@ import click
 from trainbox.contract.errors import ExitCode, Failure, WrongUse, called_exit
 from trainbox.contract.internal import launch_facts
 from trainbox.contract.options import COMMANDS, DEVICE, Argument, config_of, swept_names
-from trainbox.contract.record_folder import is_sweep
+from trainbox.contract.record_folder import CONFIG, is_sweep
 from trainbox.contract.storage import show as show_text
 from trainbox.contract.storage import writing
 from trainbox.contract.task_fields import fields_of
@@ -127,11 +127,20 @@ def export(**request: Any) -> None:
 
 
 @_command("config")
-def config(run: Path, as_toml: bool) -> None:
-    """Print the settings of a run as JSON, or as a file for --config."""
-    from trainer.sweep.experiment_file import settings_text
+def config(run: Path) -> None:
+    """Print the settings of a run as JSON."""
+    from trainer.run.run_record import RunRecord, object_in
 
-    show_text(settings_text(run, as_toml), "")
+    if is_sweep(run):
+        raise WrongUse(
+            f"config {run}: this is a sweep: name one of its trials, such as {run}/trial-00000"
+        )
+    if object_in(run / CONFIG).get("kind") == "script":
+        raise WrongUse(
+            f"config {run}: a script has no settings that Trainbox knows: its arguments are in "
+            "config.json"
+        )
+    show_text(RunRecord.open(run).config.to_json(), "")
 
 
 @_command("tasks")
