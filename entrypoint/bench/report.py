@@ -66,7 +66,6 @@ def _cells(row: Row, unit: str) -> dict[str, str]:
         "workers": _text(case.workers if row.workers is None else row.workers),
         "samples/s": "no result" if speed is None else f"{speed.median:,.0f}",
         "least to most": "-" if speed is None else f"{speed.least:,.0f} to {speed.most:,.0f}",
-        "samples/J": _text(row.samples_per_joule, ".3g"),
         "an epoch, s": _text(row.epoch_s, ".3g"),
         "waits for data": _text(row.data_share, ".1%"),
         "exchange": _text(row.exchange_share, ".1%"),

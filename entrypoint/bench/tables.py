@@ -52,7 +52,6 @@ class Measured:
     threads: int
     precision: str
     examples: int
-    energy_joules: float | None = None  # of all GPUs
 
 
 @dataclass
@@ -87,7 +86,6 @@ class Row:
     line: Line
     failure: str | None
     samples_per_second: Spread | None = None
-    samples_per_joule: float | None = None
     epoch_s: float | None = None
     speed_up: Spread | None = None
     efficiency: float | None = None
@@ -245,7 +243,6 @@ def _row(line: Line, outcome: BenchResult, base: BenchResult) -> Row:
         line,
         None,
         samples_per_second=speed,
-        samples_per_joule=_samples_per_joule(measured),
         epoch_s=measured[0].examples / speed.median,
         speed_up=up,
         efficiency=None if up is None else up.median * line.base.count / line.case.count,
@@ -257,16 +254,6 @@ def _row(line: Line, outcome: BenchResult, base: BenchResult) -> Row:
         batch_size=measured[0].batch_size,
         arithmetic=f"{measured[0].precision}, {measured[0].threads} CPU thread(s) a process",
     )
-
-
-def _samples_per_joule(measured: Sequence[Measured]) -> float | None:
-    """Return the median over the rounds, or None if the energy of a round was not measured."""
-    per_joule = [
-        one.samples_per_second * one.seconds / one.energy_joules
-        for one in measured
-        if one.energy_joules
-    ]
-    return statistics.median(per_joule) if len(per_joule) == len(measured) else None
 
 
 def ratio(outcome: BenchResult, against: BenchResult) -> Spread | None:

@@ -9,7 +9,6 @@ from entrypoint.launch.plan import LaunchPlan
 from entrypoint.script.python import ask, python_of_path
 from entrypoint.script.target import Target
 from trainbox.contract.build_info import build_info
-from trainbox.contract.energy import earlier_joules
 from trainbox.contract.secret_rule import arguments_without_secrets, shown_variable
 
 SCHEDULER = "SLURM_"  # the variables of the scheduler
@@ -68,8 +67,4 @@ def describe_start(
 
 def is_manifest(value: Mapping[str, Any]) -> bool:
     """Return whether `value` has the form of a manifest of a script, to which a start is added."""
-    try:
-        earlier_joules(value)
-    except ValueError:
-        return False
     return isinstance(value.get("sources"), dict) and isinstance(value.get("starts"), list)

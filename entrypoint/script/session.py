@@ -25,7 +25,7 @@ from entrypoint.script.sources import sources_of
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import GpuRecord
 from entrypoint.script.work import WORK, UserFolder
-from trainbox.contract.energy import shown_kwh
+from trainbox.contract.energy import energy_row
 from trainbox.contract.errors import STOPPED_ITSELF, ExitCode, Failure, StorageFailure, signal_of
 from trainbox.contract.files import open_from
 from trainbox.contract.hints import from_here
@@ -82,7 +82,7 @@ def run(asked: ScriptRun) -> int:
     folder, target, plan = asked.folder, asked.target, asked.plan
     begin_s = time.monotonic()
     manifest, differing = _manifest(asked)
-    gpus = GpuRecord(folder, plan.gpus, manifest)
+    gpus = GpuRecord(folder, plan.gpus)
     user = UserFolder(Path.cwd()) if asked.trial else None
     work = folder.path / WORK if user else None
     python = target.python or Python()
@@ -114,7 +114,7 @@ def run(asked: ScriptRun) -> int:
     if user and work:
         user.remove_unchanged(work)
     code = _explained(code, asked, bool(received))
-    for line in closing(folder, time.monotonic() - begin_s, starts, manifest.get("energy"), code):
+    for line in closing(folder, time.monotonic() - begin_s, starts, manifest, code):
         say(line)
     return code
 
@@ -159,7 +159,7 @@ def closing(
     folder: ScriptFolder,
     duration_s: float,
     starts: int,
-    energy: Mapping[str, Any] | None,
+    manifest: Mapping[str, Any],
     code: int,
 ) -> list[str]:
     """Return the lines that `trainbox run` prints at the end."""
@@ -169,8 +169,7 @@ def closing(
     samples = folder.newest("samples")
     if type(samples) in (int, float):
         rows["samples"] = f"{samples:,}"
-    if energy is not None:
-        rows["energy"] = shown_kwh(energy["kwh"])
+    rows |= energy_row(manifest)
     return [f"{name:<10} {value}" for name, value in rows.items()]
 
 
@@ -238,7 +237,7 @@ def _run_once(
     entry |= {"duration_s": round(time.monotonic() - begin_s, 3), "exit_code": ending.code}
     manifest["starts"] = [*manifest["starts"], entry]
     if plan.gpus:
-        manifest["energy"] = gpus.energy()
+        manifest |= gpus.with_energy(manifest)
     return ending, watch.needs_reset if watch is not None else None
 
 

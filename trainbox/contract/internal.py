@@ -40,7 +40,6 @@ class LaunchFacts:
         config_file: the `name` and the `sha256` of the experiment's file.
         cpus: the number of CPUs of a training on this machine, or 0 if it is not known.
         slots: the name and the CUDA_VISIBLE_DEVICES of each slot of a sweep.
-        trials_per_gpu: the number of trials that share the GPU of this one.
     """
 
     device: str = "auto"
@@ -50,7 +49,6 @@ class LaunchFacts:
     config_file: Mapping[str, str] | None = None
     cpus: int = 0
     slots: tuple[tuple[str, str], ...] = ()
-    trials_per_gpu: int = 1
 
     def variable(self) -> dict[str, str]:
         """Return the variable for the environment of the trainer."""

@@ -32,7 +32,6 @@ _KEYS_OF_TRAINING = (
     "samples_per_second",
     "data_share",
     "exchange_share",
-    "energy_kwh",
 )
 
 _REQUIRED = {

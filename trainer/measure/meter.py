@@ -19,7 +19,6 @@ class _Reading(NamedTuple):
     at_s: float
     data_s: float
     exchange_s: float
-    joules: float | None
 
 
 class Meter:
@@ -46,11 +45,11 @@ class Meter:
         self._decide_at = step + steps
         if not due:
             return
-        joules, exchange_s = job.gpus.joules(), job.reduction.exchange_time.seconds()
+        exchange_s = job.reduction.exchange_time.seconds()
         if self._begin is None:
-            self._begin = _Reading(step, self._now(), data_s, exchange_s, joules)
+            self._begin = _Reading(step, self._now(), data_s, exchange_s)
         else:
-            self._end = _Reading(step, now_s, data_s, exchange_s, joules)
+            self._end = _Reading(step, now_s, data_s, exchange_s)
             # The training ends with this step, which is not measured. The work at the end of a
             # training, such as a checkpoint, is not part of a step.
             job.end_step = step + 1
@@ -92,9 +91,6 @@ class Meter:
             # backward, where the exchange cannot be measured.
             "exchange_seconds": [row[1] for row in rows] if world.world_size > 1 else None,
             "memory_mib": self._job.strategy.peak_memory_mib(),
-            "energy_joules": None
-            if begin.joules is None or end.joules is None
-            else end.joules - begin.joules,
             "device": world.device.type,
             "batch_size": schedule.batch_size,
             "accumulation": config.accumulation,

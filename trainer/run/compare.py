@@ -59,7 +59,7 @@ _OF_THE_START = (
     "environment.TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "did_not_fit",
     "init.",
-    "energy.",
+    "energy_kwh",
     "rehearsal.",
     "resumes",
     "run_id",

@@ -13,15 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainbox.contract.energy import Energy, earlier_joules, shown_kwh
-from trainbox.contract.errors import Preempted, StorageFailure
+from trainbox.contract.energy import energy_row, with_energy
+from trainbox.contract.errors import Preempted
 from trainbox.contract.record_folder import MANIFEST
 from trainer.parallel.strategy import Strategy
 from trainer.run.run_folder import RunFolder
-from trainer.run.run_record import read_manifest
 from trainer.system.background import in_background
 
-_WRITTEN_EVERY_S = 60.0
 _READ_EVERY_S, _STALE_S = 1.0, 5.0
 _FIRST_S, _NEXT_S = 10.0, 1.0  # the first answer takes longer: NVML is imported and initialized
 
@@ -41,17 +39,13 @@ class RunGpu:
 
 
 class RunGpus:
-    """The GPUs that all ranks of a training compute on. A training on the CPU has none.
-
-    The energy of earlier starts is read from the run's manifest, and the sum is written there.
-    """
+    """The GPUs that all ranks of a training compute on. A training on the CPU has none."""
 
     def __init__(self, strategy: Strategy, folder: RunFolder) -> None:
         """Find the GPUs; all ranks must call this."""
         self._strategy, self._folder = strategy, folder
         own = strategy.own_gpus()
         self._reader = GpuReader([uuid for uuid, _ in own])
-        self._written_s = time.monotonic()
         self.all: list[RunGpu] = []
         if own:
             rows = [
@@ -60,30 +54,26 @@ class RunGpus:
             ]
             each = strategy.world.from_each(rows)
             self.all = [RunGpu(*gpu) for rank in each for gpu in rank]
-        # A resume refuses a damaged manifest.
-        self._energy = Energy(earlier_joules(read_manifest(folder) or {}) if own else {})
 
     def close(self) -> None:
         self._reader.close()
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """Measure the energy of the body, and add it to the run's manifest.
+        """Add the energy of the body to the run's manifest, unless the body fails.
 
         All ranks must call this.
         """
         if not self.all:
             yield
             return
-        self.joules()
+        begin_j = self._joules()
         try:
             yield
-            self.joules()
         except Preempted:  # on all ranks
-            self.joules()
+            self._add(begin_j)
             raise
-        finally:
-            self._write()
+        self._add(begin_j)
 
     def figures(self) -> dict[str, Any]:
         """Return the load of all GPUs in the last second; all ranks must call this.
@@ -103,27 +93,7 @@ class RunGpus:
             figures["gpu_utilization_percent_each"] = percent
         if any(value is not None for value in used_mib):
             figures["gpu_memory_used_mib_each"] = used_mib
-        if (kwh := self.kwh()) is not None:
-            figures["energy_kwh"] = kwh
-        if time.monotonic() - self._written_s > _WRITTEN_EVERY_S:
-            self._write()
         return figures
-
-    def joules(self) -> float | None:
-        """Return the energy of all GPUs since `measured`, or None if one was not measured.
-
-        All ranks must call this.
-        """
-        if not self.all:
-            return None
-        self._gather(self._reader.read())
-        total = sum(self._energy.used_j.values())
-        return None if math.isnan(total) else total
-
-    def kwh(self) -> float | None:
-        """Return the energy of the run up to the last reading, or None if it was not measured."""
-        kwh: float | None = self._energy.recorded()["kwh"]
-        return kwh
 
     def rows(self) -> dict[str, str]:
         """Return the rows for the header of a training."""
@@ -131,12 +101,22 @@ class RunGpus:
 
     def summary(self) -> dict[str, str]:
         """Return the row for the end of a training."""
-        if not self.all:
-            return {}
-        energy = self._energy.recorded()
-        each = ", ".join(f"{gpu['uuid'][:12]} {shown_kwh(gpu['kwh'])}" for gpu in energy["gpus"])
-        total = shown_kwh(energy["kwh"])
-        return {"energy": f"{total} ({each})" if len(energy["gpus"]) > 1 else total}
+        manifest = self._folder.read_json(MANIFEST) if self.all else None
+        return energy_row(manifest or {})
+
+    def _joules(self) -> float:
+        """Return the sum of the energy counters of all GPUs, or NaN if one cannot be read.
+
+        All ranks must call this.
+        """
+        *_, joules = self._gather(self._reader.read())
+        return sum(math.nan if each is None else each for each in joules)
+
+    def _add(self, begin_j: float) -> None:
+        """Add the energy since `begin_j` to the manifest. All ranks must call this."""
+        end_j = self._joules()
+        if self._folder.writes and (manifest := self._folder.read_json(MANIFEST)) is not None:
+            self._folder.write_json(MANIFEST, with_energy(manifest, begin_j, end_j))
 
     def _gather(self, readings: list["GpuReading"]) -> tuple[list[float | None], ...]:
         """Return the utilisation in percent, the memory in MiB and the energy in J of each GPU.
@@ -146,18 +126,7 @@ class RunGpus:
         own, world = torch.tensor(readings, dtype=torch.float64), self._strategy.world
         rows = world.gather_rows(own.flatten()[None])
         columns = rows.reshape(-1, own.shape[1]).T.tolist()[1:]  # without the index
-        counters_j = dict(zip((gpu.uuid for gpu in self.all), columns[-1], strict=True))
-        self._energy.read(counters_j)
         return tuple([None if math.isnan(x) else x for x in column] for column in columns)
-
-    def _write(self) -> None:
-        """Write the energy into the manifest, if this rank writes the run's files."""
-        self._written_s = time.monotonic()
-        if self._folder.writes and (manifest := self._folder.read_json(MANIFEST)) is not None:
-            manifest["energy"] = self._energy.recorded()
-            # An error of the training matters more.
-            with contextlib.suppress(StorageFailure):
-                self._folder.write_json(MANIFEST, manifest)
 
 
 class GpuReading(NamedTuple):

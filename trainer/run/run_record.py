@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.contract.config import Config, config_in
-from trainbox.contract.energy import earlier_joules
 from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.contract.files import read_object
 from trainbox.contract.record_folder import MANIFEST
@@ -281,8 +280,4 @@ def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
             and type(plan.get("world_size")) is int
         ):
             return "plan is missing or malformed"
-    try:
-        earlier_joules(manifest)
-    except ValueError:
-        return "energy is malformed"
     return None

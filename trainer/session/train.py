@@ -93,8 +93,8 @@ def train_task(
     that many steps are profiled. TensorBoard shows the settings `swept` first. The first start of
     a run `rehearses` its resume.
 
-    In the result, the metric that selects the best checkpoint is first. The energy `energy_kwh`
-    follows if it was measured. The speed `samples_per_second` is last.
+    In the result, the metric that selects the best checkpoint is first, and the speed
+    `samples_per_second` is last.
 
     Raises:
         Failure: The training did not succeed. The class of the failure has the exit code.
@@ -299,9 +299,7 @@ def _result(job: Job) -> dict[str, float]:
     metrics = dict(
         sorted(job.state.progress.best_metrics.items(), key=lambda item: item[0] != chosen)
     )
-    kwh = job.gpus.kwh()
-    energy = {} if kwh is None else {"energy_kwh": kwh}
-    return {**metrics, **energy, "samples_per_second": samples_per_second(job)}
+    return {**metrics, "samples_per_second": samples_per_second(job)}
 
 
 def _train(

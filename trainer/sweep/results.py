@@ -128,15 +128,12 @@ def best_line(
     )
 
 
-_MEASURED = {"samples_per_second", "energy_kwh"}
-
-
 def same_line(records: Sequence[Record]) -> str:
     """Return a line if the swept values have not changed any trial of a seed; else an empty one."""
     found: dict[object, list[Mapping[str, float]]] = {}
     for record in records:
         if record.state == "done":
-            metrics = {n: v for n, v in record.metrics.items() if n not in _MEASURED}
+            metrics = {n: v for n, v in record.metrics.items() if n != "samples_per_second"}
             found.setdefault(record.seed, []).append(metrics)
     points = {str(record.point) for record in records if record.state == "done"}
     if len(points) < 2 or any(metrics != each[0] for each in found.values() for metrics in each):
@@ -145,17 +142,6 @@ def same_line(records: Sequence[Record]) -> str:
         f"same:      all {len(points)} combinations gave the same metrics: check that the task "
         "uses the swept values"
     )
-
-
-def energy_line(records: Sequence[Record]) -> str:
-    """Return the mean energy of the trials that are done; empty if none was measured."""
-    done = [record.metrics.get("energy_kwh") for record in records if record.state == "done"]
-    measured = [kwh for kwh in done if kwh is not None]
-    if not measured:
-        return ""
-    if len(measured) < len(done):
-        return f"energy:    not measured for {len(done) - len(measured)} of {len(done)} trials"
-    return f"energy:    {statistics.fmean(measured):.4g} kWh a trial (mean of {len(measured)})"
 
 
 def cells(combinations: Sequence[CombinationRow], metric: str | None) -> list[list[str]]:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import time
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,10 +50,7 @@ def run_sweep(sweep: Sweep, work: Work, values: Mapping[str, Any], stop: StopReq
         print_above_bar(_header(study, folder, sweep))
         # Train, and show the results.
         named = launch_facts(os.environ).slots or [("the CPU", "")]
-        on_gpu = Counter(visible for _, visible in named)
-        slots = [
-            Slot(slot, visible, on_gpu[visible], worker=work.worker) for slot, visible in named
-        ]
+        slots = [Slot(slot, visible, worker=work.worker) for slot, visible in named]
         retries, minutes = values["retries"], values["trial_minutes"]
         SweepRun(study, folder, work, slots, retries, minutes, stop).run()
         if not joins:
@@ -107,8 +103,7 @@ def show(
 
     combinations = results.best_first(rows, goal) if is_drawn else rows
     best = results.same_line(records) or results.best_line(rows, goal, repeated)
-    lines = "\n".join(filter(None, [best, results.energy_line(records)]))
-    return "\n".join(filter(None, [results.table(combinations, name), lines]))
+    return "\n".join(filter(None, [results.table(combinations, name), best]))
 
 
 def _header(study: Study, folder: Path, sweep: Sweep) -> str:

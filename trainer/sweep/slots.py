@@ -29,12 +29,11 @@ _EXIT_S = 5.0  # for a worker that has closed its connection to exit by itself
 class Slot:
     """A GPU, a part of a GPU, or some CPU threads, for one trial at a time.
 
-    `visible` is its CUDA_VISIBLE_DEVICES. `sharing` slots have the same GPU.
+    `visible` is its CUDA_VISIBLE_DEVICES.
     """
 
     name: str
     visible: str
-    sharing: int = 1
     process: "subprocess.Popen[bytes] | None" = None
     connection: Connection | None = None
     ready: bool = False
@@ -49,9 +48,7 @@ class Slot:
     def start(self) -> None:
         """Start a worker, which answers when it is ready."""
         ours, theirs = Pipe()
-        facts = replace(
-            launch_facts(os.environ), reason=f"sweep -> {self.name}", trials_per_gpu=self.sharing
-        )
+        facts = replace(launch_facts(os.environ), reason=f"sweep -> {self.name}")
         self.process = start_worker(
             self.worker,
             theirs,

@@ -72,9 +72,6 @@ def _answer(
 
     try:
         metrics = _trained(order, device, stop, validated)
-        if "energy_kwh" in metrics:
-            # The trials that share a GPU cannot be measured apart.
-            metrics["energy_kwh"] /= launch_facts(os.environ).trials_per_gpu
         return {"code": 0, "metrics": metrics}
     except Preempted as preempted:
         if not pruned:

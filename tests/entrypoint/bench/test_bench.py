@@ -163,18 +163,6 @@ def test_strategies(text: str, cpu: bool, answer: tuple[str, ...] | str) -> None
         check_strategies(text, cpu)
 
 
-def test_samples_per_joule_need_the_energy_of_each_round() -> None:
-    both = BenchResult(
-        {0: measured(10.0, energy_joules=5.0), 1: measured(30.0, energy_joules=10.0)}
-    )
-    line = Line("", ONE, ONE)
-    assert rows([line], {ONE: both})[0].samples_per_joule == 5.0
-    assert "| samples/J |" in markdown(rows([line], {ONE: both}), FACTS)
-    both.rounds[1] = measured(30.0)
-    assert rows([line], {ONE: both})[0].samples_per_joule is None
-    assert "samples/J" not in markdown(rows([line], {ONE: both}), FACTS)
-
-
 def test_the_memory_is_the_maximum_over_the_rounds_for_each_gpu() -> None:
     both = BenchResult(
         {0: measured(1.0, memory_mib=[90.0, 85.0]), 1: measured(1.0, memory_mib=[80.0, 95.0])}

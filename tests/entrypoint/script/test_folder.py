@@ -66,8 +66,6 @@ def test_a_damaged_config_is_named(forked: Trainbox, text: str) -> None:
         "{}",
         '{"sources": {}, "starts": 3}',
         '{"sources": [], "starts": []}',
-        '{"sources": {}, "starts": [], "energy": [1]}',
-        '{"sources": {}, "starts": [], "energy": {"gpus": [{"uuid": "a"}]}}',
     ],
 )
 def test_a_damaged_manifest_begins_again(forked: Trainbox, text: str) -> None:

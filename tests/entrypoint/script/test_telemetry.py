@@ -49,45 +49,43 @@ def sample(*energy_mj: int | None) -> Sample:
 
 
 def used(folder: ScriptFolder, *samples: Sample, before: dict[str, Any] | None = None) -> Any:
-    record = GpuRecord(folder, _GPUS, {"energy": before} if before else {})
+    record = GpuRecord(folder, _GPUS)
     for one in samples:
         record.take(one)
-    energy = record.energy()
-    return energy["kwh"], [gpu["kwh"] for gpu in energy["gpus"]]
+    return record.with_energy(before or {})["energy_kwh"]
 
 
 def test_the_energy_is_what_the_counters_advance(folder: ScriptFolder) -> None:
     samples = [sample(100, 0), sample(100 + _MJ, None), sample(100 + 2 * _MJ, _MJ)]
-    assert used(folder, *samples) == (0.003, [0.002, 0.001])
-    before = {"gpus": [{"uuid": "GPU-a", "kwh": 0.5}, {"uuid": "GPU-c", "kwh": 1.0}]}
-    assert used(folder, *samples, before=before) == (1.503, [0.502, 1.0, 0.001])
+    assert used(folder, *samples) == pytest.approx(0.003)
+    assert used(folder, *samples, before={"energy_kwh": 1.5}) == pytest.approx(1.503)
+    assert used(folder, *samples, before={"energy_kwh": None}) is None
 
 
 @pytest.mark.parametrize(
     "samples",
     [
+        [],
         [sample(0, 0), sample(_MJ, _MJ), sample(2 * _MJ, None)],
-        [sample(0, 9), sample(2 * _MJ, 3)],
+        [sample(0, 2 * _MJ), sample(_MJ, 3)],
         [sample(0, None), sample(2 * _MJ, None)],
     ],
-    ids=["not readable at the end", "counter reset", "never readable"],
+    ids=["no sample", "not readable at the end", "counter reset", "never readable"],
 )
-def test_energy_that_is_not_known_in_whole_is_not_summed(
+def test_energy_that_is_not_known_in_whole_is_not_measured(
     folder: ScriptFolder, samples: list[Sample]
 ) -> None:
-    assert used(folder, *samples) == (None, [0.002, None])
-    assert used(folder) == (None, [None, None])
+    assert used(folder, *samples) is None
 
 
 def test_an_entry_has_the_newest_step_and_is_written_every_10_s(folder: ScriptFolder) -> None:
-    record = GpuRecord(folder, _GPUS, {})
+    record = GpuRecord(folder, _GPUS)
     folder.report({"kind": "train", "step": 40})
     record.take(sample(0, 0))
     record.take(sample(_MJ, _MJ))
     (entry,) = logged(folder.path, "gpus")
-    assert (entry["step"], entry["energy_kwh"]) == (40, 0.0)
+    assert entry["step"] == 40
     assert entry["gpu_utilization_percent_each"] == [None, None]
-    assert used(folder, sample(0, 0))[0] == 0.0
 
 
 def _run(forked: Trainbox, library: Path, restarts: int, code: str) -> Any:
@@ -122,7 +120,7 @@ sys.exit(75 if count == 1 else 0)
     manifest = json.loads((forked.folder / "runs/r/manifest.json").read_text())
     assert [start["exit_code"] for start in manifest["starts"]] == [75, 0]
     assert [gpu["index"] for gpu in manifest["starts"][0]["gpus"]] == ["0", "1"]
-    assert manifest["energy"]["kwh"] == pytest.approx(0.004)
+    assert manifest["energy_kwh"] == pytest.approx(0.004)
     assert "energy     0.004 kWh\n" in ended.err
 
 

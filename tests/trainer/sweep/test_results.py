@@ -13,15 +13,13 @@ from tests.support.here import Here, board_of
 from tests.support.tiny import TINY
 from trainbox.contract.config import Config
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.internal import Internal
 from trainer.session.train import train_task
-from trainer.sweep import slots, work, worker
+from trainer.sweep import work
 from trainer.sweep.grid import Record, Sweep
 from trainer.sweep.results import (
     as_csv,
     best_first,
     best_line,
-    energy_line,
     goal_of,
     rows,
     same_line,
@@ -177,32 +175,6 @@ def test_tensorboard_shows_the_swept_settings_first_even_with_default_values(
     assert {"batch_size", "epochs", "seed", "task"} <= {
         info.name for info in infos if not info.differs
     }
-
-
-def test_the_energy_line_has_the_mean_of_a_trial() -> None:
-    def record(number: int, **metrics: float) -> Record:
-        return Record(number, "done", {}, number, {"loss": 1.0, **metrics})
-
-    one, two = record(0, energy_kwh=0.25), record(1, energy_kwh=0.75)
-    failed = Record(2, "failed", {}, 2)
-    assert energy_line([one, two, failed]) == "energy:    0.5 kWh a trial (mean of 2)"
-    assert energy_line([one, two, record(3)]) == "energy:    not measured for 1 of 3 trials"
-    assert energy_line([record(3), failed]) == ""
-
-
-def test_trials_that_share_a_gpu_share_its_energy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "_trained", lambda *_: {"loss": 1.0, "energy_kwh": 1.0})
-    monkeypatch.setattr(
-        slots, "start_worker", lambda _program, _theirs, variables: found.update(variables)
-    )
-    found: dict[str, str] = {}
-    slot = slots.Slot("GPU 0", "GPU-a", sharing=4)
-    slot.start()
-    assert slot.connection is not None
-    slot.connection.close()
-    monkeypatch.setenv(Internal.LAUNCH, found[Internal.LAUNCH])
-    answer = worker._answer(None, {"pruned": False}, "cpu", StopRequest())  # type: ignore[arg-type]
-    assert answer["metrics"] == {"loss": 1.0, "energy_kwh": 0.25}
 
 
 def _trials(*losses: float) -> list[Record]:

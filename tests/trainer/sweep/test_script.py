@@ -88,7 +88,7 @@ def test_a_stored_sweep_of_a_script_is_read_again() -> None:
         ({"kind": "train", "step": 0, "time_unix_s": 1.5}, (0, {})),
         ({"step": 1, "ok": True, "name": "a", "each": [1], "huge": 10**400}, (1, {})),
         ({"kind": "health", "step": 3, "loss": 0.5}, None),
-        ({"kind": "gpus", "step": 3, "energy_kwh": 0.5}, None),
+        ({"kind": "gpus", "step": 3, "gpu_utilization_percent": 0.5}, None),
         ({"loss": 0.5}, None),
         ({"step": 1.5, "loss": 0.5}, None),
         ({"step": True, "loss": 0.5}, None),
