@@ -1,10 +1,7 @@
 """Standard streams that are closed or full, or that nobody reads, do not stop a training."""
 
-import fcntl
 import os
 import re
-import resource
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import Trainbox, clean_environment, finish
-from trainbox.contract import streams
-from trainbox.contract.streams import write_in_time
 
 ROOT = Path(__file__).parents[1]
 _TINY = ("train", "tests.support.tiny:Tiny", "--device", "cpu", "--max-steps", "4")
@@ -90,51 +85,6 @@ def test_a_command_whose_output_meets_a_full_disk_exits_with_code_4(
     assert re.fullmatch(rb"trainbox: cannot write /dev/stdout: No space left .*\n", ended.stderr)
 
 
-def test_a_reader_that_pauses_loses_only_what_it_does_not_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """If a write waited without a limit, the other processes of a training would time out."""
-    monkeypatch.setattr(streams, "_UNREAD_S", 0.0)
-    monkeypatch.setattr(streams._Lasting, "_patience_s", 0.0)
-    reader, writer = os.pipe()
-    with os.fdopen(reader, "rb", buffering=0) as read, streams._Lasting(writer, "wb") as stream:
-        sent = 0
-        while stream.write(b"x" * 10_000) and sent < 2**21:  # larger than any pipe
-            sent += 10_000
-        assert 0 < len(read.read(2**22)) < sent
-        assert stream.write(b"y" * 10_000) == 10_000
-        assert read.read(2**20) == b"y" * 10_000
-
-
-def test_a_line_on_a_terminal_that_nobody_reads_does_not_wait() -> None:
-    """A terminal with room for a part of a line looks writable, but a write of the line waits."""
-    terminal, stream = os.openpty()
-    try:
-        line = b"x" * 1000 + b"\n"
-        sent = 0
-        while not write_in_time(stream, line, 0.0):
-            sent += 1
-        assert 0 < sent < 1000
-        # A reader makes room for a part of the next line.
-        assert len(os.read(terminal, 500)) == 500
-        assert write_in_time(stream, line * 9, 0.0)
-        assert os.get_blocking(stream)  # other processes have the same flags
-        while write_in_time(stream, b"y\n", 0.0):
-            os.read(terminal, 2**16)
-        while not os.read(terminal, 2**16).endswith(b"y\r\n"):
-            pass
-    finally:
-        os.close(terminal)
-        os.close(stream)
-
-
-def test_a_file_is_not_written_from_its_beginning_again(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("wb", buffering=0) as file:
-        assert not write_in_time(file.fileno(), b"one\n", 0.0)
-        assert not write_in_time(file.fileno(), b"two\n", 0.0)
-    assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
-
-
 @pytest.mark.parametrize("verb", ["train", "sweep-run"])
 def test_what_takes_long_outlives_its_reader(tmp_path: Path, verb: str) -> None:
     """If the reader has ended, the command continues and exits with its own code."""
@@ -184,20 +134,3 @@ def test_a_training_whose_streams_are_closed_trains(
     assert [entry["step"] for entry in trainbox.entries("lauf-ä", "validation")] == [4]
     assert "digest     " in (folder / "logs" / "rank-0.log").read_text(encoding="utf-8")
     assert [path.name for path in trainbox.folder.iterdir()] == ["runs"]
-
-
-def test_a_line_is_written_while_a_thousand_files_are_open() -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most < 2000:
-        pytest.skip("the limit of open files is too low")
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    reading, writing = socket.socketpair()
-    with reading, writing:
-        far = fcntl.fcntl(writing, fcntl.F_DUPFD, 1500)
-        try:
-            assert not write_in_time(far, b"line", 5.0)
-            assert reading.recv(10) == b"line"
-        finally:
-            os.close(far)
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)

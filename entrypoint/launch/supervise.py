@@ -112,7 +112,7 @@ def supervise(
     stop, fault = Stop(kind, stop_budget_s), None
     while (code := _ended(child)) is None:
         fault = fault or _fault(watch, None if received else hung)
-        # The signal comes first, because a paused terminal delays the message.
+        # The signal comes first, because the message may wait for its reader.
         match stop.next(received, fault, time.monotonic()):
             case Send(number, text):
                 forward_signal(child.pid, number)

@@ -14,14 +14,13 @@ from typing import Any, Self
 from trainbox.contract.entries import parsed, step_of
 from trainbox.contract.files import append_regular
 from trainbox.contract.storage import writing
-from trainbox.contract.streams import message, write_in_time
+from trainbox.contract.streams import message
 
 # A log is replaced by an empty one at this size, and the one before it is kept as NAME.1.log.
 LOG_BYTES = 64 * 2**20
 _READ_BYTES = 2**16
 _LONGEST_LINE = 2**16
 _LOOK_EVERY_S = 0.2
-PATIENCE_S = 5.0
 
 
 class Log:
@@ -55,30 +54,6 @@ class Log:
 
     def close(self) -> None:
         self._file.close()
-
-
-class Shown:
-    """A standard stream of this process, whose reader may be slow.
-
-    A write waits for the reader. After a stop signal, it waits for at most `PATIENCE_S` in all, so
-    that the script can save and this process can exit.
-    """
-
-    def __init__(self, number: int, stopping: Callable[[], bool]) -> None:
-        self._number, self._stopping = number, stopping
-        self._waited_s = 0.0
-
-    def write(self, data: bytes) -> None:
-        """Write `data`.
-
-        Raises:
-            OSError: the reader has gone, or it does not read.
-        """
-        rest = memoryview(data)
-        while rest := write_in_time(self._number, rest, _LOOK_EVERY_S):
-            self._waited_s += _LOOK_EVERY_S if self._stopping() else 0.0
-            if self._waited_s > PATIENCE_S:
-                raise TimeoutError("the reader of the output does not read")
 
 
 class Stream:

@@ -19,7 +19,7 @@ from entrypoint.script.accelerate import ignored_settings
 from entrypoint.script.folder import ScriptFolder
 from entrypoint.script.hang import Hang
 from entrypoint.script.manifest import SOFTWARE, describe, describe_start, is_manifest
-from entrypoint.script.output import Log, Pipes, Shown, Stream
+from entrypoint.script.output import Log, Pipes, Stream
 from entrypoint.script.python import Python
 from entrypoint.script.sources import sources_of
 from entrypoint.script.target import Target
@@ -32,7 +32,7 @@ from trainbox.contract.hints import from_here
 from trainbox.contract.internal import Internal
 from trainbox.contract.processes import launched_cpu_s
 from trainbox.contract.record_folder import LOGS, MANIFEST, ended_by
-from trainbox.contract.streams import message, say
+from trainbox.contract.streams import message, say, write_all
 from trainbox.contract.temporary import temporary_folder
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _run_once(
         if asked.watched is not None:
             watch = stack.enter_context(asked.watched(gpus))
         pipes_folder = stack.enter_context(temporary_folder("script-"))
-        streams, terminals = _streams(asked, received, stack)
+        streams, terminals = _streams(asked, stack)
         takers = {name: stream.take for name, stream in streams.items()}
         pipes = stack.enter_context(Pipes(pipes_folder, takers, terminals))
         cpu_s = functools.partial(launched_cpu_s, plan.strategy == "process")
@@ -241,9 +241,7 @@ def _run_once(
     return ending, watch.needs_reset if watch is not None else None
 
 
-def _streams(
-    asked: ScriptRun, received: list[int], stack: ExitStack
-) -> tuple[dict[str, Stream], dict[str, int]]:
+def _streams(asked: ScriptRun, stack: ExitStack) -> tuple[dict[str, Stream], dict[str, int]]:
     """Return the streams of the ranks, and the terminals that rank 0 gets instead of pipes.
 
     On a terminal, only the first rank of the first node is shown, and its progress bars move.
@@ -264,7 +262,7 @@ def _streams(
                 terminals[f"{rank}.{name}"] = target.fileno()
             stream = streams[f"{rank}.{name}"] = Stream(
                 log,
-                Shown(target.fileno(), lambda: bool(received)).write if is_shown else None,
+                functools.partial(write_all, target.fileno()) if is_shown else None,
                 f"[{rank}] ".encode() if asked.prefix else b"",
                 whole_lines=not as_is,
                 report=asked.folder.report if is_first and name == "out" else None,

@@ -13,8 +13,6 @@ import torch
 from tests.distributed.test_exchange import found_by_ranks
 from tests.support.ranks import Ranks
 from tests.support.tiny import Tiny
-from trainbox.contract import streams
-from trainer.parallel.world import TIMEOUT
 from trainer.run.checkpoint import RunCheckpoints
 from trainer.run.checkpoint_files import CheckpointFiles
 from trainer.use import evaluate, predict
@@ -128,12 +126,6 @@ def test_long_work_of_one_rank_is_not_limited(ranks: Ranks) -> None:
     ended = ranks(2, "predict", "runs/r", "runs/r/config.json", "--device", "cpu")
     assert ended.codes == [0, 0], ended
     assert _waits(ranks) == {"build_model", "problem", "load", "show"}
-
-
-def test_the_waits_for_unread_streams_are_shorter_than_an_exchange() -> None:
-    """A line beside the progress bar is written to both streams, while other ranks wait."""
-    both_s = 2 * streams._UNREAD_S
-    assert both_s < TIMEOUT.total_seconds() / 2
 
 
 def test_memory_that_one_rank_lacks_for_figures_makes_smaller_micro_batches(ranks: Ranks) -> None:

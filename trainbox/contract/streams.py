@@ -4,19 +4,11 @@ import contextlib
 import io
 import os
 import select
-import stat
 import sys
-import time
 from typing import Any, TextIO
 
 _LONGEST_MESSAGE = 1000
 _LONGEST_VALUE = 200  # a longer word of a message that is too long would hide the reason
-# The supervisor of a training prints, and its deadlines must not wait for a paused terminal.
-_UNREAD_MESSAGE_S = 5.0
-# A line beside the progress bar is written to both streams. Both waits together are shorter than
-# the time limit of an exchange with this process.
-_UNREAD_S = 120.0
-_AGAIN_S = 0.05  # until the next attempt, if a terminal has room for a part of a line
 
 
 def open_streams() -> None:
@@ -79,14 +71,13 @@ def say(text: str, file: TextIO | None = None) -> None:
     """Print the line `text`, by default to standard error, with control characters as escapes.
 
     A closed pipe or a full disk must not stop the training that this process supervises. If
-    writing fails, the stream becomes /dev/null. A reader that does not read, such as a paused
-    terminal, loses the line after 5 s.
+    writing fails, the stream becomes /dev/null.
     """
     file = file or sys.stderr
     try:
         file.flush()
         line = f"{printable(text)}\n".encode(file.encoding, file.errors or "strict")
-        write_in_time(file.fileno(), line, _UNREAD_MESSAGE_S)
+        write_all(file.fileno(), line)
     except io.UnsupportedOperation:  # a stream in memory
         print(printable(text), file=file)
     except OSError:
@@ -102,22 +93,17 @@ def show_progress(text: str = "") -> None:
 def outlive_readers() -> None:
     """Drop output that cannot be written from now on, so that a training continues without it.
 
-    The reader of a pipe may have ended, or the disk may be full. A reader that does not read, such
-    as a paused terminal, loses lines after 2 minutes.
+    The reader of a pipe may have ended, or the disk may be full.
     """
     sys.stdout, sys.stderr = _lasting(sys.stdout), _lasting(sys.stderr)
 
 
 class _Lasting(io.FileIO):
-    """A stream that becomes /dev/null when a write fails, and drops what is not read in time."""
-
-    _patience_s = _UNREAD_S
+    """A stream that becomes /dev/null when a write fails."""
 
     def write(self, data: Any, /) -> int:
         try:
-            # After a line that is not read in time, the next write does not wait again.
-            rest = write_in_time(self.fileno(), data, self._patience_s)
-            self._patience_s = 0.0 if rest else _UNREAD_S
+            write_all(self.fileno(), data)
         except OSError:
             discard(self.fileno())
         return memoryview(data).nbytes
@@ -142,45 +128,17 @@ def discard(descriptor: int) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), descriptor)
 
 
-def write_in_time(descriptor: int, data: bytes | memoryview, limit_s: float) -> memoryview:
-    """Write `data` within `limit_s` seconds, and return the rest that was not written.
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Write all of `data`, also if another program has set the stream to non-blocking.
 
     Raises:
         OSError: The write failed.
     """
-    deadline_s = time.monotonic() + limit_s
     rest = memoryview(data).cast("B")
-    written_to = _without_waiting(descriptor)
-    room = select.poll()  # `select.select` refuses a descriptor above 1023
-    room.register(written_to, select.POLLOUT)
-    try:
-        while rest:
-            left_s = max(deadline_s - time.monotonic(), 0.0)
-            if not room.poll(left_s * 1000):
-                break
-            try:
-                # A part of this size never blocks when the reader of a pipe has made room.
-                rest = rest[os.write(written_to, rest[: select.PIPE_BUF]) :]
-            except BlockingIOError:
-                if not left_s:
-                    break
-                time.sleep(min(_AGAIN_S, left_s))
-    finally:
-        if written_to != descriptor:
-            os.close(written_to)
-    return rest
-
-
-def _without_waiting(descriptor: int) -> int:
-    """Return another descriptor of a terminal or a pipe, whose writes never wait.
-
-    A write of a line waits if a terminal has room for only a part of it. Other processes share the
-    flags of `descriptor`, so these do not change. If the system refuses another one, return
-    `descriptor`.
-    """
-    if os.isatty(descriptor) or stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+    while rest:
         try:
-            return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        except OSError:  # such as the terminal of another user
-            pass
-    return descriptor
+            rest = rest[os.write(descriptor, rest) :]
+        except BlockingIOError:
+            room = select.poll()  # `select.select` refuses a descriptor above 1023
+            room.register(descriptor, select.POLLOUT)
+            room.poll()

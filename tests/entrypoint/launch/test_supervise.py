@@ -46,20 +46,6 @@ sys.exit(supervise.supervise(command, os.environ, float(budget), **more).code)
 # A signal then never counts as the echo of the previous signal.
 NO_ECHO = "supervise._ECHO_S = 0\n"
 
-# Nobody reads its standard error, as on a paused terminal.
-PAUSED = """
-reader, writer = os.pipe()
-os.set_blocking(writer, False)
-try:
-    while True:
-        os.write(writer, bytes(512))
-except BlockingIOError:
-    os.set_blocking(writer, True)
-os.dup2(writer, 2)
-import trainbox.contract.streams
-trainbox.contract.streams._UNREAD_MESSAGE_S = 0
-"""
-
 # Each program prints its process id when it is ready, and the name of each signal that it gets. It
 # then makes the file READY.
 TALKS = """
@@ -162,15 +148,6 @@ def test_only_verify_and_the_bench_do_not_resume(
 def test_the_child_has_the_environment_and_the_streams(start: Start) -> None:
     process = start("import os; print(os.environ['READY'][-5:], input())")
     assert process.communicate("a line\n") == ("ready a line\n", "")
-
-
-def test_signals_reach_the_child_while_the_terminal_is_paused(start: Start) -> None:
-    process = start(IGNORES, before=NO_ECHO + PAUSED)
-    first_line(process)
-    process.send_signal(signal.SIGTERM)
-    assert line(process) == "SIGTERM"
-    process.send_signal(signal.SIGINT)
-    assert finish(process).code == 128 + signal.SIGINT
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
