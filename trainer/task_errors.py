@@ -1,7 +1,6 @@
 """Report an exception of a task's own code in one line: the task, the method, the line, the fix."""
 
 import errno
-import opcode
 import re
 import sysconfig
 import traceback
@@ -37,8 +36,6 @@ _OF_THE_MACHINE = re.compile(
 # The first line of an error in a traceback. Lines of the frames begin with a space.
 _AFTER_FRAMES = re.compile(r"^ .*\n([\w.]+(?:: .*)?)$", re.MULTILINE)
 _OF_THE_SYSTEM = re.compile(r"\w+: \[Errno (\d+)\] (.*?)(?:: '(.*)')?")
-# The file and the source of a line in the traceback of a loader worker or of a replica.
-_LAST_LINE_IN_WORKER = re.compile(r'File "(.+)", line \d+, in \S+\n +(.*)')
 
 # Patterns of torch's and Python's errors for common mistakes, with the fix. The first match counts.
 _REMEDIES = {
@@ -131,7 +128,7 @@ def mistake_of(error: Exception, task: str, log: Path | None) -> Failure | None:
     """
     text = text_of(error)
     of_the_machine = _OF_THE_MACHINE.search(text.partition("\n")[0])
-    if of_the_machine and "device-side assert" not in text and not raised_by_task(error):
+    if of_the_machine and "device-side assert" not in text:
         return None
     frames = [*_frames(error.__traceback__), *_frames_in(text)]
     method = _method(frames)
@@ -153,29 +150,6 @@ def mistake_of(error: Exception, task: str, log: Path | None) -> Failure | None:
         return WrongUse(message)
     code = ExitCode.UNEXPECTED if isinstance(error, OSError) else ExitCode.WRONG_USE
     return Failure(message, exit_code=code)
-
-
-def raised_by_task(error: BaseException) -> bool:
-    """Return whether a `raise` statement in the task's code has raised `error`.
-
-    The text of such an error is the task's own. It does not show that memory, a device or a library
-    has failed. If the task raised it because of another error, that error decides. A class of torch
-    has a meaning whoever raises it.
-    """
-    if type(error).__module__.partition(".")[0] == "torch":
-        return False
-    cause = error.__cause__ or error.__context__
-    if isinstance(cause, RuntimeError | MemoryError | OSError) and not raised_by_task(cause):
-        return False
-    if in_worker := _LAST_LINE_IN_WORKER.findall(text_of(error)):
-        file, source = in_worker[-1]
-        return _Frame(file, 0, "").is_the_users and source.startswith("raise ")
-    steps = list(_steps(error.__traceback__))
-    if not steps:
-        return False
-    code, position = steps[-1].tb_frame.f_code, steps[-1].tb_lasti
-    is_a_raise = code.co_code[position] == opcode.opmap["RAISE_VARARGS"]
-    return is_a_raise and _Frame(code.co_filename, 0, "").is_the_users
 
 
 def import_mistake(error: Exception, spec: str, source: Path | str) -> WrongUse:
@@ -200,12 +174,6 @@ def import_mistake(error: Exception, spec: str, source: Path | str) -> WrongUse:
         f"task {spec}: its import raised {_in_one_line(error)}{where}: fix it (`{again}` shows "
         "the traceback)"
     )
-
-
-def _steps(found: TracebackType | None) -> Iterator[TracebackType]:
-    while found is not None:
-        yield found
-        found = found.tb_next
 
 
 def _frames(found: TracebackType | None) -> Iterator[_Frame]:

@@ -209,7 +209,7 @@ def _check_endpoint(endpoint: str) -> None:
         not parts
         or not endpoint.isprintable()
         or not 0 < int(parts[2]) < 65536
-        or not _is_host(host)
+        or (":" in host and not _is_ipv6(host))
     ):
         raise WrongUse(
             f"--rdzv-endpoint {endpoint} is not HOST:PORT: write it as in "
@@ -222,7 +222,6 @@ def _check_endpoint(endpoint: str) -> None:
         address = ipaddress.ip_address(host if ":" in host else socket.inet_aton(host))
     except (OSError, ValueError):
         return  # a name
-    address = getattr(address, "ipv4_mapped", None) or address
     if address.is_unspecified or address.is_multicast or str(address) == "255.255.255.255":
         raise WrongUse(
             f"--rdzv-endpoint {endpoint} is not the address of one machine: give the address by "
@@ -230,12 +229,9 @@ def _check_endpoint(endpoint: str) -> None:
         )
 
 
-def _is_host(host: str) -> bool:
-    """Return whether `host` is an IPv6 address, or a name that the resolver can encode."""
+def _is_ipv6(host: str) -> bool:
     try:
-        ipaddress.ip_address(host) if ":" in host else host.encode("idna")
-    except (
-        ValueError
-    ):  # for example the part of ::1 before its last colon, or a long part of a name
+        ipaddress.IPv6Address(host)
+    except ValueError:  # for example the part of ::1 before its last colon
         return False
     return True

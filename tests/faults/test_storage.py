@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -299,28 +298,15 @@ def test_row_41_a_clock_that_jumps(here: Here, monkeypatch: pytest.MonkeyPatch) 
     _check_resumed(here, here.train(**_EACH_STEP), 10)
 
 
-_LINKS: dict[str, tuple[Callable[[Path, Path], object], str]] = {
-    "symbolic": (
-        Path.symlink_to,
-        "Too many levels of symbolic links (a symbolic link is where a file is needed): remove "
-        "the link",
-    ),
-    "hard": (
-        Path.hardlink_to,
-        "Too many links (the file has another name, as a hard link): replace the file by a copy",
-    ),
-}
-
-
 @pytest.mark.parametrize("name", ["logs/rank-0.log", "lock"])
-@pytest.mark.parametrize("link", _LINKS)
-def test_a_link_in_a_run_is_refused_and_its_target_is_not_written(
-    here: Here, name: str, link: str
-) -> None:
-    make, reason = _LINKS[link]
+def test_a_link_in_a_run_is_refused_and_its_target_is_not_written(here: Here, name: str) -> None:
+    reason = (
+        "Too many levels of symbolic links (a symbolic link is where a file is needed): remove "
+        "the link"
+    )
     Path("precious").write_text("precious\n")
     Path("runs/r/logs").mkdir(parents=True)
-    make(here.path() / name, here.folder / "precious")
+    (here.path() / name).symlink_to(here.folder / "precious")
     Path("train.py").write_text("print('trained')")
     for command in (("train", TINY), ("run", "train.py")):
         code, _, err = here.command(*command[:1], "--device", "cpu", "--run", "r", *command[1:])

@@ -246,10 +246,7 @@ def text_of(where: str, value: object) -> str:
         return str(value).lower()
     if not isinstance(value, str | int | float):
         raise ValueError(f"{where} is a date or a time: write it in quotes")
-    try:
-        text = str(value)
-    except ValueError as error:  # a hexadecimal number with thousands of digits
-        raise ValueError(f"{where} is too large: {error}") from error
+    text = str(value)
     if not text.isprintable():
         raise ValueError(f"{where} = {text!r} has a character that cannot be printed: remove it")
     return text

@@ -1,8 +1,8 @@
 """Read and replace the files of a run's folder.
 
 Other programs may have changed them. So only regular files up to a size are read, as UTF-8. A file
-to write must have one name: with a link, the lines would be in another file, or in a copy of the
-run. The folder itself may be a link.
+to write must not be a symbolic link: the lines would be in another file. The folder itself may be a
+link.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _MOST_BYTES = 2**30  # more than a year of metrics; a sparse file must not fill 
 _MOST_OBJECT_BYTES = 2**26
 _APPEND = os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
 # The errors of a path that is a link, or not a regular file.
-OF_ANOTHER_KIND = (errno.ELOOP, errno.EMLINK, errno.ENXIO)
+OF_ANOTHER_KIND = (errno.ELOOP, errno.ENXIO)
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -68,15 +68,10 @@ def _open(path: Path, flags: int) -> int:
         if error.errno != errno.ENXIO:  # a FIFO without a reader, opened for writing
             raise
         raise OSError(errno.ENXIO, "not a regular file", str(path)) from error
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        problem, reason = errno.ENXIO, "not a regular file"
-    elif flags & _APPEND and found.st_nlink > 1:
-        problem, reason = errno.EMLINK, os.strerror(errno.EMLINK)
-    else:
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise OSError(problem, reason, str(path))
+    raise OSError(errno.ENXIO, "not a regular file", str(path))
 
 
 def take_lock(file: int | IO[Any], posix: bool = False, without_locks: bool = True) -> bool:

@@ -14,13 +14,7 @@ def parse_whole(text: str) -> int:
         ValueError: the text is not a whole number.
         OverflowError: the number is beyond `LARGEST`.
     """
-    try:
-        number = int(text)
-    except ValueError:
-        # Python converts at most 4300 digits.
-        if not text.strip().lstrip("+-").isdecimal():
-            raise
-        number = -LARGEST - 1 if text.strip().startswith("-") else LARGEST + 1
+    number = int(text)
     if number > LARGEST:
         raise OverflowError(f"a whole number is more than {LARGEST}")
     if number < -LARGEST:
@@ -66,8 +60,3 @@ def _parsed(parse: Callable[..., Any], text: str | bytes, **options: Any) -> Any
         return parse(text, **options)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    except ValueError as error:
-        # Python proposes to raise its limit, which protects against long computations.
-        if "set_int_max_str_digits" in str(error):
-            raise ValueError("a whole number has too many digits") from None
-        raise

@@ -98,7 +98,6 @@ _OTHERS = {
     errno.EEXIST: ("a file is where a folder is needed", "remove that file"),
     errno.ENXIO: ("a FIFO or a device is where a file is needed", "remove that"),
     errno.ELOOP: ("a symbolic link is where a file is needed", "remove the link"),
-    errno.EMLINK: ("the file has another name, as a hard link", "replace the file by a copy"),
     errno.EISDIR: ("a folder is where a file is needed", "remove that folder"),
 }
 

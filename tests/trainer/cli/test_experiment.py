@@ -176,7 +176,6 @@ _TEXTS = [
     ("[train]\nfast = true",
      "[train] fast is the opposite of deterministic: write deterministic = true or false"),
     ("[train]\nrun = 'a\\b'\nruns-dir = \"a\\u0000\"", "[train] runs-dir = 'a\\x00' has a "),
-    (f"[train]\nseed = 0x{'f' * 5000}", "[train] seed is too large: Exceeds the limit (4300"),
     ("[train]\nrun = 2026-01-02T03:04:05Z", "[train] run is a date or a time: write it in quotes"),
     ("[task]\nname = 3", "[task] name is 3: write the task in quotes"),
     ("[task]\nset = 3", "[task] set is not a table: write fields below [task.set]"),
@@ -200,7 +199,6 @@ _DATAS = [
     (b"[train]\nlr = \n", "is not TOML: Invalid value (at line 2, column 6)\n"),
     (b"[sweep]\nstorage = postgresql://u:secret@h/db\n",
      "is not TOML: Invalid value (at line 2, column 11): write the text of storage in"),
-    (b"a = " + b"1" * 5000, "is not TOML: a whole number has too many digits\n"),
     (b"\xff", "is not TOML: 'utf-8' codec can't decode byte 0xff in position 0"),
     (b"# lr = 1\n", "has no settings: write them below [task] and [train], or give a run"),
 ]

@@ -159,8 +159,6 @@ _RECORDS: dict[str, tuple[Callable[[Path], object], str]] = {
      "runs/r/manifest.json is damaged (plan is missing or malformed)"),
     "config.json": (lambda run: (run / "config.json").write_text("{"),
      "runs/r/config.json is damaged ("),
-    "number": (lambda run: (run / "config.json").write_text(f'{{"seed": {"1" * 5000}}}'),
-     "runs/r/config.json is damaged (a whole number has too many digits): restore it"),
     "keep": (_record("config.json", keep=-1),
      "runs/r/config.json is damaged (keep is -1, not a number from 0)"),
     "seed": (_record("config.json", seed=5),

@@ -89,36 +89,6 @@ def test_unknown_errors_are_raised_unchanged(error: Exception) -> None:
     assert raised.value is error
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "no cache: out of memory",
-        "CUDA error: my own check",
-        "unable to allocate shared memory(shm) for file </x>: No space left (28)",
-        "[gloo/x.cc:1] a file of mine",
-        "Can't allocate memory for my table",
-    ],
-)
-def test_the_text_of_a_task_s_own_error_does_not_count(text: str) -> None:
-    def look_up() -> None:
-        try:
-            {}["key"]
-        except KeyError:
-            raise RuntimeError(text)  # noqa: B904
-
-    with pytest.raises(RuntimeError) as raised, errors_as_failures(Path("runs")):
-        look_up()
-    assert not isinstance(raised.value, Failure)
-    in_worker = RuntimeError(
-        "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent call "
-        f'last):\n  File "{__file__}", line 1, in __getitem__\n    raise RuntimeError(text)\n'
-        f"RuntimeError: {text}"
-    )
-    with pytest.raises(RuntimeError) as raised, errors_as_failures(Path("runs")):
-        raise_in_library(in_worker)
-    assert raised.value is in_worker
-
-
 def test_a_long_error_of_a_task_is_cut(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     def losses(*_: object) -> None:
         raise ValueError("x" * 100_000)
