@@ -34,7 +34,7 @@ ORDER = {
         "classification initial_weights"
     ),
     "trainer": (
-        "system outputs launch task_errors load_task data parallel machine run "
+        "system outputs launch task_errors task_fields load_task data parallel machine run "
         "loop checks measure session use sweep cli __main__"
     ),
 }

@@ -10,21 +10,14 @@ import json
 import os
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from trainbox.contract.config import OF_THE_TASK
 from trainbox.contract.errors import WrongUse
 from trainbox.contract.internal import user_folders
 from trainbox.contract.optimizers import OPTIMIZERS
-from trainbox.contract.task_fields import (
-    FIELD_TYPES,
-    TaskField,
-    parse_fields,
-    static_fields,
-    summary,
-)
 from trainbox.contract.task_spec import (
     TASKS_FOLDER,
     built_in_tasks,
@@ -33,7 +26,9 @@ from trainbox.contract.task_spec import (
     make_importable,
 )
 from trainbox.task import Task
+from trainer.task_fields import fields_of_class, parse_fields
 
+_T = TypeVar("_T")
 _STARTED_IN: dict[str, str] = {}  # the working folder before the task was imported
 _MISSPELT = 0.8  # the similarity of `loss` and `losses`
 
@@ -44,14 +39,37 @@ def load_task(spec: str, given: Mapping[str, Any]) -> Task:
     Raises:
         WrongUse: the task or a field does not exist, or the task's file raised an error.
     """
+    return _imported(spec, lambda cls: cls(**parse_fields(spec, fields_of_class(cls), given)))
+
+
+def task_class(spec: str) -> type[Task]:
+    """Return the class of the task `spec`.
+
+    Raises:
+        WrongUse: the task does not exist, or its file raised an error.
+    """
+    return _imported(spec, lambda cls: cls)
+
+
+def converted_fields(spec: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given field values with the types of the task's class.
+
+    Raises:
+        WrongUse: the task or a field does not exist, or a value has another type.
+    """
+    return parse_fields(spec, fields_of_class(task_class(spec)), given)
+
+
+def _imported(spec: str, use: Callable[[type[Task]], _T]) -> _T:
+    """Import the class of the task `spec`, and return what `use` makes of it."""
     source, class_name = locate(spec)
     for folder in user_folders(os.environ):
         keep_namespaces(Path(folder))
     _STARTED_IN["folder"] = os.getcwd()  # noqa: PTH109 - Path.cwd() takes ten times as long
     try:
-        task = _loaded(spec, source, class_name, given)
+        result = use(_class(spec, source, class_name))
         refuse_other_folder(spec, "its import")
-        return task
+        return result
     except WrongUse:
         raise
     except Exception as error:
@@ -77,14 +95,16 @@ def refuse_other_folder(task: str, part: str) -> None:
         )
 
 
-def _loaded(spec: str, source: Path | str, class_name: str, given: Mapping[str, Any]) -> Task:
+def _class(spec: str, source: Path | str, class_name: str) -> type[Task]:
     module = _import_file(source) if isinstance(source, Path) else _import_module(spec, source)
     cls = getattr(module, class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, Task)):
         tasks = [
             name
             for name, value in vars(module).items()
-            if isinstance(value, type) and issubclass(value, Task)
+            if isinstance(value, type)
+            and issubclass(value, Task)
+            and not value.__module__.startswith("trainbox.")
         ]
         raise WrongUse(
             f"task {spec}: {source} does not define a Task named {class_name}: it defines "
@@ -103,7 +123,7 @@ def _loaded(spec: str, source: Path | str, class_name: str, given: Mapping[str, 
         )
     _check_names(spec, cls)
     _check_settings(spec, cls)
-    return cls(**parse_fields(spec, loaded_fields(cls), given))
+    return cls
 
 
 def _check_names(spec: str, cls: type[Task]) -> None:
@@ -225,28 +245,20 @@ def _check_settings(spec: str, cls: type[Task]) -> None:
         )
 
 
-def loaded_fields(cls: type[Task]) -> list[TaskField]:
-    """Return the fields of an imported task class."""
-    return [
-        TaskField(
-            f.name,
-            FIELD_TYPES.get(getattr(f.type, "__name__", str(f.type)), object),
-            f.default if f.default_factory is dataclasses.MISSING else f.default_factory(),
-        )
-        for f in dataclasses.fields(cls)
-    ]
-
-
-def fields_of_task(spec: str) -> Sequence[TaskField]:
-    """Return the fields of the task `spec`, which is imported if its file is not enough."""
-    static = static_fields(spec)
-    return loaded_fields(type(load_task(spec, {}))) if static is None else static
+def _summary(name: str) -> str:
+    """Return the first line of the docstring of a built-in task, without its import."""
+    source, class_name = locate(name)
+    assert isinstance(source, Path)
+    for node in ast.parse(source.read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            return (ast.get_docstring(node) or "").split("\n")[0]
+    return ""
 
 
 def listing(name: str | None, as_json: bool) -> str:
     """Return the built-in tasks with their summaries, or the fields of the task `name`."""
     if name is None:
-        tasks = {task: summary(task) for task in built_in_tasks()}
+        tasks = {task: _summary(task) for task in built_in_tasks()}
         if as_json:
             return json.dumps(tasks)
         return "\n".join(f"{task:<18}{text}" for task, text in tasks.items())
@@ -255,7 +267,7 @@ def listing(name: str | None, as_json: bool) -> str:
             "type": f.type.__name__,
             "default": None if f.default is dataclasses.MISSING else f.default,
         }
-        for f in fields_of_task(name)
+        for f in fields_of_class(task_class(name))
     }
     if as_json:
         return json.dumps(values, default=str)
@@ -263,7 +275,7 @@ def listing(name: str | None, as_json: bool) -> str:
         f"  --set {field}=...  {entry['type']}, default {entry['default']}"
         for field, entry in values.items()
     ]
-    return "\n".join([f"{name}: {summary(name)}" if ":" not in name else name, *lines])
+    return "\n".join([f"{name}: {_summary(name)}" if ":" not in name else name, *lines])
 
 
 def _import_file(path: Path) -> types.ModuleType:

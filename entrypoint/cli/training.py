@@ -31,8 +31,8 @@ from trainbox.contract.programs import TRAINER
 from trainbox.contract.run_name import check_run_name
 from trainbox.contract.storage import show
 from trainbox.contract.streams import message
-from trainbox.contract.task_fields import fields_of, pairs_of
-from trainbox.contract.task_spec import warn_of_overruled_imports
+from trainbox.contract.task_fields import field_texts
+from trainbox.contract.task_spec import locate, warn_of_overruled_imports
 from trainbox.contract.usage import TEMPLATE, Templated
 
 
@@ -137,15 +137,19 @@ def gpus_for_trainings(
 
 
 def settled(values: dict[str, Any], swept: frozenset[str] = frozenset()) -> Config:
-    """Return the settings of a training, and put the task's settled fields into `values`.
+    """Return the settings of a training, and put the texts of the task's fields into `values`.
 
     A sweep varies the fields `swept`, and replaces those of the file.
+
+    Raises:
+        WrongUse: the task does not exist, or a value of --set is malformed.
     """
+    locate(values["task"])
     found = file_settings() or FileSettings(Path(), {}, {})
     if on_command_line("pairs"):  # each field comes from the first source that has it
         values["pairs"] = (*os.environ.get("SET", "").split(), *values["pairs"])
-    fields = fields_of(values["task"], values["pairs"], found.fields, found.written, swept)
-    values["pairs"] = pairs_of(values["task"], fields)
+    fields = field_texts(values["pairs"], found.fields, swept)
+    values["pairs"] = tuple(f"{name}={text}" for name, text in fields.items())
     return config_of(values, fields)
 
 

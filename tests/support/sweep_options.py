@@ -6,7 +6,7 @@ import pytest
 
 import entrypoint.cli.training
 from trainbox.contract.options import config_of
-from trainbox.contract.task_fields import fields_of
+from trainbox.contract.task_fields import field_texts
 from trainer.sweep.grid import Sweep
 from trainer.sweep.requested import of_task
 
@@ -18,5 +18,4 @@ def requested_sweep(words: Sequence[str], env: Mapping[str, str]) -> Sweep:
             patch.setenv(name, value)
         with entrypoint.cli.training.sweep.make_context("sweep", list(words)) as context:
             values = context.params
-            fields = fields_of(values["task"], values["pairs"])
-            return of_task(config_of(values, fields), "cpu", values)
+            return of_task(config_of(values, field_texts(values["pairs"])), "cpu", values)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainbox.contract.task_fields import TaskField
-from trainer.load_task import load_task, loaded_fields
+from trainer.load_task import task_class
+from trainer.task_fields import TaskField, fields_of_class
 
 HEAD = "from dataclasses import dataclass\nfrom trainbox.task import Task\n"
 
@@ -33,4 +33,4 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 def loaded(spec: str) -> list[TaskField]:
     """Return the fields of the task `spec` after its import."""
-    return loaded_fields(type(load_task(spec, {})))
+    return fields_of_class(task_class(spec))

@@ -6,7 +6,7 @@ The values become texts as on the command line, which the options parse.
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,12 @@ class FileSettings:
         path: the file.
         defaults: the texts by the names of the parameters; an option that repeats has a list.
         fields: the fields of the task.
-        written: what messages call each field.
         digest: the SHA-256 of an experiment's file; empty for a config.json.
     """
 
     path: Path
     defaults: dict[str, Any]
     fields: dict[str, Any]
-    written: dict[str, str] = field(default_factory=dict)
     digest: str = ""
 
 
@@ -65,7 +63,7 @@ def read_settings(path: Path, ctx: click.Context) -> FileSettings:
         return FileSettings(path, texts, fields)
     try:
         tables, digest = _read_experiment(path)
-        task, fields, written = _task(f"{path}: [task]", tables["task"])
+        task, fields = _task(f"{path}: [task]", tables["task"])
         defaults: dict[str, Any] = {} if task is None else {"task": task}
         for name, rows in _ROWS.items():
             if name == "sweep" and ctx.command.name != name:
@@ -79,7 +77,7 @@ def read_settings(path: Path, ctx: click.Context) -> FileSettings:
             defaults |= _option_defaults(ctx, place, values, rows)
     except ValueError as error:
         raise WrongUse(str(error)) from error
-    return FileSettings(path, defaults, fields, written, digest)
+    return FileSettings(path, defaults, fields, digest)
 
 
 def _read_experiment(path: Path) -> tuple[dict[str, dict[str, Any]], str]:
@@ -187,25 +185,22 @@ def _unknown(key: str, rows: Mapping[str, Option]) -> str:
     return f"is unknown: {nearest(key.lower(), rows)}"
 
 
-def _task(
-    table: str, values: Mapping[str, Any]
-) -> tuple[str | None, dict[str, str], dict[str, str]]:
-    """Return the task, the texts of its fields, and what messages call each field."""
+def _task(table: str, values: Mapping[str, Any]) -> tuple[str | None, dict[str, str]]:
+    """Return the task and the texts of its fields."""
     name = values.get("name")
     if name is not None and not (isinstance(name, str) and name.isprintable()):
         raise ValueError(f"{table} name is {name!r}: write the task in quotes")
     inner = values.get("set", {})
     if not isinstance(inner, dict):
         raise ValueError(f"{table} set is not a table: write fields below [task.set]")
-    fields, written = {}, {}
+    fields = {}
     outer = {key: value for key, value in values.items() if key not in ("name", "set")}
     for place, found in ((table, outer), (table.replace("[task]", "[task.set]"), inner)):
         for key, value in found.items():
             if key in fields:
                 raise ValueError(f"{place} {key} is also in [task]: drop one")
             fields[key] = text_of(f"{place} {key}", value)
-            written[key] = f"{place} {key} = {fields[key]}"
-    return name, fields, written
+    return name, fields
 
 
 def _arguments(where: str, values: object, text: Callable[[str, list[Any]], str]) -> list[str]:

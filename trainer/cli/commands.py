@@ -12,11 +12,11 @@ import click
 
 from trainbox.contract.errors import ExitCode, Failure, WrongUse, called_exit
 from trainbox.contract.internal import launch_facts
-from trainbox.contract.options import COMMANDS, DEVICE, Argument, config_of, swept_names
+from trainbox.contract.options import COMMANDS, DEVICE, Argument, config_of
 from trainbox.contract.record_folder import CONFIG, is_sweep
 from trainbox.contract.storage import show as show_text
 from trainbox.contract.storage import writing
-from trainbox.contract.task_fields import fields_of
+from trainbox.contract.task_fields import field_texts
 from trainbox.contract.usage import PAGE, TEMPLATE, Templated, failure_of
 from trainer.system.report import report_failure
 from trainer.system.signals import StopRequest
@@ -62,7 +62,7 @@ def train(
     **settings: Any,
 ) -> None:
     """Train TASK: a built-in name, file.py:Class or module:Class."""
-    requested = config_of({"task": task, **settings}, fields_of(task, pairs))
+    requested = config_of({"task": task, **settings}, field_texts(pairs))
     stop = StopRequest.install(ends_at_once=True)
     if profile is not None:
         # The library of torch's profiler reads this when it is loaded, and prints its phases else.
@@ -165,9 +165,7 @@ def sweep(task: str, pairs: tuple[str, ...], data_dir: Path, device: str, **valu
     from trainer.sweep.requested import of_task
     from trainer.sweep.work import task_work
 
-    fields = fields_of(task, pairs, swept=swept_names(values))
-    base = config_of({"task": task, **values}, fields)
-    requested = of_task(base, device, values)
+    requested = of_task(config_of({"task": task, **values}, field_texts(pairs)), device, values)
     stop = StopRequest.install()
     from trainer.sweep.session import run_sweep  # imports Optuna
 

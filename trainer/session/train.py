@@ -30,7 +30,7 @@ from trainer.checks.capture import reason_for_eager_steps
 from trainer.checks.fingerprint import sampled_digest
 from trainer.checks.hidden_state import HiddenState, on_any_rank
 from trainer.checks.rehearsal import rehearse
-from trainer.load_task import load_task
+from trainer.load_task import converted_fields, load_task
 from trainer.loop.arithmetic import set_cuda_variables, torchscript_repeats
 from trainer.loop.build import Data, build, build_data
 from trainer.loop.fit import fit
@@ -110,7 +110,9 @@ def train_task(
         world = strategy.world
         check_command(world, config, run_name, resume)
         world.seed(config.seed, "task")
-        task = load_task(config.task, config.fields)
+        fields = converted_fields(config.task, config.fields)
+        config = dataclasses.replace(config, fields=fields)
+        task = load_task(config.task, fields)
         run = RunLog(runs_dir / (run_name or default_name(config, strategy, runs_dir)), world.rank)
         # This path is the same on all ranks, so that an error of several ranks is printed once.
         log = run.path / "logs" / f"rank-{0 if world.world_size == 1 else '*'}.log"

@@ -10,13 +10,13 @@ import click
 
 from trainbox.contract.config import Config, check
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.options import KEYS_OF_TRAIN, Option
+from trainbox.contract.options import KEYS_OF_TRAIN, Option, swept_names
 from trainbox.contract.parsing import parse_whole
-from trainbox.contract.task_fields import TaskField, parse_fields
-from trainer.load_task import fields_of_task
+from trainer.load_task import task_class
 from trainer.sweep import grid
 from trainer.sweep.grid import Range, Sweep, Value
 from trainer.sweep.script import Script, check_regex, check_template
+from trainer.task_fields import TaskField, fields_of_class, parse_fields
 
 _CHECKED_TRIALS = 10_000
 # The settings that a grid may vary, by their keys.
@@ -32,7 +32,9 @@ def of_task(config: Config, device: str, values: Mapping[str, Any]) -> Sweep:
     Raises:
         WrongUse: an option of `values` is malformed, or options contradict each other.
     """
-    fields = fields_of_task(config.task)
+    fields, swept = fields_of_class(task_class(config.task)), swept_names(values)
+    needed = [dataclasses.replace(f, default=None) if f.name in swept else f for f in fields]
+    config = dataclasses.replace(config, fields=parse_fields(config.task, needed, config.fields))
 
     def converted(given: str, name: str, texts: Sequence[str]) -> tuple[str, list[Value]]:
         return _converted(config.task, fields, given, name, texts)

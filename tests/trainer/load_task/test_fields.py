@@ -1,10 +1,7 @@
-"""The fields of a task: read from its source, loaded with its class, and set by values."""
+"""The fields of a task: loaded with its class, and set by values."""
 
 import dataclasses
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,25 +9,17 @@ import pytest
 from tests.support.here import Here
 from tests.support.task_files import HEAD, loaded
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.task_fields import (
-    TaskField,
-    fields_of,
-    pairs_of,
-    parse_fields,
-    static_fields,
-    summary,
-)
+from trainbox.contract.task_fields import field_texts
 from trainbox.contract.task_spec import built_in_tasks
 from trainer.load_task import load_task
+from trainer.task_fields import TaskField, parse_fields
 
 
 @pytest.mark.parametrize("name", built_in_tasks())
-def test_built_in_tasks_have_the_same_fields_read_and_loaded(name: str) -> None:
-    fields = static_fields(name)
-    assert fields == loaded(name)
+def test_each_field_of_a_built_in_task_has_a_default(name: str) -> None:
+    fields = loaded(name)
     assert fields
     assert all(field.default is not dataclasses.MISSING for field in fields)
-    assert summary(name)
 
 
 _INHERITING = """
@@ -84,17 +73,13 @@ _NAMES = [
 
 
 @pytest.mark.parametrize(("name", "expected"), _NAMES)
-@pytest.mark.parametrize("public", ["trainbox", "trainbox.classification"])
-def test_inherited_fields_are_the_same_read_and_loaded(
-    write: Callable[[str, str], str], public: str, name: str, expected: list[TaskField]
+def test_a_task_inherits_fields(
+    write: Callable[[str, str], str], name: str, expected: list[TaskField]
 ) -> None:
-    text = _INHERITING.replace("from trainbox", f"from {public}")
-    spec = f"{write('inheriting.py', text)}:{name}"
-    assert static_fields(spec) == expected
-    assert loaded(spec) == expected
+    assert loaded(f"{write('inheriting.py', _INHERITING)}:{name}") == expected
 
 
-_UNREADABLE = """
+_FORMS = """
     from dataclasses import dataclass, field
     import trainbox.task
     from helper_of_mine import Helper
@@ -125,33 +110,13 @@ _UNREADABLE = """
 
 
 @pytest.mark.parametrize("name", ["Computed", "Quoted", "Dotted", "Foreign", "Fielded", "Helper"])
-def test_fields_that_need_an_import_are_not_checked_before_it(
-    write: Callable[[str, str], str], name: str
-) -> None:
+def test_a_field_can_be_written_in_any_form(write: Callable[[str, str], str], name: str) -> None:
     write(
         "helper_of_mine.py",
         HEAD + "@dataclass(frozen=True)\nclass Helper(Task):\n    width: int = 32\n",
     )
-    spec = f"{write('unreadable.py', _UNREADABLE)}:{name}"
-    assert static_fields(spec) is None
+    spec = f"{write('forms.py', _FORMS)}:{name}"
     assert loaded(spec) == [TaskField("width", int, 32)]
-
-
-def test_reading_fields_runs_nothing_and_needs_no_torch(
-    write: Callable[[str, str], str], tmp_path: Path
-) -> None:
-    spec = write(
-        "eager.py",
-        HEAD
-        + "open('it ran', 'w')\n@dataclass(frozen=True)\nclass Eager(Task):\n    width: int = 3\n",
-    )
-    assert static_fields(f"{spec}:Eager") == [TaskField("width", int, 3)]
-    assert not (tmp_path / "it ran").exists()
-    code = (
-        "import sys; from trainbox.contract.task_fields import static_fields; "
-        "static_fields('digits'); assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 _FIELDS = [
@@ -214,30 +179,24 @@ def test_a_field_without_a_default_must_be_given() -> None:
         parse_fields("t", [], {"x": "1"})
 
 
-# fmt: off
 _BROKEN = [
-    ("null.py", "\0", "T", r"task null.py:T: null.py(:\d+)? is not Python \(source code string "
-     r"cannot contain null bytes"),
-    ("nested.py", f"x = {'-' * 20000}1", "T",
-     "task nested.py:T: nested.py has an expression that is nested too deeply: split"),
-    ("syntax.py", "class T(\n", "T",
-     r"task syntax.py:T: syntax.py:1 is not Python \(.*never closed"),
-    ("binary.py", "\xff", "T",
-     "task binary.py:T: binary.py.* is not Python|binary.py cannot be read"),
-    ("other.py", HEAD + "class A(Task): ...\nclass B: ...\n", "T",
-     "task other.py:T: other.py does not define a class T: it defines A, B"),
-    ("bare.py", "", "T", "bare.py does not define a class T: it defines none"),
+    ("null.py", "\0", r"its import raised \w+: source code string cannot contain null bytes"),
+    (
+        "syntax.py",
+        "class T(\n",
+        r"its import raised SyntaxError: .*never closed \(syntax.py, line 1",
+    ),
+    ("other.py", HEAD + "class A(Task): ...\n", "not define a Task named T: it defines A"),
+    ("bare.py", "", "not define a Task named T: it defines none"),
 ]
-# fmt: on
 
 
-@pytest.mark.parametrize(("name", "text", "cls", "message"), _BROKEN)
-def test_a_file_without_the_class_is_reported_before_anything_starts(
-    write: Callable[[str, str], str], tmp_path: Path, name: str, text: str, cls: str, message: str
+@pytest.mark.parametrize(("name", "text", "message"), _BROKEN)
+def test_a_file_without_the_class_is_reported(
+    write: Callable[[str, str], str], name: str, text: str, message: str
 ) -> None:
-    (tmp_path / name).write_text(text, encoding="latin-1")
     with pytest.raises(WrongUse, match=message):
-        static_fields(f"{name}:{cls}")
+        load_task(f"{write(name, text)}:T", {})
 
 
 def test_a_field_of_another_type_cannot_be_set_and_keeps_its_default(
@@ -271,11 +230,40 @@ def test_the_tasks_command_lists_tasks_and_fields(
     assert "--set noise=...  float, default 0.1" in out
 
 
-def test_fields_keep_their_types_on_the_way_to_the_trainer(
-    write: Callable[[str, str], str],
+def test_texts_come_from_the_file_and_from_set() -> None:
+    of_file = {"width": 12, "rate": 0.1 + 0.2, "deep": True}
+    assert field_texts(["width=8", "name=a=b"], of_file, swept=["deep"]) == {
+        "width": "8",
+        "rate": "0.30000000000000004",
+        "name": "a=b",
+    }
+    for pair in ("width", "=8"):
+        with pytest.raises(WrongUse, match=f"--set {pair}: write NAME=VALUE"):
+            field_texts([pair])
+
+
+def test_settings_have_the_types_of_the_fields(here: Here) -> None:
+    """So the name of the run does not depend on how a value is written."""
+    words = ("train", "digits", "--max-steps", "1", "--device", "cpu", "--set", "dropout=0")
+    for width, name in (("08", "a"), ("8", "b")):
+        assert here.command(*words, "--set", f"width={width}", "--run", name)[0] == 0
+    config = here.json("config.json", "a")
+    assert config["fields"] == {"dropout": 0.0, "width": 8}
+    assert config == here.json("config.json", "b")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train digits --set widht=64", "--set widht=64: task digits has no field widht: did you"),
+        ("train digits --set width=x", "--set width=x: give a value of type int"),
+        ("sweep digits --set widht=64", "--set widht=64: task digits has no field widht: did you"),
+        ("sweep digits --grid width=x", "--grid width=x: give a value of type int"),
+        ("sweep digits --range widht=1:2", "--range widht=1:2: task digits has no field widht: "),
+    ],
+)
+def test_a_wrong_field_is_refused_before_a_folder_is_made(
+    here: Here, words: str, message: str
 ) -> None:
-    """Also those of a config.json, for a task whose source does not have the types."""
-    computed = write("computed.py", HEAD + "@dataclass\nclass T(Task):\n    width: int = 2 * 3\n")
-    given = {"width": 12, "name": "-1", "wide": True, "rate": 0.1 + 0.2, "none": None}
-    assert fields_of(f"{computed}:T", pairs_of(f"{computed}:T", given)) == given
-    assert pairs_of("digits", {"width": 8}) == ("width=8",)
+    assert here.refused(*words.split(), "--device", "cpu").startswith(f"trainbox: {message}")
+    assert not (here.folder / "runs").exists()

