@@ -11,6 +11,13 @@ from trainbox.contract.internal import LaunchFacts
 from trainbox.contract.programs import TORCHRUN, TRAINER, command_of
 from trainbox.contract.strategies import STRATEGY_RULES
 
+# glibc keeps freed blocks of up to 32 MiB in the process. By default, it may return the gradients
+# of a small model to the kernel in each step: docs/decisions/0013-speed.md has the figures.
+_KEEP_FREED_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),  # bytes; the most that glibc allows
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+}
+
 
 @dataclass(frozen=True)
 class LaunchPlan:
@@ -140,8 +147,8 @@ def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -
         reason = launch.reason(
             "DataParallel, 1 process" if strategy == "dp" else f"1 process on {where}"
         )
-    facts = launch.facts(strategy, reason).variable()
-    return launch.plan(strategy, argv, reason, facts, request.cpus // launch.nproc)
+    env = {**launch.facts(strategy, reason).variable(), **_KEEP_FREED_MEMORY}
+    return launch.plan(strategy, argv, reason, env, request.cpus // launch.nproc)
 
 
 def plan_script(

@@ -1,17 +1,11 @@
-"""Set the switches of torch, of CUDA's libraries and of the C library."""
+"""Set the switches of torch and of CUDA's libraries."""
 
-import ctypes
 import os
 from contextlib import AbstractContextManager
 
 import torch
 
 from trainbox.contract.config import Settings
-
-# From glibc's malloc.h. If one of them is set, glibc no longer adjusts the other, so both are set.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LARGEST_IN_HEAP = 32 * 2**20  # bytes; the most that glibc allows
-_KEPT = 2**31 - 1  # bytes; the most that an int holds
 
 
 def set_cuda_variables() -> None:
@@ -56,16 +50,3 @@ def set_tf32(allowed: bool) -> None:
     """
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
-
-
-def keep_freed_memory() -> None:
-    """Keep freed blocks of up to 32 MiB in the process. Without glibc, do nothing.
-
-    By default, glibc may return the gradients of a small model to the kernel in each step. The
-    kernel then clears hundreds of pages for the next step. The figures are in
-    docs/decisions/0013-speed.md.
-    """
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_IN_HEAP)
-        library.mallopt(_M_TRIM_THRESHOLD, _KEPT)

@@ -20,8 +20,7 @@ from trainer.data.batches import EvaluationBatches, evaluation_batch_count, plac
 from trainer.data.examples import FileExamples, length
 from trainer.data.overlap import RandomState, in_both, is_split
 from trainer.data.schedule import Schedule, micro_batches
-from trainer.loop import compiler
-from trainer.loop.arithmetic import keep_freed_memory, set_arithmetic
+from trainer.loop.arithmetic import set_arithmetic
 from trainer.loop.losses import LossModule
 from trainer.loop.memory_format import memory_format, put_channels_last
 from trainer.loop.model import build_model
@@ -74,7 +73,6 @@ def build(
         WrongUse: Two sizes do not match, or a method of the task returns something invalid.
     """
     world = strategy.world
-    keep_freed_memory()
     set_arithmetic(config)
     schedule = _schedule(config, world, length(data.train))
     ranks = range(world.world_size)
@@ -173,8 +171,6 @@ def _inference(config: Settings, data: Data, strategy: Strategy) -> Inference:
     model, frozen = build_model(task, config, strategy, autocast_dtype)
     if config.compile:
         model.compile()
-    else:
-        compiler.postpone()
     loss_module = strategy.wrap(
         LossModule(task, model, world.device.type, autocast_dtype), autocast_dtype
     )

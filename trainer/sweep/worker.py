@@ -144,6 +144,8 @@ def _unusable(device: str) -> str | None:
     import trainer.session.train  # noqa: F401
     from trainer.loop.arithmetic import set_cuda_variables
 
+    # torch imports its compiler with the first optimizer.
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
     # Memory is freed twice in each trial. This leaves out the objects of all modules, which stay
     # and would take longer than a small trial.
     gc.freeze()
