@@ -11,9 +11,12 @@ from trainbox.contract.internal import LaunchFacts
 from trainbox.contract.programs import TORCHRUN, TRAINER, command_of
 from trainbox.contract.strategies import STRATEGY_RULES
 
-# glibc keeps freed blocks of up to 32 MiB in the process. By default, it may return the gradients
-# of a small model to the kernel in each step: docs/decisions/0013-speed.md has the figures.
-_KEEP_FREED_MEMORY = {
+# For speed; docs/decisions/0013-speed.md has the figures. glibc keeps freed blocks of up to 32 MiB in
+# the process: by default, it may return the gradients of a small model to the kernel in each step.
+# Threads that wait for each other sleep: by default, each spins for a while, also on a core that
+# another process needs.
+_FOR_SPEED = {
+    "OMP_WAIT_POLICY": "PASSIVE",
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),  # bytes; the most that glibc allows
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
 }
@@ -147,7 +150,7 @@ def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -
         reason = launch.reason(
             "DataParallel, 1 process" if strategy == "dp" else f"1 process on {where}"
         )
-    env = {**launch.facts(strategy, reason).variable(), **_KEEP_FREED_MEMORY}
+    env = {**launch.facts(strategy, reason).variable(), **_FOR_SPEED}
     return launch.plan(strategy, argv, reason, env, request.cpus // launch.nproc)
 
 

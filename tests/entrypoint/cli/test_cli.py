@@ -384,7 +384,7 @@ def test_a_plan_has_the_documented_fields(plan: Command) -> None:
     }
     assert shown["env"].keys() == {
         *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS", "TRAINBOX_LAUNCH"),
-        *("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"),
+        *("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "OMP_WAIT_POLICY"),
     }
 
 

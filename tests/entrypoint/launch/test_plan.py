@@ -400,6 +400,7 @@ def test_the_environment_of_a_plan(
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "OMP_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": "PASSIVE",
         "MALLOC_MMAP_THRESHOLD_": "33554432",
         "MALLOC_TRIM_THRESHOLD_": "2147483647",
         **LaunchFacts(device, strategy, plan.reason, cpus=request_.cpus).variable(),
