@@ -28,8 +28,8 @@ def main() -> None:
     given = os.environ.get("PYTHONPATH")
     theirs = {_absolute(folder) for folder in given.split(os.pathsep)} if given else set()
     sys.path.sort(key=lambda folder: _turn(folder, theirs))  # stable
-    from trainbox.contract.internal import own_environment
-    from trainbox.contract.processes import ignore_stop_signals
+    from trainbox.processes.environment import own_environment
+    from trainbox.processes.process_tree import ignore_stop_signals
 
     os.environ |= own_environment(os.environ)
     from entrypoint.cli.commands import main as command

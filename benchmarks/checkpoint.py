@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from trainbox.nested import tensors_in
-from trainer.run.checkpoint import RunCheckpoints
+from trainbox.tensor_trees import tensors_in
+from trainer.records.checkpoint import RunCheckpoints
 
 TURNS = 11
 

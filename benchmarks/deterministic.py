@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.jobs import median_and_middle, trained
 from benchmarks.loop import RandomMnist
-from trainbox.contract.config import Config
+from trainbox.options.config import Config
 from trainbox.task import Task
 from trainer.tasks.digits import Digits
 from trainer.tasks.digits_augmented import DigitsAugmented

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from benchmarks.jobs import trained
 from benchmarks.loop import RandomMnist
-from trainbox.contract.config import Config
+from trainbox.options.config import Config
 from trainbox.task import Task
 from trainer.loop.digests import DigestLog
 from trainer.tasks.digits import Digits

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from trainbox.contract.config import Config
+from trainbox.options.config import Config
 from trainbox.task import Task
 from trainer.loop.build import build, build_data
 from trainer.loop.fit import fit
 from trainer.loop.state import Job
 from trainer.parallel.strategy import join
-from trainer.run.checkpoint import RunCheckpoints
-from trainer.run.run_gpus import RunGpus
-from trainer.run.run_log import RunLog
+from trainer.records.checkpoint import RunCheckpoints
+from trainer.records.run_gpus import RunGpus
+from trainer.records.run_log import RunLog
 from trainer.session.settle import settle
 from trainer.system.signals import StopRequest
 

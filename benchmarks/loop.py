@@ -20,9 +20,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.jobs import trained
-from trainbox.contract.config import Config
+from trainbox.options.config import Config
 from trainer.data.schedule import Schedule
-from trainer.run.run_log import RunLog
+from trainer.records.run_log import RunLog
 from trainer.tasks.mnist import Mnist
 
 # A model that has memorised random labels has gradients of denormal floats, which are slow.

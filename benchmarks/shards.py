@@ -33,7 +33,7 @@ def measure() -> Iterator[str]:
     for processes in (1, 2):
         ranks = ["--standalone", f"--nproc-per-node={processes}", "-m", "--", "benchmarks.shards"]
         ended = subprocess.run(
-            [sys.executable, "-P", "-m", "trainer.launch.torchrun", *ranks],
+            [sys.executable, "-P", "-m", "trainer.programs.ranks.torchrun", *ranks],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             check=True,
             capture_output=True,

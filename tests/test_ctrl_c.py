@@ -30,11 +30,11 @@ _RANK = "from entrypoint.script.rank import main; del sys.argv[1]; main()"
     ("module", "start", "words"),
     [
         ("site", _COMMAND, ("plan",)),
-        ("trainbox.contract.internal", _COMMAND, ("plan",)),
+        ("trainbox.processes.environment", _COMMAND, ("plan",)),
         ("entrypoint.cli.commands", _COMMAND, ("--help",)),
         ("entrypoint.cli.training", _COMMAND, ("train",)),
-        ("entrypoint.script.session", _COMMAND, ("run", "train.py")),
-        ("trainbox.contract.slurm", _RANK, ("train.py",)),
+        ("entrypoint.script.script_run", _COMMAND, ("run", "train.py")),
+        ("trainbox.processes.slurm", _RANK, ("train.py",)),
     ],
 )
 def test_ctrl_c_at_the_start_prints_no_traceback(

@@ -9,7 +9,7 @@ import pytest
 from deploy.extra.requirements import RECORD
 from entrypoint.script import manifest as manifest_of_a_script
 from entrypoint.script.target import Target
-from trainer.run import manifest
+from trainer.records import manifest
 
 
 def test_the_manifest_has_the_digest_of_the_lock_of_added_packages(

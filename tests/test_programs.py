@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainbox.contract import programs
-from trainbox.contract.programs import PROGRAMS, Program
+from trainbox.processes import programs
+from trainbox.processes.programs import PROGRAMS, Program
 
 ROOT = Path(__file__).parents[1]
 NAMES = {value: name for name, value in vars(programs).items() if isinstance(value, Program)}

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 import pytest
 
-from trainbox.contract.errors import ExitCode
-from trainbox.contract.options import Option, options
-from trainbox.contract.task_spec import built_in_tasks
+from trainbox.errors import ExitCode
+from trainbox.options.table import Option, options
+from trainbox.task_names.task_spec import built_in_tasks
 
 _DOCS = Path(__file__).parents[1] / "docs"
 _OPTIONS = [option for option in options("train") if not option.hidden]

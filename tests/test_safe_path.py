@@ -13,8 +13,8 @@ import pytest
 
 from entrypoint.system.environment import without_ranks
 from tests.support.commands import Ended, clean_environment
-from trainbox.contract.internal import own_environment, user_environment
-from trainbox.contract.programs import ENTRYPOINT, TRAINER, Program, command_of
+from trainbox.processes.environment import own_environment, user_environment
+from trainbox.processes.programs import ENTRYPOINT, TRAINER, Program, command_of
 
 ROOT = Path(__file__).parents[1]
 TRAINBOX = Path(sys.executable).with_name("trainbox")
@@ -221,7 +221,7 @@ def _starts(tree: ast.AST) -> Iterator[str]:
 # A user's own script runs as under plain Python, and `trainbox run` has an option -m.
 _OF_SCRIPTS = (
     *("entrypoint/script/target.py", "entrypoint/script/python.py", "entrypoint/cli/drill.py"),
-    *("trainer/sweep/work.py", "trainbox/contract/hints.py"),
+    *("trainer/sweep/trial_work.py", "trainbox/disclosure/suggested_commands.py"),
 )
 
 

@@ -25,7 +25,7 @@ def _python(program: str, redirected: str, folder: Path, **env: str) -> int:
 @pytest.mark.parametrize("redirected", ["<&-", "<&- >&- 2>&-"])
 def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path, redirected: str) -> None:
     program = (
-        "import subprocess, sys; from trainbox.contract.streams import open_streams; "
+        "import subprocess, sys; from trainbox.processes.streams import open_streams; "
         "open_streams(); file = open('metrics', 'w');"
         "print('ä', flush=True); print('ä', file=sys.stderr); assert sys.stdin.read() == "
         "'' and file.fileno() > 2;"
@@ -40,7 +40,7 @@ def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path, redirected: 
 
 
 def test_a_character_that_the_encoding_lacks_is_escaped(tmp_path: Path) -> None:
-    program = "import trainbox.contract.streams as s; s.open_streams();print('lauf-ä \\ud800')"
+    program = "import trainbox.processes.streams as s; s.open_streams();print('lauf-ä \\ud800')"
     assert _python(program, ">out", tmp_path, PYTHONIOENCODING="ascii") == 0
     assert (tmp_path / "out").read_bytes() == b"lauf-\\xe4 \\ud800\n"
 
@@ -52,8 +52,8 @@ def test_a_full_disk_or_a_reader_that_left_only_loses_the_output(
     if not Path("/dev/full").exists():
         pytest.skip("/dev/full does not exist")
     program = (
-        "import sys; from trainbox.contract.streams import open_streams; "
-        "from trainbox.contract.streams import outlive_readers; "
+        "import sys; from trainbox.processes.streams import open_streams; "
+        "from trainbox.processes.streams import outlive_readers; "
         "open_streams(); outlive_readers()\n"
         "for number in range(3000): print(number); print(number, file=sys.stderr)\n"
         "sys.stdout.flush(); open('end', 'w').close()"

@@ -7,7 +7,7 @@ Task files import `Task` or `Classification`. Training scripts of your own impor
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.errors import StorageFailure, WrongUse
 from trainbox.metrics import metrics
 
 if TYPE_CHECKING:

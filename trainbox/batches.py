@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from trainbox import ranks
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainbox.order import derive_seed, epoch_order
 
 

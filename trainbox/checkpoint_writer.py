@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trainbox.contract.files import replacing
-from trainbox.contract.sidecar import (
+from trainbox.files.regular_files import replacing
+from trainbox.files.sidecar import (
     checkpoint_path,
     remove_checkpoint,
     set_aside,
     write_checkpoint,
 )
-from trainbox.nested import mapped, tensors_in
 from trainbox.pinned import pinned_like
 from trainbox.stored_checkpoints import StoredCheckpoints
+from trainbox.tensor_trees import mapped, tensors_in
 
 
 class _Held(NamedTuple):

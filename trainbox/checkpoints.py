@@ -13,13 +13,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainbox import ranks
 from trainbox.checkpoint_writer import CheckpointWriter
-from trainbox.contract.errors import StorageFailure, WrongUse
-from trainbox.contract.files import OF_ANOTHER_KIND, append_regular, take_lock
-from trainbox.contract.sidecar import FIRST_CHECKPOINT, complete_or_remove
-from trainbox.contract.storage import storage_failure, writing
-from trainbox.contract.streams import message
+from trainbox.errors import StorageFailure, WrongUse
+from trainbox.files.regular_files import OF_ANOTHER_KIND, append_regular, take_lock
+from trainbox.files.sidecar import FIRST_CHECKPOINT, complete_or_remove
 from trainbox.folder import run_folder
+from trainbox.folders.write_failures import storage_failure, writing
 from trainbox.plain_state import plain_state
+from trainbox.processes.streams import message
 from trainbox.stored_checkpoints import StoredCheckpoints
 
 _INSTEAD = "use another folder"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainbox import pictures
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainbox.task import Task
 from trainbox.task_metrics import TaskMetrics
 

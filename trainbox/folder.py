@@ -5,8 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from trainbox.contract.run_name import run_name
-from trainbox.contract.storage import writing
+from trainbox.folders.write_failures import writing
+from trainbox.options.run_name import run_name
 
 
 def run_folder() -> Path:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 
 # Folders of file managers and archives, whose pictures are copies in another size, or no pictures.
 LEFT_OUT = ("@eadir", "__macosx")

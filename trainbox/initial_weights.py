@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainbox.tensor_files import read_tensor_file
 
 # The entries of a checkpoint that may contain the weights.

@@ -6,11 +6,11 @@ import time
 from typing import Any
 
 from trainbox import ranks
-from trainbox.contract.entries import OWN_KINDS, plain
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import append_line
-from trainbox.contract.storage import writing
+from trainbox.errors import WrongUse
+from trainbox.files.entries import OWN_KINDS, plain
+from trainbox.files.regular_files import append_line
 from trainbox.folder import run_folder
+from trainbox.folders.write_failures import writing
 from trainbox.task_metrics import TaskMetrics
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import operator
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 
 
 def epoch_order(seed: int, epoch: int, n: int) -> list[int]:

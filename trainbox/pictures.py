@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from trainbox.contract.streams import printable
+from trainbox.processes.streams import printable
 
 if TYPE_CHECKING:
     # This import takes most of a second, so it is done only where a curve is drawn.

@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from trainbox.contract.streams import message
+from trainbox.processes.streams import message
 
 _ALIGNED = 512  # bytes; what CUDA aligns its own allocations to
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for all GPUs

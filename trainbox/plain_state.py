@@ -7,7 +7,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 
 # What torch.load reads without running code from the file. A subclass of these is made plain.
 _NUMBERS_AND_TEXTS = (bool, int, float, complex, str, bytes)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -10,8 +10,8 @@ from types import FrameType
 from typing import Any
 
 from trainbox import ranks
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.processes import STOP_SIGNALS, heeded_stop_signals
+from trainbox.errors import WrongUse
+from trainbox.processes.process_tree import STOP_SIGNALS, heeded_stop_signals
 
 VOTE_EVERY_S = 0.025
 _MOST_CALLS = 32  # steps may become slower before the next vote

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from trainbox import ranks
-from trainbox.contract.errors import StorageFailure
-from trainbox.contract.files import read_object
-from trainbox.contract.sidecar import checkpoint_path, damage, set_aside, short, steps_in
+from trainbox.errors import StorageFailure
+from trainbox.files.regular_files import read_object
+from trainbox.files.sidecar import checkpoint_path, damage, set_aside, short, steps_in
 from trainbox.tensor_files import read_tensor_file
 
 _MOST_NAMED = 3  # the most damaged checkpoints that a message names

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from trainbox.contract.config import warmup_then_cosine
-from trainbox.contract.optimizers import make_optimizer
+from trainbox.options.config import warmup_then_cosine
+from trainbox.options.optimizers import make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

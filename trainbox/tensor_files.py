@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from trainbox.contract.files import open_regular
+from trainbox.files.regular_files import open_regular
 
 
 def read_tensor_file(path: Path, mapped: bool = False) -> Any:

@@ -7,8 +7,8 @@ if not sys.flags.safe_path:
 import os
 from pathlib import Path
 
-from trainbox.contract.internal import Internal, restore_environment
-from trainbox.contract.streams import open_streams, outlive_readers
+from trainbox.processes.environment import Internal, restore_environment
+from trainbox.processes.streams import open_streams, outlive_readers
 from trainer.cli.commands import main
 
 # torch reads this at its import. Without it, torch compiles kernels for some operators on GPUs, but

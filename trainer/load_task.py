@@ -14,18 +14,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from trainbox.contract.config import OF_THE_TASK
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.internal import user_folders
-from trainbox.contract.optimizers import OPTIMIZERS
-from trainbox.contract.task_spec import (
+from trainbox.errors import WrongUse
+from trainbox.options.config import OF_THE_TASK
+from trainbox.options.optimizers import OPTIMIZERS
+from trainbox.processes.environment import user_folders
+from trainbox.task import Task
+from trainbox.task_names.task_spec import (
     TASKS_FOLDER,
     built_in_tasks,
     keep_namespaces,
     locate,
     make_importable,
 )
-from trainbox.task import Task
 from trainer.task_fields import fields_of_class, parse_fields
 
 _T = TypeVar("_T")
@@ -220,7 +220,7 @@ def _check_settings(spec: str, cls: type[Task]) -> None:
         WrongUse: It does. The message has the right name.
     """
     from trainbox.classification import Classification
-    from trainbox.contract.options import SETTINGS_BY_NAME
+    from trainbox.options.table import SETTINGS_BY_NAME
 
     values = {
         name

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from trainbox.contract.errors import ExitCode, Failure, StorageFailure, WrongUse, text_of
-from trainbox.contract.storage import disk_is_full
+from trainbox.errors import ExitCode, Failure, StorageFailure, WrongUse, text_of
+from trainbox.folders.write_failures import disk_is_full
 from trainbox.task import Task
 
 _TRAINER = Path(__file__).parent

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.hints import nearest
-from trainbox.contract.parsing import parse_whole
+from trainbox.disclosure.suggested_commands import nearest
+from trainbox.errors import WrongUse
+from trainbox.files.parsing import parse_whole
 from trainbox.task import Task
 
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}

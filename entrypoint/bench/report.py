@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from entrypoint.bench.tables import BenchCase, BenchResult, Row, describe
-from trainbox.contract.markup import code, escaped_line
+from trainbox.disclosure.markup import code, escaped_line
 
 _SCALINGS = {
     "strong": "Strong scaling: fixed batch of a step",

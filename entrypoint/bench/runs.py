@@ -15,14 +15,14 @@ from types import FrameType
 from typing import Any
 
 from entrypoint.bench.tables import BenchCase, BenchResult, Measured, measurement_order
-from entrypoint.launch.nested import Process, start
-from trainbox.contract.errors import Failure, shell_code
-from trainbox.contract.files import read_object
-from trainbox.contract.processes import heeded_stop_signals, kill_tree
-from trainbox.contract.programs import TRAINER, command_of
-from trainbox.contract.storage import writing
-from trainbox.contract.streams import last_message, say
-from trainbox.contract.temporary import temporary_folder
+from entrypoint.launch.inner_trainings import Process, start
+from trainbox.errors import Failure, shell_code
+from trainbox.files.regular_files import read_object
+from trainbox.files.temporary import temporary_folder
+from trainbox.folders.write_failures import writing
+from trainbox.processes.process_tree import heeded_stop_signals, kill_tree
+from trainbox.processes.programs import TRAINER, command_of
+from trainbox.processes.streams import last_message, say
 
 ANOTHER_FOLDER = "give another folder to --out"
 _POLL_S = 0.1

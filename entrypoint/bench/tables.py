@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 
 _FOREVER = "1000000000"
 

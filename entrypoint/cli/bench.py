@@ -11,10 +11,10 @@ from entrypoint.cli.training import gpus_for_trainings, parsed_training
 from entrypoint.cli.verb import verb
 from entrypoint.launch.request import detect_cluster
 from entrypoint.system.cgroup import usable_cpus
-from trainbox.contract.errors import ExitCode, Failure
-from trainbox.contract.secret_rule import shown_variable
-from trainbox.contract.storage import show, writing
-from trainbox.contract.streams import message
+from trainbox.disclosure.secret_rule import shown_variable
+from trainbox.errors import ExitCode, Failure
+from trainbox.folders.write_failures import show, writing
+from trainbox.processes.streams import message
 
 # The options of `train` that the bench sets itself.
 _OWN_OPTIONS = (

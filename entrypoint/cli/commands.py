@@ -13,12 +13,12 @@ from typing import NoReturn
 import click
 
 from entrypoint.system.environment import is_folder_of_script, without_ranks
-from trainbox.contract import hints
-from trainbox.contract.errors import Failure, WrongUse
-from trainbox.contract.internal import user_environment
-from trainbox.contract.storage import disk_is_full, storage_failure
-from trainbox.contract.streams import discard, message, open_streams
-from trainbox.contract.usage import PAGE, failure_of
+from trainbox.commands.command_page import PAGE, failure_of
+from trainbox.disclosure import suggested_commands
+from trainbox.errors import Failure, WrongUse
+from trainbox.folders.write_failures import disk_is_full, storage_failure
+from trainbox.processes.environment import user_environment
+from trainbox.processes.streams import discard, message, open_streams
 
 # The module and the help line of each verb. Only the module of the verb that runs is imported, so
 # that a plan takes little longer than Python and click.
@@ -108,7 +108,7 @@ def _run_verbatim(argv: list[str]) -> NoReturn:
     try:
         os.execvpe(argv[0], argv, user_environment(os.environ))
     except (OSError, ValueError) as error:  # ValueError: an empty argument
-        hint = hints.nearest(argv[0], VERBS, f"the verbs are {', '.join(VERBS)}")
+        hint = suggested_commands.nearest(argv[0], VERBS, f"the verbs are {', '.join(VERBS)}")
         raise WrongUse(
             f"'{argv[0]}' is neither a verb nor a program that can be run "
             f"({getattr(error, 'strerror', error)}): {hint}"

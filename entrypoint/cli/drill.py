@@ -6,9 +6,9 @@ from pathlib import Path
 from entrypoint.cli.run import find_target
 from entrypoint.cli.training import gpus_for_trainings, parsed_training
 from entrypoint.cli.verb import ScriptCommand, verb
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.hints import from_here
-from trainbox.contract.storage import show
+from trainbox.disclosure.suggested_commands import from_here
+from trainbox.errors import WrongUse
+from trainbox.folders.write_failures import show
 
 
 @verb("drill")
@@ -92,8 +92,8 @@ def drill_run(
     """
     import random
 
-    from entrypoint.drill.compare import check_file
-    from entrypoint.drill.script import DrillRequest, drill_script
+    from entrypoint.drill.compare_files import check_file
+    from entrypoint.drill.script_drill import DrillRequest, drill_script
 
     check_file(file)
     if not module and not arguments:

@@ -11,9 +11,9 @@ from entrypoint.driver.process import Driver, detect, lock_of_probes, visible_to
 from entrypoint.health.check import Question, ask, broken_driver, examine, required_checks
 from entrypoint.health.limits import read_limits
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict, screen
-from trainbox.contract.errors import DeviceMissing, WrongUse
-from trainbox.contract.storage import show
-from trainbox.contract.streams import say, show_progress
+from trainbox.errors import DeviceMissing, WrongUse
+from trainbox.folders.write_failures import show
+from trainbox.processes.streams import say, show_progress
 
 _CPU_PROCESSES = 2  # for --deep without a GPU: the fewest that can communicate
 # The parameters that each mode uses. The others are refused on the command line.

@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 from entrypoint.cli.planning import Launch
 from entrypoint.launch.children import Child
 from entrypoint.launch.supervise import supervise
-from trainbox.contract.internal import Internal
-from trainbox.contract.options import arguments
-from trainbox.contract.programs import TRAINER, command_of
-from trainbox.contract.streams import message
-from trainbox.contract.temporary import temporary_folder
+from trainbox.files.temporary import temporary_folder
+from trainbox.options.table import arguments
+from trainbox.processes.environment import Internal
+from trainbox.processes.programs import TRAINER, command_of
+from trainbox.processes.streams import message
 
 
 def supervised(launch: Launch, kind: Child) -> NoReturn:

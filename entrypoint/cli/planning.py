@@ -16,10 +16,10 @@ from entrypoint.launch.request import LaunchRequest, detect_cluster
 from entrypoint.system.cgroup import usable_cpus
 from entrypoint.system.infiniband import read_infiniband
 from entrypoint.system.torch_build import torch_architectures
-from trainbox.contract.config import Config, check, check_strategy
-from trainbox.contract.options import LAUNCH, arguments
-from trainbox.contract.programs import TRAINER
-from trainbox.contract.streams import printable
+from trainbox.options.config import Config, check, check_strategy
+from trainbox.options.table import LAUNCH, arguments
+from trainbox.processes.programs import TRAINER
+from trainbox.processes.streams import printable
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -155,7 +155,7 @@ def _settings() -> str:
     if not (names := environment_names()):
         return origin()
     # The patterns take 3 ms to compile.
-    from trainbox.contract.secret_rule import NOT_SHOWN, shown_variable
+    from trainbox.disclosure.secret_rule import NOT_SHOWN, shown_variable
 
     def setting(name: str) -> str:
         label = name.removeprefix("TRAINBOX_").lower().replace("_", "-")

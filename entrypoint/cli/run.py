@@ -16,11 +16,11 @@ from entrypoint.launch.request import LaunchRequest, detect_cluster
 from entrypoint.script.accelerate import refuse_launcher
 from entrypoint.script.python import choose_python
 from entrypoint.script.target import Target, find_script
-from trainbox.contract import hints
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.programs import SCRIPT_RANK, command_of
-from trainbox.contract.run_name import check_run_name
-from trainbox.contract.storage import show
+from trainbox.disclosure import suggested_commands
+from trainbox.errors import WrongUse
+from trainbox.folders.write_failures import show
+from trainbox.options.run_name import check_run_name
+from trainbox.processes.programs import SCRIPT_RANK, command_of
 
 _SCRIPT_LAST = {"allow_interspersed_args": False}
 _EXAMPLE = "train.py -- --epochs 3"
@@ -47,9 +47,9 @@ def run(**options: Any) -> None:
       trainbox run --restarts 9 --hang-minutes 30 train.py     start again after a hang
       trainbox plan run train.py                               print the plan, start nothing
     """
-    from entrypoint.script.folder import ScriptFolder
-    from entrypoint.script.session import ScriptRun
-    from entrypoint.script.session import run as run_script
+    from entrypoint.script.script_folder import ScriptFolder
+    from entrypoint.script.script_run import ScriptRun
+    from entrypoint.script.script_run import run as run_script
 
     launch, target, path = _planned(options)
     names = ("restarts", "restart_on", "hang_minutes", "prefix", "trial")
@@ -87,7 +87,7 @@ def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:
     path = (options["runs_dir"] / (name or target.run_name())).absolute()
     started = target
     if options["trial"] and not target.is_module:  # in a copy of the current folder
-        started = dataclasses.replace(target, name=hints.from_here(Path(target.name)))
+        started = dataclasses.replace(target, name=suggested_commands.from_here(Path(target.name)))
     command = (*command_of(SCRIPT_RANK), *started.command(path))
 
     def decide(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
@@ -114,7 +114,7 @@ def find_target(module: str | None, arguments: list[str], python: str | None = N
         chosen = choose_python(python, "", os.environ)
         return Target(module, tuple(_without_dashes(arguments)), True, chosen)
     if not arguments:
-        example = hints.command("run", "train.py -- --epochs 3")
+        example = suggested_commands.command("run", "train.py -- --epochs 3")
         raise WrongUse(f"no script is named: name it, as in `{example}`")
     refuse_launcher(arguments)
     script, *rest = arguments

@@ -8,12 +8,12 @@ from entrypoint.cli.launching import become_trainer, supervised
 from entrypoint.cli.planning import prepare
 from entrypoint.cli.verb import Verb, refuse_unused, verb
 from entrypoint.launch.children import EVALUATION, PREDICTION, UNSAVED_TRAINING
-from entrypoint.script.folder import KIND
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import object_if_valid, open_regular
-from trainbox.contract.hints import command as command_line
-from trainbox.contract.hints import near_runs, such_as
-from trainbox.contract.record_folder import CONFIG
+from entrypoint.script.script_folder import KIND
+from trainbox.disclosure.suggested_commands import command as command_line
+from trainbox.disclosure.suggested_commands import near_runs, such_as
+from trainbox.errors import WrongUse
+from trainbox.files.regular_files import object_if_valid, open_regular
+from trainbox.folders.record_folder import CONFIG
 
 
 @verb("verify", Verb)

@@ -21,19 +21,19 @@ from entrypoint.cli.verb import (
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.plan import LaunchPlan, plan_sweep
 from entrypoint.launch.request import LaunchRequest
-from trainbox.contract import options
-from trainbox.contract.config import Config
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.experiment import FileSettings
-from trainbox.contract.hints import command
-from trainbox.contract.options import config_of, swept_names
-from trainbox.contract.programs import TRAINER
-from trainbox.contract.run_name import check_run_name
-from trainbox.contract.storage import show
-from trainbox.contract.streams import message
-from trainbox.contract.task_fields import field_texts
-from trainbox.contract.task_spec import locate, warn_of_overruled_imports
-from trainbox.contract.usage import TEMPLATE, Templated
+from trainbox.commands.command_page import TEMPLATE, Templated
+from trainbox.commands.settings_file import FileSettings
+from trainbox.disclosure.suggested_commands import command
+from trainbox.errors import WrongUse
+from trainbox.folders.write_failures import show
+from trainbox.options import table
+from trainbox.options.config import Config
+from trainbox.options.run_name import check_run_name
+from trainbox.options.table import config_of, swept_names
+from trainbox.processes.programs import TRAINER
+from trainbox.processes.streams import message
+from trainbox.task_names.field_texts import field_texts
+from trainbox.task_names.task_spec import locate, warn_of_overruled_imports
 
 
 @verb("train", Sectioned)
@@ -192,7 +192,7 @@ def sweep(**values: Any) -> None:
 
 
 def _refuse_given(swept: str, key: str) -> None:
-    for row in options.KEYS_OF_TRAIN:
+    for row in table.KEYS_OF_TRAIN:
         if row.key == key and on_command_line(row.parameter):
             raise WrongUse(f"{swept}: --{key} is also given: drop one of the two")
 
@@ -225,7 +225,7 @@ def sweep_run(**values: Any) -> None:
     from entrypoint.cli.run import find_target
     from entrypoint.launch.children import SCRIPT_SWEEP
     from entrypoint.script.accelerate import ignored_settings
-    from entrypoint.script.work import UserFolder
+    from entrypoint.script.working_copies import UserFolder
 
     check_run_name(values["name"], "--name")
     script, module = values["script"], values["module"]

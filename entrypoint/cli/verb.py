@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from trainbox.contract import hints, options
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.experiment import FileSettings, read_settings
-from trainbox.contract.options import COMMANDS, CONFIG, PREFIX
-from trainbox.contract.usage import PAGE, no_such_option, variable_of
+from trainbox.commands.command_page import PAGE, no_such_option, variable_of
+from trainbox.commands.settings_file import FileSettings, read_settings
+from trainbox.disclosure import suggested_commands
+from trainbox.errors import WrongUse
+from trainbox.options import table
+from trainbox.options.table import COMMANDS, CONFIG, PREFIX
 
 # Options of one of these names replace those of the others in a file.
 _ALTERNATIVES = (
@@ -37,9 +38,9 @@ class Verb(click.Command):
     """A command that the trainer runs. It refuses unknown variables with our prefix."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        from trainbox.contract.usage import check_names
+        from trainbox.commands.command_page import check_names
 
-        settings = {name for rows in COMMANDS.values() for name in options.variables(rows)}
+        settings = {name for rows in COMMANDS.values() for name in table.variables(rows)}
         check_names(os.environ, {name for name in settings if name.startswith(PREFIX)})
         return super().invoke(ctx)
 
@@ -70,7 +71,7 @@ class Sectioned(Verb):
         whole = ctx.meta.get("whole")
         rows = [
             row
-            for row in options.options(str(self.name))
+            for row in table.options(str(self.name))
             if row.section and not row.hidden and (whole or row.everyday)
         ]
         if whole:
@@ -91,10 +92,10 @@ class Sectioned(Verb):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_paragraph()
         if not ctx.meta.get("whole"):
-            command = hints.command(str(self.name), "--help-all")
+            command = suggested_commands.command(str(self.name), "--help-all")
             formatter.write(f"`{command}` lists all options.\n")
         kind, example = "training", "--batch-size by TRAINBOX_BATCH_SIZE"
-        if not any(row.section == "Training" for row in options.options(str(self.name))):
+        if not any(row.section == "Training" for row in table.options(str(self.name))):
             kind, example = "sweep", "--seeds by TRAINBOX_SEEDS"
         formatter.write(f"Each {kind} option can also be set by the environment: {example}.\n")
 

@@ -14,11 +14,11 @@ from entrypoint.driver.gpus import Detection, Gpu
 from entrypoint.driver.process import Driver, visible_to_cuda
 from entrypoint.health.check import Question, ask, examine
 from entrypoint.health.verdict import Finding, Result, Verdict
-from trainbox.contract.errors import Failure
-from trainbox.contract.internal import user_environment
-from trainbox.contract.processes import start_child
-from trainbox.contract.programs import COLLECT_ENV, TORCH_INFO, Program, command_of
-from trainbox.contract.streams import show_progress
+from trainbox.errors import Failure
+from trainbox.processes.environment import user_environment
+from trainbox.processes.process_tree import start_child
+from trainbox.processes.programs import COLLECT_ENV, TORCH_INFO, Program, command_of
+from trainbox.processes.streams import show_progress
 
 # The wait for torch to start and to list the GPUs: usually 2 to 5 s, longer on a busy machine.
 TORCH_DEADLINE_S = 120.0

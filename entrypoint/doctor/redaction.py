@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from trainbox.contract.secret_rule import LONGEST, NOT_SHOWN, without_secrets
-from trainbox.contract.streams import printable
-from trainbox.contract.variables import SHOWN_VARIABLES
+from trainbox.disclosure.secret_rule import LONGEST, NOT_SHOWN, without_secrets
+from trainbox.disclosure.variables import SHOWN_VARIABLES
+from trainbox.processes.streams import printable
 
 _LONGEST = 240  # characters shown of a value; an image's NVIDIA_REQUIRE_CUDA has a thousand
 # Other variables that may explain a problem. Only their names are shown.

@@ -20,7 +20,7 @@ _NEEDED = re.compile(r"nvidia(?:ctl|-uvm|\d+)")  # devices for computing; others
 
 @dataclass(frozen=True)
 class TorchAnswer:
-    """The answers of torch, as trainer/machine/torch_info.py prints them.
+    """The answers of torch, as trainer/programs/machine/torch_info.py prints them.
 
     Attributes:
         fault: why torch did not answer, or empty.

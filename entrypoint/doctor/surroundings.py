@@ -15,7 +15,7 @@ from entrypoint.doctor.redaction import Hidden, other_hosts, private_names
 from entrypoint.system.container import signs_here
 from entrypoint.system.nvidia import kernel_module
 from entrypoint.system.revision import revision
-from trainbox.contract.build_info import build_info
+from trainbox.files.build_info import build_info
 
 _ROOT = Path(__file__).parents[2]
 _USER_NAMES = ("USER", "LOGNAME", "LNAME", "USERNAME", "SUDO_USER", "SLURM_JOB_USER")

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from entrypoint.launch.children import STOP_BUDGET_S
-from entrypoint.launch.nested import Process
-from trainbox.contract.errors import ExitCode, Failure, shell_code
-from trainbox.contract.processes import kill_tree
-from trainbox.contract.streams import show_progress
+from entrypoint.launch.inner_trainings import Process
+from trainbox.errors import ExitCode, Failure, shell_code
+from trainbox.processes.process_tree import kill_tree
+from trainbox.processes.streams import show_progress
 
 _POLL_S = 0.02
 _END_S = 30.0  # the wait for the processes of a killed start

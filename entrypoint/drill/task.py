@@ -11,12 +11,12 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from entrypoint.drill.folder import RUN
 from entrypoint.drill.schedule import KillSchedule, row, task_schedules
 from entrypoint.drill.training import Due, Kill, StartProgress, Training, drill_folder
-from trainbox.contract.entries import EntryReader
-from trainbox.contract.errors import ExitCode, Failure
-from trainbox.contract.hints import command
+from entrypoint.drill.written_files import RUN
+from trainbox.disclosure.suggested_commands import command
+from trainbox.errors import ExitCode, Failure
+from trainbox.files.entries import EntryReader
 
 _CHECKPOINT_STEPS = 5
 

@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGTERM, Signals
 
-from entrypoint.drill.folder import (
+from entrypoint.drill.starts import STOPPED, failure_of, kill, stop, wait
+from entrypoint.drill.written_files import (
     RUN,
     Reads,
     records_reads,
     reported_steps,
     versions,
 )
-from entrypoint.drill.starts import STOPPED, failure_of, kill, stop, wait
-from entrypoint.launch.nested import start
-from entrypoint.script.work import WORK, Version
-from trainbox.contract.errors import Failure
-from trainbox.contract.files import open_regular
-from trainbox.contract.temporary import keep, temporary_folder
+from entrypoint.launch.inner_trainings import start
+from entrypoint.script.working_copies import WORK, Version
+from trainbox.errors import Failure
+from trainbox.files.regular_files import open_regular
+from trainbox.files.temporary import keep, temporary_folder
 
 _DIGITS = re.compile(r"\d+")
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainbox.contract.errors import DeviceMissing, WrongUse
+from trainbox.errors import DeviceMissing, WrongUse
 
 Value = int | str | tuple[int, ...]
 NO_ANSWER = 10  # NVML's TIMEOUT, for a driver that does not answer

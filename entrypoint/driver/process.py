@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from entrypoint.driver.gpus import NO_ANSWER, Detection, Gpu, Sample, visible_gpus
-from trainbox.contract.errors import DeviceMissing, WrongUse
-from trainbox.contract.processes import die_with_parent, ignore_stop_signals
-from trainbox.contract.programs import DRIVER, command_of
+from trainbox.errors import DeviceMissing, WrongUse
+from trainbox.processes.process_tree import die_with_parent, ignore_stop_signals
+from trainbox.processes.programs import DRIVER, command_of
 
 # The time for one answer. A healthy driver takes milliseconds. Without persistence mode it first
 # wakes each GPU, which takes seconds.
@@ -303,7 +303,7 @@ def _acquire(lock: Path, within_s: float) -> int:
     Raises:
         DeviceMissing: another process held the lock for `within_s`.
     """
-    from trainbox.contract.files import take_lock  # for probes only
+    from trainbox.files.regular_files import take_lock  # for probes only
 
     try:
         held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

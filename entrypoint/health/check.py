@@ -25,7 +25,7 @@ from entrypoint.health.rules.machine import (
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 from entrypoint.system.container import SLURM, signs_here
 from entrypoint.system.nvidia import unusable_gpus
-from trainbox.contract.errors import DeviceMissing, WrongUse
+from trainbox.errors import DeviceMissing, WrongUse
 
 _SAMPLES = 10  # several samples, to distinguish a lasting state from a short one
 _SAMPLE_INTERVAL_S = 0.1

@@ -20,7 +20,7 @@ from entrypoint.health.deep_cases import (
 from entrypoint.health.limits import Limits
 from entrypoint.health.verdict import Finding, Result, Verdict
 from entrypoint.system.cgroup import usable_cpus
-from trainbox.contract.processes import kill_tree, start_child
+from trainbox.processes.process_tree import kill_tree, start_child
 
 
 def deepened(

@@ -9,9 +9,9 @@ from typing import Any
 
 from entrypoint.health.limits import SOURCES, Limits
 from entrypoint.health.verdict import Finding, Result
-from trainbox.contract.errors import signal_name
-from trainbox.contract.internal import LaunchFacts
-from trainbox.contract.programs import SELFTEST, TORCHRUN, command_of
+from trainbox.errors import signal_name
+from trainbox.processes.environment import LaunchFacts
+from trainbox.processes.programs import SELFTEST, TORCHRUN, command_of
 
 CHECKS = ("deep", "deep-matmul", "deep-memory", "deep-all-reduce")
 _ALONE, _TOGETHER = ("matmul", "memory"), ("all-reduce",)

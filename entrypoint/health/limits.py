@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.parsing import parse_toml
+from trainbox.errors import WrongUse
+from trainbox.files.parsing import parse_toml
 
 
 @dataclass(frozen=True)

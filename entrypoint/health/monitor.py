@@ -19,8 +19,8 @@ from entrypoint.health.metrics import Latest, served
 from entrypoint.health.node import read_node
 from entrypoint.health.rules.rule import window
 from entrypoint.health.verdict import Finding, Result, Verdict, closing_line
-from trainbox.contract.errors import DeviceMissing, WrongUse
-from trainbox.contract.streams import message
+from trainbox.errors import DeviceMissing, WrongUse
+from trainbox.processes.streams import message
 
 STEADY_S = 60.0
 Warned = dict[tuple[str, str | None], tuple[float, Finding]]  # by check and GPU

@@ -19,12 +19,12 @@ from entrypoint.health.rules.machine import judge_driver
 from entrypoint.health.rules.rule import window
 from entrypoint.health.verdict import Finding, Mode, Result, closing_line
 from entrypoint.launch.plan import LaunchPlan
-from trainbox.contract.errors import DeviceMissing
-from trainbox.contract.files import append_line
-from trainbox.contract.hints import command
-from trainbox.contract.programs import GPU_EVENTS, command_of
-from trainbox.contract.streams import message, say
-from trainbox.contract.temporary import temporary_folder
+from trainbox.disclosure.suggested_commands import command
+from trainbox.errors import DeviceMissing
+from trainbox.files.regular_files import append_line
+from trainbox.files.temporary import temporary_folder
+from trainbox.processes.programs import GPU_EVENTS, command_of
+from trainbox.processes.streams import message, say
 
 if TYPE_CHECKING:
     from entrypoint.driver.gpus import Sample

@@ -4,8 +4,8 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from trainbox.contract.errors import ExitCode, stopped_without_loss
-from trainbox.contract.processes import STOP_SIGNALS
+from trainbox.errors import ExitCode, stopped_without_loss
+from trainbox.processes.process_tree import STOP_SIGNALS
 
 # Compose and Kubernetes send SIGKILL after a grace period of 60 s. This is shorter, so that the
 # supervisor can still log a message.

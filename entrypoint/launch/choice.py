@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from entrypoint.driver.gpus import Gpu, labels, select
 from entrypoint.launch.request import Cluster, LaunchRequest
-from trainbox.contract.errors import DeviceMissing, WrongUse
+from trainbox.errors import DeviceMissing, WrongUse
 
 
 def choose_gpus(
@@ -95,7 +95,7 @@ def processes_of(request: LaunchRequest, chosen: Sequence[Gpu], cluster: Cluster
 def _refuse_unusable(chosen: Sequence[Gpu], architectures: Sequence[str]) -> None:
     """Raise DeviceMissing for a broken GPU, or if torch, built for `architectures`, has no code."""
     if chosen:
-        from trainbox.contract.architectures import without_code  # takes a millisecond
+        from trainbox.processes.architectures import without_code  # takes a millisecond
     for gpu in chosen:
         if gpu.fault:
             raise DeviceMissing(

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.choice import choose_gpus, count_of, processes_of, refuse_mig_groups
 from entrypoint.launch.request import Cluster, LaunchRequest, Nodes, nodes_of
-from trainbox.contract.errors import DeviceMissing, WrongUse
-from trainbox.contract.internal import LaunchFacts
-from trainbox.contract.programs import TORCHRUN, TRAINER, command_of
-from trainbox.contract.strategies import STRATEGY_RULES
+from trainbox.errors import DeviceMissing, WrongUse
+from trainbox.options.strategies import STRATEGY_RULES
+from trainbox.processes.environment import LaunchFacts
+from trainbox.processes.programs import TORCHRUN, TRAINER, command_of
 
-# For speed; docs/decisions/0013-speed.md has the figures. glibc keeps freed blocks of up to 32 MiB in
-# the process: by default, it may return the gradients of a small model to the kernel in each step.
+# docs/decisions/0013-speed.md has the figures. glibc keeps freed blocks of up to 32 MiB in the
+# process: by default, it may return the gradients of a small model to the kernel in each step.
 # Threads that wait for each other sleep: by default, each spins for a while, also on a core that
 # another process needs.
 _FOR_SPEED = {

@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.options import RDZV_TIMEOUT_S
+from trainbox.errors import WrongUse
+from trainbox.options.table import RDZV_TIMEOUT_S
 
 DEFAULT_PORT = 29400
 

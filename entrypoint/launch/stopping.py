@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from entrypoint.launch.children import Child
-from trainbox.contract.errors import ExitCode
+from trainbox.errors import ExitCode
 
 
 class Fault(NamedTuple):

@@ -12,13 +12,13 @@ from typing import NamedTuple, Protocol
 from entrypoint.launch.children import STOP_BUDGET_S, TRAINING, Child
 from entrypoint.launch.stopping import Fault, Kill, Send, Stop
 from entrypoint.system.cgroup import CgroupMemory, memory_of_cgroups, used_up_since
-from trainbox.contract.errors import (
+from trainbox.errors import (
     ExitCode,
     shell_code,
     signal_name,
     signal_of,
 )
-from trainbox.contract.processes import (
+from trainbox.processes.process_tree import (
     STOP_SIGNALS,
     adopt_orphans,
     forward_signal,
@@ -26,7 +26,7 @@ from trainbox.contract.processes import (
     kill_tree,
     start_child,
 )
-from trainbox.contract.streams import message
+from trainbox.processes.streams import message
 
 _POLL_S = 0.2
 # The wait for a process after `kill_tree`. A hang in a GPU's driver may never end.

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from entrypoint.script.target import Target
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import read_bytes
-from trainbox.contract.hints import command
+from trainbox.disclosure.suggested_commands import command
+from trainbox.errors import WrongUse
+from trainbox.files.regular_files import read_bytes
 
 _IMPORTS = re.compile(rb"^\s*(?:import|from)\s+(?:accelerate|transformers)\b", re.MULTILINE)
 _MOST_BYTES = 2**20

@@ -8,8 +8,8 @@ from typing import Any
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.script.python import ask, python_of_path
 from entrypoint.script.target import Target
-from trainbox.contract.build_info import build_info
-from trainbox.contract.secret_rule import arguments_without_secrets, shown_variable
+from trainbox.disclosure.secret_rule import arguments_without_secrets, shown_variable
+from trainbox.files.build_info import build_info
 
 SCHEDULER = "SLURM_"  # the variables of the scheduler
 SOFTWARE = ("python", "packages", "build", "image_digest")  # the entries about it

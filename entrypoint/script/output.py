@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from trainbox.contract.entries import parsed, step_of
-from trainbox.contract.files import append_regular
-from trainbox.contract.storage import writing
-from trainbox.contract.streams import message
+from trainbox.files.entries import parsed, step_of
+from trainbox.files.regular_files import append_regular
+from trainbox.folders.write_failures import writing
+from trainbox.processes.streams import message
 
 # A log is replaced by an empty one at this size, and the one before it is kept as NAME.1.log.
 LOG_BYTES = 64 * 2**20

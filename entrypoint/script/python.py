@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.hints import command
-from trainbox.contract.internal import user_environment, user_folders
+from trainbox.disclosure.suggested_commands import command
+from trainbox.errors import WrongUse
+from trainbox.processes.environment import user_environment, user_folders
 
 _ASK_S = 30.0
 # A Python from 3.8 executes this. It does not import importlib.metadata, which takes as long as the

@@ -15,11 +15,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainbox.contract.errors import ExitCode
-from trainbox.contract.internal import Internal, user_environment
-from trainbox.contract.processes import die_with_parent
-from trainbox.contract.slurm import as_slurm_task
-from trainbox.contract.streams import message
+from trainbox.errors import ExitCode
+from trainbox.processes.environment import Internal, user_environment
+from trainbox.processes.process_tree import die_with_parent
+from trainbox.processes.slurm import as_slurm_task
+from trainbox.processes.streams import message
 
 _OF_A_RANK = (  # in the order of the arguments of as_slurm_task
     "RANK",

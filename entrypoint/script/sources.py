@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.script.target import Target
-from entrypoint.script.work import is_run
+from entrypoint.script.working_copies import is_run
 from entrypoint.system.revision import repository, revision
-from trainbox.contract.build_info import git
-from trainbox.contract.files import open_regular, read_bytes, replacing
-from trainbox.contract.record_folder import TEXTS
-from trainbox.contract.secret_rule import without_secrets
-from trainbox.contract.streams import message
+from trainbox.disclosure.secret_rule import without_secrets
+from trainbox.files.build_info import git
+from trainbox.files.regular_files import open_regular, read_bytes, replacing
+from trainbox.folders.record_folder import TEXTS
+from trainbox.processes.streams import message
 
 DIFF = "changes.diff"
 _MOST_BYTES = 2**20  # of all texts together; a larger file is data

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.script.python import Python, choose_python
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import open_regular
-from trainbox.contract.hints import nearest
+from trainbox.disclosure.suggested_commands import nearest
+from trainbox.errors import WrongUse
+from trainbox.files.regular_files import open_regular
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Target:
     def run_name(self) -> str:
         """Return the name of the run folder: the same command has the same one."""
         # This import takes a millisecond, and few commands need it.
-        from trainbox.contract.run_name import run_name
+        from trainbox.options.run_name import run_name
 
         return run_name(self.name, self.is_module, self.arguments)
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from entrypoint.driver.gpus import Gpu, Sample
-from entrypoint.script.folder import ScriptFolder
-from trainbox.contract.energy import with_energy
-from trainbox.contract.entries import step_of
-from trainbox.contract.record_folder import METRICS
+from entrypoint.script.script_folder import ScriptFolder
+from trainbox.files.energy import with_energy
+from trainbox.files.entries import step_of
+from trainbox.folders.record_folder import METRICS
 
 _EVERY_S = 10.0
 

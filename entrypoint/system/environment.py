@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainbox.contract.internal import Internal
+from trainbox.processes.environment import Internal
 
 # Variables that torchrun sets for each of its processes. If a shell still has the values of another
 # launch, a single process would wait for peers that do not exist.

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from trainbox.contract.build_info import git
-from trainbox.contract.files import read_bytes
+from trainbox.files.build_info import git
+from trainbox.files.regular_files import read_bytes
 
 
 def revision(folder: Path) -> str | None:

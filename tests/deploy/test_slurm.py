@@ -23,7 +23,7 @@ import pytest
 from tests.support.commands import clean_environment
 from tests.support.faults import GATED, Gate, clean_digest
 from tests.support.sweep_options import requested_sweep
-from trainbox.contract.errors import code_of_cause
+from trainbox.errors import code_of_cause
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/guides/slurm.md"

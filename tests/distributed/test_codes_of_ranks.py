@@ -10,10 +10,10 @@ import pytest
 import torch.distributed.run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from trainer.launch.messages import End
-from trainer.launch.ports import PortWatch, used_ports
-from trainer.launch.store import have_met
-from trainer.launch.torchrun import _exit_code, _report, _run_torchrun
+from trainer.programs.ranks.messages import End
+from trainer.programs.ranks.ports import PortWatch, used_ports
+from trainer.programs.ranks.store import have_met
+from trainer.programs.ranks.torchrun import _exit_code, _report, _run_torchrun
 
 _ABORT, _KILL = -signal.SIGABRT, -signal.SIGKILL
 

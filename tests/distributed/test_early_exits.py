@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-from trainer.launch.early_exits import EarlyExits, running_ranks
+from trainer.programs.ranks.early_exits import EarlyExits, running_ranks
 
 
 def test_ranks_that_run_a_minute_after_another_one_are_named_once() -> None:

@@ -19,7 +19,7 @@ from tests.support.nodes import free_port
 from tests.support.paths import SUPPORT
 from tests.support.ranks import EndedRanks, Ranks
 from tests.support.tiny import TINY
-from trainbox.contract.internal import LaunchFacts
+from trainbox.processes.environment import LaunchFacts
 
 ROOT = Path(__file__).parents[2]
 SAME_VERSION = "start the same version of Trainbox on each machine"
@@ -134,11 +134,11 @@ def test_a_node_that_sends_pickles_ends_the_training_with_7(trainbox: Trainbox) 
     argv = json.loads(trainbox("plan", *words[1:], *place, "--node-rank", "1", env=here).out)[
         "argv"
     ]
-    begin = argv.index("trainer.launch.torchrun") + 1
+    begin = argv.index("trainer.programs.ranks.torchrun") + 1
     rank = argv.index("-m", begin)
     hostile = [*argv[begin:rank], "--", str(SUPPORT / "hostile.py"), str(marker), *argv[rank + 3 :]]
     other = trainbox.start(
-        *hostile, module="trainer.launch.torchrun", env=here | LaunchFacts("cpu").variable()
+        *hostile, module="trainer.programs.ranks.torchrun", env=here | LaunchFacts("cpu").variable()
     )
     ended, hostile_end = finish(first), finish(other)
     assert ended.code == 7, (ended, hostile_end)

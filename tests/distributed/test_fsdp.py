@@ -23,15 +23,15 @@ from tests.support.commands import Trainbox, wait_until
 from tests.support.here import Here, training_here
 from tests.support.pictures import FIELDS, make_pictures
 from tests.support.ranks import EndedRanks, Forks, Ranks
-from trainbox.contract.config import Config, check_strategy
-from trainbox.contract.errors import OutOfMemory, WrongUse
+from trainbox.errors import OutOfMemory, WrongUse
+from trainbox.options.config import Config, check_strategy
 from trainer.loop.losses import LossModule
 from trainer.loop.out_of_memory import all_fit
 from trainer.parallel import fsdp as sharding
 from trainer.parallel.fsdp import blocks, lost_writes, shard, whole
 from trainer.parallel.strategy import STRATEGIES, Strategy
 from trainer.parallel.world import World
-from trainer.run.run_record import RunRecord
+from trainer.records.run_record import RunRecord
 from trainer.session.failures import errors_as_failures
 from trainer.session.settle import _default_precision, default_name
 from trainer.session.verify import _refuse_another_plan

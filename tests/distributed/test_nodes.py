@@ -17,8 +17,8 @@ from tests.support.nodes import Party, free_port, node_of
 from tests.support.processes import Job
 from tests.support.ranks import Ranks, StartedRanks
 from tests.support.tiny import TINY
-from trainbox.contract.errors import Failure, NetworkFailure, WrongUse
-from trainer.launch.meeting import Meeting
+from trainbox.errors import Failure, NetworkFailure, WrongUse
+from trainer.programs.ranks.meeting import Meeting
 
 _HOST = socket.gethostname()
 
@@ -315,7 +315,7 @@ def test_the_other_nodes_learn_the_exit_code_of_a_node(
 # Our torchrun, with `then` instead of torch's own part.
 _PROGRAM = """
 import os, signal, sys, threading, torch.distributed, torch.distributed.run as real
-from trainer.launch import torchrun
+from trainer.programs.ranks import torchrun
 torchrun._LOST_S = torchrun._EXITED_S = torchrun._TORCHRUN_S = 0.1
 def run(arguments): {then}
 real.run = run

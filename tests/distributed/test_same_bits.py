@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.paths import SUPPORT
 from tests.support.ranks import Forks, Ranks, ranks_in
-from trainer.run.evidence import Evidence, verdict
-from trainer.run.run_record import RunRecord
+from trainer.records.compare_records import Evidence, verdict
+from trainer.records.run_record import RunRecord
 
 _SHAKY = f"{SUPPORT / 'jobs.py'}:Shaky"
 _WORDS = (

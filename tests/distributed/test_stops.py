@@ -12,7 +12,7 @@ from tests.support.faults import Gate, SignalGate, messages
 from tests.support.paths import SUPPORT
 from tests.support.processes import Job
 from tests.support.ranks import Forks, Ranks, StartedRanks, ranks_in
-from trainer.launch.torchrun import _report, _silence_torchrun
+from trainer.programs.ranks.torchrun import _report, _silence_torchrun
 
 _JOBS = SUPPORT / "jobs.py"
 # 40 steps an epoch, with augmentation in loader workers, dropout and batch norm.
@@ -182,7 +182,7 @@ def test_a_rank_that_hung_is_named_for_each_text_of_a_timeout(
 def test_a_signal_at_the_end_of_the_launcher_does_not_change_its_exit_code(ranks: Ranks) -> None:
     program = """
 import os, signal, sys, torch.distributed.run as real
-from trainer.launch import torchrun
+from trainer.programs.ranks import torchrun
 real.run = lambda arguments: None
 sys.argv = ["torchrun", "--standalone", "nothing.py"]
 code = torchrun.main()

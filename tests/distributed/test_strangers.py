@@ -18,8 +18,8 @@ import pytest
 from tests.support.commands import clean_environment
 from tests.support.nodes import Party, free_port, node_of
 from tests.support.ranks import Ranks
-from trainbox.contract.errors import NetworkFailure, WrongUse
-from trainer.launch import reception, torchrun
+from trainbox.errors import NetworkFailure, WrongUse
+from trainer.programs.ranks import reception, torchrun
 
 _HELLO = {"rank": 1, "nnodes": 2, "job": "j", "processes": 1, "host": "h"}
 
@@ -129,8 +129,8 @@ def test_a_silent_or_slow_stranger_is_dropped_in_time(
 _NODE_0 = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))  # fewer files, fewer strangers needed
-from trainer.launch.node import Node
-from trainer.launch.rendezvous import meet
+from trainer.programs.ranks.node import Node
+from trainer.programs.ranks.rendezvous import meet
 print(meet(Node(0, 2, 1, f"127.0.0.1:{sys.argv[1]}", "j", 120), print).processes)
 """
 
@@ -213,8 +213,8 @@ def test_a_message_of_a_peer_is_printed_without_control_characters(
 
 _PROGRAM = """
 import sys
-import trainer.launch.rendezvous as rendezvous
-from trainer.launch import torchrun
+import trainer.programs.ranks.rendezvous as rendezvous
+from trainer.programs.ranks import torchrun
 rendezvous.host = lambda *_: [][0]
 sys.argv = ["torchrun", "--nnodes=2", "--node-rank=0", "--nproc-per-node=1",
             "--rdzv-endpoint=127.0.0.1:29999", "--rdzv-id=j",

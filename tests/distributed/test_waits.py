@@ -13,8 +13,8 @@ import torch
 from tests.distributed.test_exchange import found_by_ranks
 from tests.support.ranks import Ranks
 from tests.support.tiny import Tiny
-from trainer.run.checkpoint import RunCheckpoints
-from trainer.run.checkpoint_files import CheckpointFiles
+from trainer.records.checkpoint import RunCheckpoints
+from trainer.records.checkpoint_files import CheckpointFiles
 from trainer.use import evaluate, predict
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from entrypoint.cli import commands as cli
 from tests.support.commands import Trainbox, finish
-from trainbox.contract.errors import Failure
+from trainbox.errors import Failure
 
 pytestmark = pytest.mark.slow
 

@@ -29,8 +29,8 @@ from tests.support.here import Here, StopAfter
 from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
 from tests.support.unsafe_pickle import MakesFolder
-from trainbox.contract.errors import Preempted
-from trainer.run.checkpoint import RunCheckpoints
+from trainbox.errors import Preempted
+from trainer.records.checkpoint import RunCheckpoints
 
 _EACH_STEP: dict[str, Any] = {"checkpoint_steps": 1, "keep": 99, "log_steps": 1}
 

@@ -11,7 +11,7 @@ from tests.support.commands import Trainbox, finish, wait_until
 from tests.support.faults import needs_linux
 from tests.support.paths import ROOT
 from tests.support.ranks import Ranks
-from trainbox.contract.internal import LaunchFacts
+from trainbox.processes.environment import LaunchFacts
 
 pytestmark = [pytest.mark.slow, needs_linux]
 _TRIALS = 200

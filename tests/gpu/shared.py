@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.gpu.check import Check
 from tests.support.commands import Ended
-from trainbox.contract.internal import Internal, LaunchFacts
+from trainbox.processes.environment import Internal, LaunchFacts
 
 # Of NCCL 2.30 and later: several ranks may use one GPU, without NVLink SHARP and with few blocks,
 # so that the kernels of all ranks fit on the GPU at the same time.

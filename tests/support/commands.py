@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from trainbox.contract.variables import LAUNCH_NAMES
+from trainbox.disclosure.variables import LAUNCH_NAMES
 
 # Variables that a shell or a scheduler may set and a test must not inherit. COLUMNS is the width of
 # help texts. PYTHONUNBUFFERED hides what happens to users, who do not set it.

@@ -20,7 +20,7 @@ from torch import nn
 
 from tests.support import hostile
 from tests.support.hostile import Evil
-from trainbox.contract.errors import NetworkFailure, WrongUse
+from trainbox.errors import NetworkFailure, WrongUse
 from trainer.data.schedule import micro_batches
 from trainer.parallel import exchange
 from trainer.parallel import world as distributed

@@ -34,7 +34,7 @@ _OF_LAUNCHES = (
     "entrypoint.driver.nvml",
     "entrypoint.health.deep",
     "torch.distributed.run",
-    "trainer.launch.rendezvous",
+    "trainer.programs.ranks.rendezvous",
 )
 
 
@@ -112,7 +112,7 @@ class Server:
     ) -> int:
         if (pid := os.fork()) == 0:
             try:
-                from trainbox.contract.processes import die_with_parent
+                from trainbox.processes.process_tree import die_with_parent
 
                 die_with_parent()
                 # A test gives a rank the files of another machine.
@@ -145,7 +145,7 @@ def _load() -> None:
         "torch.utils.serialization",
         "trainer.cli.commands",
         "trainer.parallel.fsdp",
-        "trainer.run.event_file",
+        "trainer.records.event_file",
         "trainer.use.evaluate",
         "trainer.use.predict",
         "trainer.session.verify",
@@ -166,7 +166,7 @@ def _reap(*_: object) -> None:
 
 def _accept(listening: socket.socket) -> socket.socket:
     """Return a connection, in a fork of its own; load torch for the first one."""
-    from trainbox.contract.processes import die_with_parent
+    from trainbox.processes.process_tree import die_with_parent
 
     signal.signal(signal.SIGCHLD, _reap)
     die_with_parent()

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from trainbox.contract.processes import die_with_parent
+from trainbox.processes.process_tree import die_with_parent
 
 _NUMBER = 2  # bytes of a group's number in a queue
 _WAITING = 4  # forks at most for the tests that wait

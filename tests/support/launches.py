@@ -8,12 +8,12 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import subproc
 
 import entrypoint.cli.commands
 from entrypoint.health import deep
-from entrypoint.launch import nested, supervise
+from entrypoint.launch import inner_trainings, supervise
 from tests.support.fork import fork_python, fork_with_output
-from trainbox.contract.processes import die_with_parent
+from trainbox.processes.process_tree import die_with_parent
 
 _start_child = functools.partial(fork_python, preexec_fn=die_with_parent)
-for _module in (nested, supervise):
+for _module in (inner_trainings, supervise):
     _module.start_child = _start_child  # type: ignore[attr-defined]
 deep.start_child = functools.partial(  # type: ignore[assignment]
     fork_with_output, preexec_fn=die_with_parent

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from trainer.launch import node as node_module
-from trainer.launch.meeting import Meeting
-from trainer.launch.node import Node
-from trainer.launch.rendezvous import meet
+from trainer.programs.ranks import node as node_module
+from trainer.programs.ranks.meeting import Meeting
+from trainer.programs.ranks.node import Node
+from trainer.programs.ranks.rendezvous import meet
 
 
 def free_port() -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.support.ranks import StartedRanks
-from trainbox.contract.processes import children, parent, start_ticks
+from trainbox.processes.process_tree import children, parent, start_ticks
 
 
 def children_of(pid: int) -> list[int]:

@@ -21,7 +21,7 @@ import pytest
 
 from tests.support.commands import digest_in, logged, quick, wait_until
 from tests.support.fork_server import LAUNCHES, SHARED, start
-from trainbox.contract.internal import Internal, LaunchFacts
+from trainbox.processes.environment import Internal, LaunchFacts
 
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 

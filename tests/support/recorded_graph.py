@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainbox.nested import tensors_in
+from trainbox.tensor_trees import tensors_in
 from trainer.checks import capture
 from trainer.loop import graphs
 from trainer.parallel.world import World

@@ -12,8 +12,8 @@ from typing import Protocol
 from tests.support.commands import clean_environment, wait_until
 from tests.support.nodes import free_port
 from tests.support.ranks import Ranks, StartedRanks
-from trainbox.contract.processes import children
-from trainbox.contract.run_name import run_name
+from trainbox.options.run_name import run_name
+from trainbox.processes.process_tree import children
 
 _TERM_IS_HANDLED = 1 << (signal.SIGTERM - 1)
 

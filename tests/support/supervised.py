@@ -24,7 +24,7 @@ def main() -> None:
         sys.executable,
         "-P",
         "-m",
-        "trainer.launch.torchrun",
+        "trainer.programs.ranks.torchrun",
         "--standalone",
         "--nproc-per-node=2",
         "--",

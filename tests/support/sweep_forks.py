@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from matplotlib.figure import Figure
 
 from tests.support.fork import Fork
-from trainbox.contract.programs import Program
+from trainbox.processes.programs import Program
 from trainer.sweep import runner, slots
 
 # Imported by the first trial of a worker, or by the end of a sweep.

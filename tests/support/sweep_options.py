@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 import entrypoint.cli.training
-from trainbox.contract.options import config_of
-from trainbox.contract.task_fields import field_texts
+from trainbox.options.table import config_of
+from trainbox.task_names.field_texts import field_texts
 from trainer.sweep.grid import Sweep
-from trainer.sweep.requested import of_task
+from trainer.sweep.request import of_task
 
 
 def requested_sweep(words: Sequence[str], env: Mapping[str, str]) -> Sweep:

@@ -13,7 +13,7 @@ from entrypoint.cli import launching, planning
 from entrypoint.cli.commands import main
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import supervise
-from trainbox.contract.internal import launch_facts
+from trainbox.processes.environment import launch_facts
 
 plan_launch = planning.plan_launch
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.here import Here
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.load_task import load_task
 
 # fmt: off

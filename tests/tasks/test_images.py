@@ -20,15 +20,15 @@ from torchvision import models
 
 from tests.support.here import Here, board_of
 from tests.support.pictures import FIELDS, make_pictures
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.tasks.images import Images
 from trainer.tasks.imaging.augment import load_augmented_picture, mixed
+from trainer.tasks.imaging.class_folders import find_pictures
 from trainer.tasks.imaging.damage import (
     damaged_pictures,
     found_damage,
     refuse_damaged,
 )
-from trainer.tasks.imaging.folder import find_pictures
 from trainer.tasks.imaging.models import build_model, describe_weights, normalization
 from trainer.tasks.imaging.picture import load_picture
 from trainer.tasks.reading.files import test_folder as folder_of_test

@@ -17,7 +17,7 @@ from torchvision import datasets
 
 from tests.support.here import Here
 from tests.support.served import served
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.tasks.digits import Digits
 from trainer.tasks.fashion_mnist import FashionMnist
 from trainer.tasks.mnist import Mnist

@@ -16,7 +16,7 @@ from tests.support.here import Here
 from tests.support.pictures import FIELDS as PICTURES
 from tests.support.task_digests import write_data
 from tests.support.texts import FIELDS as TEXTS
-from trainer.run.run_log import RunLog
+from trainer.records.run_log import RunLog
 from trainer.tasks.digits import Digits
 from trainer.tasks.images import Images
 from trainer.tasks.text import Text

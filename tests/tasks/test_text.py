@@ -12,7 +12,7 @@ import torch
 
 from tests.support.here import Here
 from tests.support.texts import FIELDS, write_texts
-from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.errors import StorageFailure, WrongUse
 from trainer.tasks.language.corpus import TextFile, Windows, split_texts, standard_library
 from trainer.tasks.language.gpt import Gpt
 from trainer.tasks.reading.files import is_held_out

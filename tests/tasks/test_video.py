@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.support.films import CLIPS, COUNTS, FIELDS, FRAMES, SIDE, encode, film, write_films
 from tests.support.here import Here, board_of
-from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.errors import StorageFailure, WrongUse
 from trainer.tasks.reading import videos
 from trainer.tasks.video import Video, validation_recordings
 

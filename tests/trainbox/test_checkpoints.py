@@ -23,9 +23,9 @@ from tests.support.nodes import free_port
 from tests.support.ranks import EndedRanks, Ranks
 from trainbox import Checkpoints, StorageFailure, TrainState, WrongUse, seed_step
 from trainbox.checkpoint_writer import Snapshot
-from trainbox.contract import storage
-from trainbox.contract.files import read_object
-from trainbox.nested import tensors_in
+from trainbox.files.regular_files import read_object
+from trainbox.folders import write_failures
+from trainbox.tensor_trees import tensors_in
 
 
 def _state(value: float) -> dict[str, Any]:
@@ -299,7 +299,9 @@ def test_a_full_disk_names_the_space(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", no_space)
-    monkeypatch.setattr(storage.shutil, "disk_usage", lambda _: SimpleNamespace(free=3 << 20))
+    monkeypatch.setattr(
+        write_failures.shutil, "disk_usage", lambda _: SimpleNamespace(free=3 << 20)
+    )
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, {"weight": torch.zeros(2**19)})
     with pytest.raises(StorageFailure, match=r"\(2 MiB needed, 3 MiB free\): free some space, "):

@@ -11,7 +11,7 @@ import torch
 from tests.support.commands import logged, wait_until
 from tests.support.ranks import Ranks
 from tests.support.scripts import Scripts, wait_for_handlers
-from trainbox.contract.sidecar import steps_in
+from trainbox.files.sidecar import steps_in
 
 _CODE = (Path(__file__).parents[2] / "examples/ddp/train.py").read_text(encoding="utf-8")
 _STEPS_PER_EPOCH = 100

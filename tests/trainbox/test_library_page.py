@@ -17,7 +17,7 @@ import torch
 from tests.support.commands import Trainbox, finish, wait_until
 from tests.support.scripts import Script, Scripts, wait_for_handlers
 from trainbox import Checkpoints, epoch_order
-from trainbox.contract.sidecar import steps_in
+from trainbox.files.sidecar import steps_in
 
 _ROOT = Path(__file__).parents[2]
 _PAGE = (_ROOT / "docs/guides/library.md").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ import torch
 
 import trainbox
 from trainbox.folder import _default
-from trainer.run.jsonl import read_entries
+from trainer.records.jsonl import read_entries
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from tests.support.commands import wait_until
 from tests.support.nodes import free_port
 from tests.support.ranks import Ranks, StartedRanks
 from trainbox import ranks as ranks_of_trainbox
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.processes import STOP_SIGNALS, children
+from trainbox.errors import WrongUse
+from trainbox.processes.process_tree import STOP_SIGNALS, children
 from trainbox.stop import AgreedStop
 
 _PROGRAM = "tests.support.program"

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.tiny import Tiny
 from trainbox.classification import Classification
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainbox.task import Task
 from trainer.loop.losses import LossModule, check_losses
 

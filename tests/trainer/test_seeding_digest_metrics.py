@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainbox import metrics
 from trainbox.order import derive_seed
-from trainer.run.digest import value_digest
+from trainer.records.digest import value_digest
 
 
 # Frozen: another value would give every old run another result on resume.

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainbox.nested import copied, take, tensors_in
+from trainbox.tensor_trees import copied, take, tensors_in
 from trainer.checks.hidden_state import on_any_rank
 from trainer.loop.losses import autocast
 from trainer.loop.state import Job

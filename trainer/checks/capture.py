@@ -13,8 +13,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from trainbox.nested import tensors_in
 from trainbox.plain_state import plain_state
+from trainbox.tensor_trees import tensors_in
 from trainer.checks.fingerprint import Part
 from trainer.checks.hidden_state import differing, hidden_state, named, on_any_rank
 from trainer.checks.op_trace import OpTrace
@@ -24,7 +24,7 @@ from trainer.loop.captured import CapturedStep
 from trainer.loop.digests import state_tensors
 from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
-from trainer.run.digest import value_digest
+from trainer.records.digest import value_digest
 
 COMPARED_STEPS = 2  # one replay does not show that a buffer is replaced
 LATE_STEPS = 1

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from trainer.parallel.buffers import local
-from trainer.run.digest import tensor_digest
+from trainer.records.digest import tensor_digest
 from trainer.system.sources import is_users_module
 
 # The position of a number in an attribute: the names of attributes and the keys of containers.

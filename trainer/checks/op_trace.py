@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode  # torch documents no other path
 
-from trainbox.contract.errors import text_of
-from trainbox.nested import tensors_in
+from trainbox.errors import text_of
+from trainbox.tensor_trees import tensors_in
 from trainer.checks.fingerprint import sampled_digest
 
 T = TypeVar("T")

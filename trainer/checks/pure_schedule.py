@@ -2,7 +2,7 @@
 
 import time
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_factor
 

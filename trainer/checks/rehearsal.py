@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trainbox.contract.errors import Failure, Preempted, WrongUse, text_of
+from trainbox.errors import Failure, Preempted, WrongUse, text_of
 from trainer.checks.aging import Count, Numbers, States, ages, counts, values_of
 from trainer.checks.batch_parts import batch_dependence
 from trainer.checks.capture import (
@@ -48,8 +48,8 @@ from trainer.loop.state import Job
 from trainer.parallel.exchange_failures import exchange_failure
 from trainer.parallel.gpu_failures import gpu_failure
 from trainer.parallel.strategy import Strategy
-from trainer.run.checkpoint import RunCheckpoints
-from trainer.run.run_log import RunLog
+from trainer.records.checkpoint import RunCheckpoints
+from trainer.records.run_log import RunLog
 from trainer.system.signals import StopRequest
 
 _FOLDER = "rehearsal"  # in the run's folder

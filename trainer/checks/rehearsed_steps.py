@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from trainbox.nested import copied
 from trainbox.plain_state import plain_state
+from trainbox.tensor_trees import copied
 from trainer.checks.fingerprint import Part
 from trainer.checks.hidden_state import hidden_state, state_of_dataset
 from trainer.checks.same_bits import bits, kept
@@ -21,7 +21,7 @@ from trainer.loop.digests import state_tensors
 from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
 from trainer.loop.task_checks import collate_of
-from trainer.run.digest import value_digest
+from trainer.records.digest import value_digest
 
 _MOST_BEFORE = 2
 

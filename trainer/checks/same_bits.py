@@ -12,7 +12,7 @@ from torch import Tensor
 from trainer.loop.digests import state_tensors
 from trainer.loop.state import Job
 from trainer.parallel.buffers import local
-from trainer.run.digest import tensor_bytes, value_digest
+from trainer.records.digest import tensor_bytes, value_digest
 
 # The rehearsal keeps the values of five steps at most. A sixth part of the free memory remains.
 _SHARE_OF_GPU = 1 / 6

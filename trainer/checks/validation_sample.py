@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from trainbox.classification import counts_by_class, gives_probabilities
-from trainbox.contract.errors import WrongUse, text_of
-from trainbox.nested import copied
+from trainbox.errors import WrongUse, text_of
 from trainbox.task import Task
+from trainbox.tensor_trees import copied
 from trainer.checks.hidden_state import on_any_rank
 from trainer.loop.evaluate import Evaluation, add_up, evaluate
 from trainer.loop.out_of_memory import all_fit, memory_used_up
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_metrics
 from trainer.loop.validate import draw, judge
-from trainer.run.digest import tensor_digests, value_digest
+from trainer.records.digest import tensor_digests, value_digest
 
 # A task raises these errors for any batch. Other errors may come from the sample, such as a class
 # that is missing from it.

@@ -10,14 +10,14 @@ from typing import Any, NoReturn
 
 import click
 
-from trainbox.contract.errors import ExitCode, Failure, WrongUse, called_exit
-from trainbox.contract.internal import launch_facts
-from trainbox.contract.options import COMMANDS, DEVICE, Argument, config_of
-from trainbox.contract.record_folder import CONFIG, is_sweep
-from trainbox.contract.storage import show as show_text
-from trainbox.contract.storage import writing
-from trainbox.contract.task_fields import field_texts
-from trainbox.contract.usage import PAGE, TEMPLATE, Templated, failure_of
+from trainbox.commands.command_page import PAGE, TEMPLATE, Templated, failure_of
+from trainbox.errors import ExitCode, Failure, WrongUse, called_exit
+from trainbox.folders.record_folder import CONFIG, is_sweep
+from trainbox.folders.write_failures import show as show_text
+from trainbox.folders.write_failures import writing
+from trainbox.options.table import COMMANDS, DEVICE, Argument, config_of
+from trainbox.processes.environment import launch_facts
+from trainbox.task_names.field_texts import field_texts
 from trainer.system.report import report_failure
 from trainer.system.signals import StopRequest
 
@@ -87,7 +87,7 @@ def train(
 def verify(run: Path, other: Path | None, steps: int | None, data_dir: Path, device: str) -> None:
     """Repeat RUN and compare the digests, or compare RUN with the run OTHER without training."""
     if other is not None:
-        from trainer.run.evidence import compare_runs
+        from trainer.records.compare_records import compare_runs
 
         show_text(compare_runs(run, other))
         return
@@ -129,7 +129,7 @@ def export(**request: Any) -> None:
 @_command("config")
 def config(run: Path) -> None:
     """Print the settings of a run as JSON."""
-    from trainer.run.run_record import RunRecord, object_in
+    from trainer.records.run_record import RunRecord, object_in
 
     if is_sweep(run):
         raise WrongUse(
@@ -154,7 +154,7 @@ def tasks(name: str | None, as_json: bool) -> None:
 @_command("bench-figure")
 def bench_figure(folder: Path) -> None:
     """Draw bench.svg from the bench.json in FOLDER, as `trainbox bench --out FOLDER` does."""
-    from trainer.outputs.bench_figure import draw
+    from trainer.programs.outputs.bench_figure import draw
 
     draw(folder)
 
@@ -162,12 +162,12 @@ def bench_figure(folder: Path) -> None:
 @_command("sweep")
 def sweep(task: str, pairs: tuple[str, ...], data_dir: Path, device: str, **values: Any) -> None:
     """Train TASK once for each combination and seed, each on a GPU of its own."""
-    from trainer.sweep.requested import of_task
-    from trainer.sweep.work import task_work
+    from trainer.sweep.request import of_task
+    from trainer.sweep.trial_work import task_work
 
     requested = of_task(config_of({"task": task, **values}, field_texts(pairs)), device, values)
     stop = StopRequest.install()
-    from trainer.sweep.session import run_sweep  # imports Optuna
+    from trainer.sweep.call import run_sweep  # imports Optuna
 
     run_sweep(requested, task_work(requested, data_dir, values["rehearsal"]), values, stop)
 
@@ -183,16 +183,16 @@ def sweep_run(
     **values: Any,
 ) -> None:
     """Run SCRIPT once for each combination and seed, each on a GPU of its own."""
-    from trainer.sweep.requested import of_script
-    from trainer.sweep.script import Script
-    from trainer.sweep.work import script_work
+    from trainer.sweep.request import of_script
+    from trainer.sweep.script_template import Script
+    from trainer.sweep.trial_work import script_work
 
     template = click.get_current_context().meta[TEMPLATE]
     name = script or module or ""
     what = Script(name, module is not None, template, seed, torchrun, metric_regex)
     requested = of_script(what, values)
     stop = StopRequest.install()
-    from trainer.sweep.session import run_sweep  # imports Optuna
+    from trainer.sweep.call import run_sweep  # imports Optuna
 
     run_sweep(requested, script_work(requested, device), values, stop)
 
@@ -207,7 +207,7 @@ def sweep_show(
 ) -> None:
     """Print the results so far of the sweep NAME (its folder, or its name in --runs-dir)."""
     folder = Path(name) if is_sweep(Path(name)) else runs_dir / name
-    from trainer.sweep.session import show
+    from trainer.sweep.call import show
     from trainer.sweep.study import open_study
 
     if as_csv and figure is not None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler, TensorDataset, default_collate
 
-from trainbox.nested import tensors_in, to_device
 from trainbox.pinned import pinned_if_possible
+from trainbox.tensor_trees import tensors_in, to_device
 from trainer.data.examples import Collate, Question, example_loader, length, read_once
 from trainer.data.schedule import Schedule
 

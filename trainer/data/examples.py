@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from trainbox.batches import SeededDataset
-from trainbox.contract.errors import Failure, WrongUse, text_of
-from trainbox.nested import copied, mapped, tensors_in
+from trainbox.errors import Failure, WrongUse, text_of
 from trainbox.pinned import pinned_if_possible
+from trainbox.tensor_trees import copied, mapped, tensors_in
 from trainer.data.sending import Sent, errors_to_send, raise_file_limit, sent
 from trainer.data.workers import worker_context
 from trainer.system.signals import leave_signals_to_the_parent

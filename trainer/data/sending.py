@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainbox.contract.errors import (
+from trainbox.errors import (
     Failure,
     StorageFailure,
     WrongUse,
@@ -27,7 +27,7 @@ from trainbox.contract.errors import (
     raised_interrupt,
     text_of,
 )
-from trainbox.nested import tensors_in
+from trainbox.tensor_trees import tensors_in
 
 _ENOUGH_FILES = 2**16
 _SPARE_FILES = 8  # that a worker needs to pass on the files of its batches

@@ -14,7 +14,7 @@ from multiprocessing.context import ForkContext, ForkProcess
 from multiprocessing.popen_fork import Popen
 from multiprocessing.process import BaseProcess
 
-from trainbox.contract.errors import Failure
+from trainbox.errors import Failure
 
 # A fork that does not run after this time is killed and started again, with twice the time.
 _START_S = 2.0

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from trainbox.contract.config import Settings
+from trainbox.options.config import Settings
 
 
 def set_cuda_variables() -> None:

@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from trainbox.classification import check_classes
-from trainbox.contract.config import CHANNELS_LAST, Settings
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.internal import launch_facts
-from trainbox.contract.streams import message
+from trainbox.errors import WrongUse
+from trainbox.options.config import CHANNELS_LAST, Settings
+from trainbox.processes.environment import launch_facts
+from trainbox.processes.streams import message
 from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count, place_tensors
 from trainer.data.examples import FileExamples, length
@@ -32,9 +32,9 @@ from trainer.parallel.exchange import Reduction
 from trainer.parallel.loss_sums import RunningLosses
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
-from trainer.run.checkpoint import RunCheckpoints
-from trainer.run.run_gpus import RunGpus
-from trainer.run.run_log import RunLog
+from trainer.records.checkpoint import RunCheckpoints
+from trainer.records.run_gpus import RunGpus
+from trainer.records.run_log import RunLog
 
 _MOST_LOADER_WORKERS = 16
 # A note about datasets that both methods draw.

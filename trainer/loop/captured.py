@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode  # torch documents no other path
 
-from trainbox.contract.errors import text_of
-from trainbox.nested import mapped, tensors_in
+from trainbox.errors import text_of
+from trainbox.tensor_trees import mapped, tensors_in
 from trainer.loop import graphs
 from trainer.loop.out_of_memory import FIRST_STEPS, failed_allocations, memory_used_up
 from trainer.loop.state import Job

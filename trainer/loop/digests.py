@@ -6,17 +6,17 @@ from typing import Any
 
 from torch import Tensor
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.data.schedule import epoch_order
 from trainer.loop.out_of_memory import failed_allocations, failed_allocations_change_bits
 from trainer.loop.state import Job
-from trainer.run.digest import (
+from trainer.records.digest import (
     digest_of_digests,
     saved_digests,
     tensor_digest,
     tensor_digests,
 )
-from trainer.run.run_folder import DIGESTS
+from trainer.records.run_folder import DIGESTS
 
 
 class DigestLog:

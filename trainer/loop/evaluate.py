@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainbox.nested import copied
 from trainbox.task import Task
+from trainbox.tensor_trees import copied
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count
 from trainer.loop.losses import autocast
 from trainer.loop.state import Inference

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from trainbox.contract.errors import ExitCode, Failure, WrongUse
-from trainbox.nested import tensors_in
+from trainbox.errors import ExitCode, Failure, WrongUse
 from trainbox.task import Task
+from trainbox.tensor_trees import tensors_in
 from trainer.data.examples import SeededExamples
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked

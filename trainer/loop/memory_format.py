@@ -6,7 +6,7 @@ The reasons are in docs/decisions/0013-speed.md.
 import torch
 from torch import nn
 
-from trainbox.contract.config import CHANNELS_LAST, CONTIGUOUS, Config
+from trainbox.options.config import CHANNELS_LAST, CONTIGUOUS, Config
 from trainer.parallel.strategy import Strategy
 
 # The types of devices and the precisions in which convolutions of pictures are faster with the

@@ -11,12 +11,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
-from trainbox.contract.config import Settings
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
+from trainbox.options.config import Settings
 from trainbox.task import Task
 from trainer.loop.task_checks import checked
 from trainer.parallel.strategy import Strategy
-from trainer.run.digest import tensor_digests
+from trainer.records.digest import tensor_digests
 
 _SHOWN = 5
 _STATISTIC = "running_mean"

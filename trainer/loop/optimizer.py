@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from trainbox.contract.config import Settings, scaled_learning_rate
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
+from trainbox.options.config import Settings, scaled_learning_rate
 from trainbox.task import Task
 from trainer.loop.task_checks import wrong_result
 

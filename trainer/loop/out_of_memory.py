@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trainbox.contract.config import CHANNELS_LAST, Settings
-from trainbox.contract.errors import Failure, OutOfMemory, text_of
+from trainbox.errors import Failure, OutOfMemory, text_of
+from trainbox.options.config import CHANNELS_LAST, Settings
 from trainer.loop.memory_format import NeedsContiguous
 from trainer.parallel.strategy import Strategy
 from trainer.task_errors import original_error

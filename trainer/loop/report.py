@@ -8,17 +8,17 @@ from collections.abc import Mapping
 import torch
 from torch.utils.data import TensorDataset
 
-from trainbox.contract.config import CHANNELS_LAST, split_metric
-from trainbox.contract.hints import tensorboard
-from trainbox.contract.internal import launch_facts
-from trainbox.contract.optimizers import OPTIMIZERS
-from trainbox.contract.streams import printable
+from trainbox.disclosure.suggested_commands import tensorboard
+from trainbox.options.config import CHANNELS_LAST, split_metric
+from trainbox.options.optimizers import OPTIMIZERS
+from trainbox.processes.environment import launch_facts
+from trainbox.processes.streams import printable
 from trainer.loop.build import shared_examples
 from trainer.loop.model import WithoutAutocast
 from trainer.loop.out_of_memory import examples_at_once, has_batch_norm
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked
-from trainer.run.digest import digest_of_digests
+from trainer.records.digest import digest_of_digests
 
 
 def header(job: Job) -> None:

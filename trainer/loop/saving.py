@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NoReturn
 
-from trainbox.contract.errors import Preempted
+from trainbox.errors import Preempted
 from trainer.loop.digests import DigestLog
 from trainer.loop.losses import check_running
 from trainer.loop.pace import Pace

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from trainbox.contract.config import Settings
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
+from trainbox.options.config import Settings
 from trainbox.plain_state import plain_state
 from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches
@@ -23,11 +23,11 @@ from trainer.parallel.exchange import Reduction
 from trainer.parallel.loss_sums import RunningLosses
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
-from trainer.run.checkpoint import RunCheckpoints
-from trainer.run.digest import value_digest
-from trainer.run.manifest import SourceRecord
-from trainer.run.run_gpus import RunGpus
-from trainer.run.run_log import RunLog
+from trainer.records.checkpoint import RunCheckpoints
+from trainer.records.digest import value_digest
+from trainer.records.manifest import SourceRecord
+from trainer.records.run_gpus import RunGpus
+from trainer.records.run_log import RunLog
 
 T = TypeVar("T")
 

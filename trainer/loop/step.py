@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainbox.order import derive_seed
 from trainer.loop.losses import check_gradients, check_losses, not_finite
 from trainer.loop.out_of_memory import FIRST_STEPS, all_fit

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from trainbox.classification import Classification
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.optimizers import OPTIMIZERS
-from trainbox.nested import tensors_in
+from trainbox.errors import WrongUse
+from trainbox.options.optimizers import OPTIMIZERS
 from trainbox.task import Task
+from trainbox.tensor_trees import tensors_in
 from trainer.data.examples import Collate, check_dense
 from trainer.load_task import defaults_of, refuse_other_folder
-from trainer.run.jsonl import KEYS_OF_ENTRIES
+from trainer.records.jsonl import KEYS_OF_ENTRIES
 
 if TYPE_CHECKING:
     from trainbox.pictures import Picture

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from trainbox.classification import counts_by_class, most_mistaken, wrong
-from trainbox.contract.config import split_metric
-from trainbox.contract.errors import WrongUse
-from trainbox.nested import copied, joined, take, tensors_in
+from trainbox.errors import WrongUse
+from trainbox.options.config import split_metric
+from trainbox.tensor_trees import copied, joined, take, tensors_in
 from trainer.load_task import defines
 from trainer.loop.evaluate import Evaluation, evaluate
 from trainer.loop.log import TrainingLog

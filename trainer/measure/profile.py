@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
-from trainbox.contract.errors import StorageFailure
+from trainbox.errors import StorageFailure
 from trainer.loop.state import Job
 
 _WARM_UP_STEPS = 10  # before the profile: first steps allocate memory and load kernels

@@ -4,9 +4,9 @@ import warnings
 
 import torch
 
-from trainbox.contract.architectures import without_code
-from trainbox.contract.errors import DeviceMissing, WrongUse
-from trainbox.contract.hints import command
+from trainbox.disclosure.suggested_commands import command
+from trainbox.errors import DeviceMissing, WrongUse
+from trainbox.processes.architectures import without_code
 from trainer.parallel.gpu_failures import gpu_failure
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.data.schedule import MicroBatch
 from trainer.parallel.buffers import buffer_slots
 from trainer.parallel.moved_buffers import FirstMoves, MovedBuffers

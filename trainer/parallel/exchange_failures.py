@@ -4,7 +4,7 @@ import re
 
 import torch.distributed as dist
 
-from trainbox.contract.errors import (
+from trainbox.errors import (
     Failure,
     NetworkFailure,
     OutOfMemory,

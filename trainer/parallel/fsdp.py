@@ -20,7 +20,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 
 # The running statistics of these modules are float32, and the kernels need weights of that type.
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -4,8 +4,8 @@ import re
 
 import torch
 
-from trainbox.contract.errors import DeviceMissing, text_of
-from trainbox.contract.hints import command
+from trainbox.disclosure.suggested_commands import command
+from trainbox.errors import DeviceMissing, text_of
 
 _FREE = "stop the other programs on it, which nvidia-smi lists, or use another GPU"
 _FABRIC = "start NVIDIA's Fabric Manager (nvidia-fabricmanager) on the host, or use another node"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.parallel.world import World
 
 _FEWEST_ROWS = 64

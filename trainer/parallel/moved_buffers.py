@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.parallel.buffers import Slot
 from trainer.parallel.shard_sums import Exchange
 from trainer.parallel.world import World

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from trainbox.contract.errors import NetworkFailure, WrongUse
-from trainbox.contract.parsing import parse_json
+from trainbox.errors import NetworkFailure, WrongUse
+from trainbox.files.parsing import parse_json
 
 _LONGEST_VALUE = 2**24  # bytes of JSON: settings, metrics and short texts
 _SAME_VERSION = "start the same version of Trainbox on each machine"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from trainbox.contract.errors import NetworkFailure
+from trainbox.errors import NetworkFailure
 from trainer.system.report import report_failure
 
 _LOOKS = 60  # in the time limit

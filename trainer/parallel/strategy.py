@@ -14,8 +14,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
-from trainbox.contract.internal import launch_facts
-from trainbox.contract.strategies import STRATEGY_RULES
+from trainbox.options.strategies import STRATEGY_RULES
+from trainbox.processes.environment import launch_facts
 from trainer.parallel.world import World
 
 T = TypeVar("T")

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainbox.batches import seed_cpu
-from trainbox.contract.internal import Internal
-from trainbox.contract.streams import message
 from trainbox.order import derive_seed
+from trainbox.processes.environment import Internal
+from trainbox.processes.streams import message
 from trainer.parallel.device import choose_device
 from trainer.parallel.plain_values import checked_size, packed, refuse_foreign_objects, unpacked
 from trainer.parallel.stalled_gpu import GpuWatch

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor, nn
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.parallel.buffers import Mark, Slot, mark, parameter_slots
 
 

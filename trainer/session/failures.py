@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainbox.contract.errors import (
+from trainbox.errors import (
     Failure,
     NetworkFailure,
     OutOfMemory,
@@ -17,7 +17,7 @@ from trainbox.contract.errors import (
     raised_interrupt,
     text_of,
 )
-from trainbox.contract.storage import is_of_disk, storage_failure
+from trainbox.folders.write_failures import is_of_disk, storage_failure
 from trainer.data.sending import too_many_files
 from trainer.loop.out_of_memory import NO_ENGINE, memory_used_up
 from trainer.parallel.exchange_failures import exchange_failure

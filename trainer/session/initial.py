@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.classification import Classification
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import object_if_valid
-from trainbox.contract.hints import near_runs, such_as
-from trainbox.contract.record_folder import CONFIG
-from trainbox.contract.sidecar import damage
+from trainbox.disclosure.suggested_commands import near_runs, such_as
+from trainbox.errors import WrongUse
+from trainbox.files.regular_files import object_if_valid
+from trainbox.files.sidecar import damage
+from trainbox.folders.record_folder import CONFIG
 from trainbox.initial_weights import (
     last_layer,
     load,
@@ -20,8 +20,8 @@ from trainbox.initial_weights import (
     trained_part,
 )
 from trainer.loop.state import Job
-from trainer.run.run_record import RunRecord
-from trainer.session.agreement import refuse_difference
+from trainer.records.run_record import RunRecord
+from trainer.session.same_on_all_ranks import refuse_difference
 
 
 def start_from_weights(job: Job, init: str) -> None:

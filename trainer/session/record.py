@@ -9,23 +9,23 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from trainbox.classification import Classification
-from trainbox.contract.config import FREE_AT_RESUME, Config
-from trainbox.contract.errors import Changed, WrongUse
+from trainbox.errors import Changed, WrongUse
+from trainbox.options.config import FREE_AT_RESUME, Config
 from trainer.checks.hidden_state import DRILL, named
 from trainer.loop.state import Inference, Job
 from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy
-from trainer.run import manifest
-from trainer.run.compare import (
+from trainer.records import manifest
+from trainer.records.compare_runs import (
     cannot_resume,
     changes_bits,
     edited_settings,
     listed_changes,
     manifest_differences,
 )
-from trainer.run.run_log import RunLog
-from trainer.run.run_record import read_manifest
-from trainer.session.agreement import refuse_difference, refuse_other_classes
+from trainer.records.run_log import RunLog
+from trainer.records.run_record import read_manifest
+from trainer.session.same_on_all_ranks import refuse_difference, refuse_other_classes
 from trainer.system.sources import loaded_sources, located_sources
 
 _CHANGED = "changed_later"  # the hidden state that has changed, with the step, in the manifest

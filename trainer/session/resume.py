@@ -2,15 +2,15 @@
 
 import secrets
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.checks.rehearsal import remove_rehearsal
 from trainer.loop.state import Job
 from trainer.parallel.world import World
-from trainer.run.checkpoint import RunCheckpoints
-from trainer.run.checkpoint_files import CheckpointFiles
-from trainer.run.jsonl import read_entries
-from trainer.run.run_log import RunLog
-from trainer.run.run_record import read_manifest
+from trainer.records.checkpoint import RunCheckpoints
+from trainer.records.checkpoint_files import CheckpointFiles
+from trainer.records.jsonl import read_entries
+from trainer.records.run_log import RunLog
+from trainer.records.run_record import read_manifest
 
 
 def find_checkpoint(

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import torch
 
-from trainbox.contract.config import (
+from trainbox.errors import WrongUse
+from trainbox.files.regular_files import object_if_valid
+from trainbox.options.config import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_EPOCHS,
     DEFAULT_LEARNING_RATE,
@@ -18,15 +20,13 @@ from trainbox.contract.config import (
     config_in,
     differences,
 )
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.files import object_if_valid
-from trainbox.contract.run_name import short_digest
+from trainbox.options.run_name import short_digest
 from trainbox.task import Task
 from trainer.load_task import defaults_of
 from trainer.loop.build import cpu_count
 from trainer.loop.task_checks import check_task
 from trainer.parallel.strategy import Strategy
-from trainer.run.run_log import RunLog
+from trainer.records.run_log import RunLog
 
 
 def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Settings:

@@ -9,15 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainbox.contract.config import (
-    CHANNELS_LAST,
-    CONTIGUOUS,
-    Config,
-    Settings,
-    check,
-    split_metric,
-)
-from trainbox.contract.errors import (
+from trainbox.errors import (
     ExitCode,
     Failure,
     OutOfMemory,
@@ -25,7 +17,15 @@ from trainbox.contract.errors import (
     StorageFailure,
     WrongUse,
 )
-from trainbox.contract.temporary import sockets_in_a_folder
+from trainbox.files.temporary import sockets_in_a_folder
+from trainbox.options.config import (
+    CHANNELS_LAST,
+    CONTIGUOUS,
+    Config,
+    Settings,
+    check,
+    split_metric,
+)
 from trainer.checks.capture import reason_for_eager_steps
 from trainer.checks.fingerprint import sampled_digest
 from trainer.checks.hidden_state import HiddenState, on_any_rank
@@ -46,10 +46,9 @@ from trainer.loop.state import Job
 from trainer.measure.meter import Meter
 from trainer.measure.profile import Profile
 from trainer.parallel.strategy import Strategy, join
-from trainer.run.checkpoint import RunCheckpoints
-from trainer.run.run_gpus import RunGpus
-from trainer.run.run_log import RunLog
-from trainer.session.agreement import SAME_HARDWARE, check_command, refuse_difference
+from trainer.records.checkpoint import RunCheckpoints
+from trainer.records.run_gpus import RunGpus
+from trainer.records.run_log import RunLog
 from trainer.session.failures import errors_as_failures
 from trainer.session.initial import start_from_weights
 from trainer.session.record import (
@@ -61,6 +60,7 @@ from trainer.session.record import (
     refuse_edited,
 )
 from trainer.session.resume import find_checkpoint, reason_to_keep_micro_batches, resume_job
+from trainer.session.same_on_all_ranks import SAME_HARDWARE, check_command, refuse_difference
 from trainer.session.settle import default_name, settle
 from trainer.system.signals import StopRequest
 

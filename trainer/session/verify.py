@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from trainbox.contract.errors import Preempted, WrongUse
-from trainbox.contract.strategies import bits_depend_on_processes
-from trainbox.contract.temporary import temporary_folder
+from trainbox.errors import Preempted, WrongUse
+from trainbox.files.temporary import temporary_folder
+from trainbox.options.strategies import bits_depend_on_processes
 from trainer.parallel.strategy import launched_as
-from trainer.run.evidence import Evidence, contradictions, verdict
-from trainer.run.run_record import RunRecord
+from trainer.records.compare_records import Evidence, contradictions, verdict
+from trainer.records.run_record import RunRecord
 from trainer.session.initial import refuse_other_weights
 from trainer.session.train import train_task
 from trainer.system.signals import StopRequest

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.config import Config, split_metric
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.run_name import short_digest
-from trainer.sweep.script import Script
+from trainbox.errors import WrongUse
+from trainbox.options.config import Config, split_metric
+from trainbox.options.run_name import short_digest
+from trainer.sweep.script_template import Script
 
 # Each look at the study takes a time in proportion to its trials.
 _MOST_TRIALS = 100_000

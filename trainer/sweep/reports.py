@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.entries import EntryReader, is_of_script, step_of
-from trainbox.contract.files import open_from
+from trainbox.files.entries import EntryReader, is_of_script, step_of
+from trainbox.files.regular_files import open_from
 
 Report = tuple[int, dict[str, float]]  # a step, and the numbers of this step
 

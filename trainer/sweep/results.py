@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainbox.contract.config import split_metric
-from trainbox.contract.entries import csv_text
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
+from trainbox.files.entries import csv_text
+from trainbox.options.config import split_metric
 from trainer.sweep.grid import NO_METRIC, Record, Value
 
 # A metric with one of these names in its own name is a share, with values from 0 to 1.

@@ -11,14 +11,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from trainbox.contract.errors import DeviceMissing, ExitCode, Preempted, StorageFailure, WrongUse
-from trainbox.contract.files import take_lock
-from trainbox.contract.record_folder import LOCK
+from trainbox.errors import DeviceMissing, ExitCode, Preempted, StorageFailure, WrongUse
+from trainbox.files.regular_files import take_lock
+from trainbox.folders.record_folder import LOCK
 from trainer.sweep import results
 from trainer.sweep.grid import Trial, trial_folder
 from trainer.sweep.slots import Slot
 from trainer.sweep.study import Study
-from trainer.sweep.work import Work
+from trainer.sweep.trial_work import Work
 from trainer.system.signals import StopRequest
 
 POLL_S = 0.2

@@ -15,12 +15,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.errors import ExitCode, signal_of
-from trainbox.contract.processes import die_with_parent, start_child
-from trainbox.contract.streams import last_message, open_streams, outlive_readers
+from trainbox.errors import ExitCode, signal_of
+from trainbox.processes.process_tree import die_with_parent, start_child
+from trainbox.processes.streams import last_message, open_streams, outlive_readers
 from trainer.sweep.reports import JsonLines, Output, Report, Reports, TensorBoard
 from trainer.sweep.slots import ask, exit_cause, last_output, serve
-from trainer.sweep.work import run_environment, starts_of
+from trainer.sweep.trial_work import run_environment, starts_of
 from trainer.system.signals import StopRequest
 
 _LOOK_EVERY_S = 0.2

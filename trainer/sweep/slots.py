@@ -12,12 +12,12 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainbox.contract.errors import signal_name
-from trainbox.contract.files import open_from
-from trainbox.contract.internal import launch_facts, own_environment
-from trainbox.contract.processes import kill_tree
-from trainbox.contract.programs import SWEEP_WORKER, Program, command_of
-from trainbox.contract.streams import printable
+from trainbox.errors import signal_name
+from trainbox.files.regular_files import open_from
+from trainbox.processes.environment import launch_facts, own_environment
+from trainbox.processes.process_tree import kill_tree
+from trainbox.processes.programs import SWEEP_WORKER, Program, command_of
+from trainbox.processes.streams import printable
 from trainer.sweep.grid import Trial
 
 _END_BYTES = 2**16  # of a log, for the last lines or the crash report of a process

@@ -19,14 +19,14 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from trainbox.contract.errors import StorageFailure, WrongUse
-from trainbox.contract.hints import command
-from trainbox.contract.record_folder import STUDY
-from trainbox.contract.secret_rule import arguments_without_secrets
+from trainbox.disclosure.secret_rule import arguments_without_secrets
+from trainbox.disclosure.suggested_commands import command
+from trainbox.errors import StorageFailure, WrongUse
+from trainbox.folders.record_folder import STUDY
 from trainer.sweep.grid import NO_METRIC, Record, Sweep, Trial, from_identity
-from trainer.sweep.owners import Heartbeats, has_ended, own_name
 from trainer.sweep.samplers import distributions, draw, make_sampler
-from trainer.sweep.script import Script, not_reported
+from trainer.sweep.script_template import Script, not_reported
+from trainer.sweep.trial_owner import Heartbeats, has_ended, own_name
 
 _STUDY_NAME = "sweep"  # the only one in its journal
 _LOCK_GRACE_S = 10

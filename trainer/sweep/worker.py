@@ -22,13 +22,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.errors import Changed, ExitCode, Failure, Preempted, WrongUse, text_of
-from trainbox.contract.files import append_regular
-from trainbox.contract.internal import launch_facts, restore_environment
-from trainbox.contract.processes import die_with_parent
-from trainbox.contract.storage import writing
-from trainbox.contract.streams import open_streams, outlive_readers
-from trainer.run.gpu_events import new_events
+from trainbox.errors import Changed, ExitCode, Failure, Preempted, WrongUse, text_of
+from trainbox.files.regular_files import append_regular
+from trainbox.folders.write_failures import writing
+from trainbox.processes.environment import launch_facts, restore_environment
+from trainbox.processes.process_tree import die_with_parent
+from trainbox.processes.streams import open_streams, outlive_readers
+from trainer.records.gpu_events import new_events
 from trainer.sweep.slots import ask, serve
 from trainer.system.signals import StopRequest
 
@@ -98,7 +98,7 @@ def _trained(
 ) -> dict[str, float]:
     import torch
 
-    from trainbox.contract.config import Config
+    from trainbox.options.config import Config
     from trainer.session.train import train_task
 
     new_events([])  # drop the events of earlier trials

@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from trainbox.contract.errors import Failure
-from trainbox.contract.internal import Internal
-from trainbox.contract.streams import message
+from trainbox.errors import Failure
+from trainbox.processes.environment import Internal
+from trainbox.processes.streams import message
 
 
 def report_failure(failure: Failure) -> None:

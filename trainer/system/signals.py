@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
-from trainbox.contract import processes
-from trainbox.contract.errors import Preempted
-from trainbox.contract.internal import Internal
-from trainbox.contract.processes import die_with_parent
+from trainbox.errors import Preempted
+from trainbox.processes import process_tree
+from trainbox.processes.environment import Internal
+from trainbox.processes.process_tree import die_with_parent
 
 # Signals that request a checkpoint and a stop, with the names for messages. The supervisor forwards
 # SIGINT as SIGUSR2, because Python prints a traceback for a SIGINT that arrives before the handler
 # is installed.
 STOP_SIGNALS = {
-    **{number: number.name for number in processes.STOP_SIGNALS},
+    **{number: number.name for number in process_tree.STOP_SIGNALS},
     signal.SIGUSR2: "SIGINT",
 }
 
@@ -109,5 +109,5 @@ def leave_signals_to_the_parent() -> None:
     A scheduler may send SIGTERM to all processes. torch restores the default action of SIGTERM in
     its workers, and without a worker the rank could not finish its step and save a checkpoint.
     """
-    processes.ignore_stop_signals()
+    process_tree.ignore_stop_signals()
     die_with_parent()

@@ -18,13 +18,7 @@ from torch.utils.data import Dataset
 from trainbox import Classification, WrongUse
 from trainer.tasks.imaging import picture as picture_file
 from trainer.tasks.imaging.augment import load_augmented_picture, mixed
-from trainer.tasks.imaging.damage import (
-    damaged_pictures,
-    damaged_use,
-    found_damage,
-    refuse_damaged,
-)
-from trainer.tasks.imaging.folder import (
+from trainer.tasks.imaging.class_folders import (
     ENDINGS,
     Picture,
     equal_pictures,
@@ -33,6 +27,12 @@ from trainer.tasks.imaging.folder import (
     left_out,
     refuse_missing_classes,
     refuse_other_classes,
+)
+from trainer.tasks.imaging.damage import (
+    damaged_pictures,
+    damaged_use,
+    found_damage,
+    refuse_damaged,
 )
 from trainer.tasks.imaging.models import (
     WEIGHTS_FILES,

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainbox.contract.entries import plain
-from trainbox.contract.errors import ExitCode, Failure, WrongUse
-from trainbox.contract.files import replacing
-from trainbox.contract.storage import writing
+from trainbox.errors import ExitCode, Failure, WrongUse
+from trainbox.files.entries import plain
+from trainbox.files.regular_files import replacing
+from trainbox.folders.write_failures import writing
 from trainbox.order import derive_seed
 from trainbox.pictures import write_png
 from trainer.loop.build import build_inference
 from trainer.loop.evaluate import evaluate
 from trainer.loop.task_checks import check_defines
 from trainer.loop.validate import draw
-from trainer.run.compare import changes_bits, first_figure_difference, listed_changes
+from trainer.records.compare_runs import changes_bits, first_figure_difference, listed_changes
 from trainer.system.signals import StopRequest
 from trainer.use.per_example import (
     LEVEL,

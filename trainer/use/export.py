@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from trainbox.classification import Classification
-from trainbox.contract.config import CONTIGUOUS
-from trainbox.contract.errors import ExitCode, Failure
-from trainbox.contract.files import replacing
-from trainbox.contract.markup import escaped_line
-from trainbox.contract.secret_rule import without_secrets
-from trainbox.nested import copied, take, tensors_in
+from trainbox.disclosure.markup import escaped_line
+from trainbox.disclosure.secret_rule import without_secrets
+from trainbox.errors import ExitCode, Failure
+from trainbox.files.regular_files import replacing
+from trainbox.options.config import CONTIGUOUS
+from trainbox.tensor_trees import copied, take, tensors_in
 from trainer.loop.build import build_inference
 from trainer.loop.state import Inference
-from trainer.run.compare import flat, listed_changes, shown_value
+from trainer.records.compare_runs import flat, listed_changes, shown_value
 from trainer.use.export_program import (
     FORMATS,
     check_packages,

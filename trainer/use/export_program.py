@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from trainbox.contract.errors import Failure, WrongUse, text_of
-from trainbox.nested import mapped, tensors_in
+from trainbox.errors import Failure, WrongUse, text_of
 from trainbox.task import Task
+from trainbox.tensor_trees import mapped, tensors_in
 
 _LONGEST_REASON = 300  # characters of torch's error; the message has a remedy after it
 # What a user can do, by a part of torch's error.

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from trainbox.classification import Classification, counts_by_class
-from trainbox.contract.entries import csv_text, plain
-from trainbox.contract.errors import WrongUse
-from trainbox.nested import take, tensors_in
+from trainbox.errors import WrongUse
+from trainbox.files.entries import csv_text, plain
 from trainbox.task import Task
+from trainbox.tensor_trees import take, tensors_in
 from trainer.data.batches import evaluation_batch_count
 from trainer.loop.state import Inference
 from trainer.loop.task_checks import (

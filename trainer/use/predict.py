@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainbox.classification import Classification
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.storage import show
+from trainbox.errors import WrongUse
+from trainbox.folders.write_failures import show
 from trainbox.found_files import files_in
 from trainbox.task import Task
 from trainer.loop.build import build_prediction
 from trainer.loop.evaluate import add_up
 from trainer.loop.task_checks import check_defines, checked
-from trainer.session.agreement import refuse_difference
+from trainer.session.same_on_all_ranks import refuse_difference
 from trainer.system.signals import StopRequest
 from trainer.use.per_example import Predictions, csv_rows, json_lines, prediction_columns
 from trainer.use.stored_model import Request, opened, stopping

@@ -11,26 +11,26 @@ from typing import Any
 from safetensors.torch import load_file
 from tqdm import tqdm
 
-from trainbox.contract.config import Settings, check
-from trainbox.contract.errors import Preempted, StorageFailure, WrongUse
-from trainbox.contract.files import read_object
-from trainbox.contract.storage import writing
-from trainbox.contract.streams import message
-from trainbox.contract.temporary import sockets_in_a_folder
+from trainbox.errors import Preempted, StorageFailure, WrongUse
+from trainbox.files.regular_files import read_object
+from trainbox.files.temporary import sockets_in_a_folder
+from trainbox.folders.write_failures import writing
+from trainbox.options.config import Settings, check
+from trainbox.processes.streams import message
 from trainbox.task import Task
 from trainer.load_task import load_task
 from trainer.loop.arithmetic import set_cuda_variables, torchscript_repeats
 from trainer.loop.state import Inference, load_weights
 from trainer.parallel.strategy import Strategy, join
 from trainer.parallel.world import World
-from trainer.run import manifest
-from trainer.run.compare import listed_changes, manifest_differences
-from trainer.run.console import Console
-from trainer.run.digest import digest_of_digests, tensor_digests
-from trainer.run.run_record import RunRecord
-from trainer.session.agreement import refuse_difference, refuse_other_classes
+from trainer.records import manifest
+from trainer.records.compare_runs import listed_changes, manifest_differences
+from trainer.records.console import Console
+from trainer.records.digest import digest_of_digests, tensor_digests
+from trainer.records.run_record import RunRecord
 from trainer.session.failures import errors_as_failures
 from trainer.session.record import look_at_data
+from trainer.session.same_on_all_ranks import refuse_difference, refuse_other_classes
 from trainer.session.settle import completed
 from trainer.system.signals import StopRequest
 from trainer.system.sources import located_sources

@@ -6,7 +6,7 @@ from dataclasses import replace
 from entrypoint.driver.gpus import Gpu, Sample, Unread
 from entrypoint.health.rules.gpus import NO_PERMISSION, UNKNOWN_ERROR, Selection
 from entrypoint.health.verdict import Finding, Result
-from trainbox.contract.architectures import without_code
+from trainbox.processes.architectures import without_code
 
 
 def judge_driver(sample: Sample) -> list[Finding]:

@@ -23,8 +23,8 @@ from entrypoint.bench.tables import (
     rows,
     training_arguments,
 )
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.streams import last_message
+from trainbox.errors import WrongUse
+from trainbox.processes.streams import last_message
 
 ONE, TWO = BenchCase(1, "single", 64, 4), BenchCase(2, "ddp", 64, 4)
 FACTS = {"command": "trainbox bench digits", "unit": "GPU", "rounds": 2, "seconds": 10.0}

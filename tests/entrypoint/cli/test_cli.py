@@ -20,10 +20,10 @@ import entrypoint.cli.stored
 import trainer.cli.commands
 from entrypoint.driver.gpus import Detection, Gpu
 from tests.support.commands import Ended, Trainbox, clean_environment
-from trainbox.contract import option_types, options
-from trainbox.contract.errors import Failure
-from trainbox.contract.optimizers import OPTIMIZERS
-from trainbox.contract.task_spec import built_in_tasks
+from trainbox.errors import Failure
+from trainbox.options import table, types
+from trainbox.options.optimizers import OPTIMIZERS
+from trainbox.task_names.task_spec import built_in_tasks
 
 _TASKS = f"use {', '.join(built_in_tasks())} (a task of your own is file.py:Class or module:Class)"
 FOUR = tuple(Gpu(index, f"GPU-{letter}", "H100", 81559) for index, letter in enumerate("abcd"))
@@ -196,7 +196,7 @@ def test_a_drill_or_bench_trains_on_the_chosen_gpus(
         started.append((" ".join(argv), env["CUDA_VISIBLE_DEVICES"]))
         raise Failure("not started")
 
-    monkeypatch.setattr("entrypoint.launch.nested.start_child", start_child)
+    monkeypatch.setattr("entrypoint.launch.inner_trainings.start_child", start_child)
     monkeypatch.setattr(entrypoint.cli.planning, "Driver", FourGpus)
     (tmp_path / "train.py").touch()
     arguments = f"{verb} {words}".split()
@@ -220,7 +220,7 @@ def test_another_python_may_use_gpus_that_our_torch_does_not_support(
     def start_child(*_: object, **__: object) -> None:
         raise Failure("not started")
 
-    monkeypatch.setattr("entrypoint.launch.nested.start_child", start_child)
+    monkeypatch.setattr("entrypoint.launch.inner_trainings.start_child", start_child)
     monkeypatch.setattr(entrypoint.cli.planning, "Driver", OldGpus)
     monkeypatch.setattr(entrypoint.cli.planning, "torch_architectures", lambda: ("sm_90",))
     (tmp_path / "ours.py").touch()
@@ -345,7 +345,7 @@ def test_all_options_of_train_are_listed_in_sections(forked: Trainbox) -> None:
         *("Launch", "Health", "Cluster"),
         *("Training", "Batch", "Same bits", "Validation", "Storage"),
     ]
-    declared = {f"--{row.key}" for row in options.options("train") if not row.hidden}
+    declared = {f"--{row.key}" for row in table.options("train") if not row.hidden}
     assert {*re.findall(r"^  (?:-h, )?(--[\w-]+)", ended.out, re.MULTILINE)} == declared
     of_plan, of_train = (
         text.partition("Launch options:")[2]
@@ -499,7 +499,7 @@ def test_a_wrong_number_is_refused(check: Command, option: str, value: str) -> N
 
 def test_every_number_is_in_the_table() -> None:
     kinds = (click.types.IntParamType, click.types.FloatParamType)
-    kinds += (option_types.Whole, option_types.Number)
+    kinds += (types.Whole, types.Number)
     params = trainer.cli.commands.train.params
     assert {p.opts[0] for p in params if isinstance(p.type, kinds)} == {f"--{o}" for o in TOO_LOW}
 
@@ -558,7 +558,7 @@ def test_arguments_override_training_options_of_the_environment(check: Command) 
 
 
 def test_an_empty_variable_counts_as_unset(check: Command) -> None:
-    names = options.variables(options.COMMANDS["plan"])
+    names = table.variables(table.COMMANDS["plan"])
     assert accepted(check("--device", "cpu", **dict.fromkeys(names, ""))) == ""
 
 
@@ -630,7 +630,7 @@ def test_the_usage_of_a_verb_shows_the_typed_command(
 
 @pytest.mark.parametrize(
     ("command", "flag"),
-    [(n, f"--{row.key}") for n in options.COMMANDS for row in options.options(n) if row.required],
+    [(n, f"--{row.key}") for n in table.COMMANDS for row in table.options(n) if row.required],
 )
 def test_a_required_option_is_required(
     in_this_process: Callable[..., Ended], command: str, flag: str
@@ -648,27 +648,27 @@ def test_a_missing_verb_is_reported_with_the_usage(in_this_process: Callable[...
 _OF_THE_LAUNCHER = ("plan", "bench", "doctor", "drill", "drill run", "health", "plan run", "run")
 
 
-@pytest.mark.parametrize("command", options.COMMANDS.keys() - {*_OF_THE_LAUNCHER})
+@pytest.mark.parametrize("command", table.COMMANDS.keys() - {*_OF_THE_LAUNCHER})
 def test_the_trainer_reads_each_option_as_the_launcher_has_parsed_it(command: str) -> None:
     of_trainer = trainer.cli.commands.cli.commands[command.replace(" ", "-")]
-    given = {row.parameter: _example(row) for row in options.COMMANDS[command]} | {"script": "s.py"}
-    name, *words = options.arguments(command, given)
+    given = {row.parameter: _example(row) for row in table.COMMANDS[command]} | {"script": "s.py"}
+    name, *words = table.arguments(command, given)
     context = of_trainer.make_context(name, words)
     for parameter, value in context.params.items():
         if parameter != "device":
             assert value == given[parameter], parameter
 
 
-def _example(row: options.Row) -> Any:
+def _example(row: table.Row) -> Any:
     """Return a value that is not the default."""
-    if isinstance(row, options.Argument):
+    if isinstance(row, table.Argument):
         return (Path("-a"), Path("b")) if row.count == -1 else Path("-r") if row.type else "-t"
     of_type: dict[Any, Any] = {
         bool: not row.default,
         click.Choice: next((c for c in getattr(row.type, "choices", ()) if c != row.default), None),
-        option_types.Number: 0.1 + 0.2,
-        option_types.NamedPath: Path("-a b"),
-        option_types.Whole: 7,
+        types.Number: 0.1 + 0.2,
+        types.NamedPath: Path("-a b"),
+        types.Whole: 7,
         type(None): ("-a b=1", "--c") if row.repeats else "-a b",
     }
     return of_type.get(bool if row.type is bool else type(row.type))

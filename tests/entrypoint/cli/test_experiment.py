@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.forked import ForkedTrainbox
-from trainbox.contract.internal import launch_facts
+from trainbox.processes.environment import launch_facts
 
 Plan = Callable[..., Any]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.cli.stored import check_files, check_run
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 
 
 @pytest.mark.parametrize(

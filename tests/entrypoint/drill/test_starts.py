@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from entrypoint.drill.starts import wait
-from entrypoint.launch.nested import environment
-from trainbox.contract.variables import HEALTH_NAMES, LAUNCH_NAMES
+from entrypoint.launch.inner_trainings import environment
+from trainbox.disclosure.variables import HEALTH_NAMES, LAUNCH_NAMES
 
 
 def test_a_training_has_no_settings_of_another_launch() -> None:
@@ -26,7 +26,7 @@ def test_a_training_does_not_read_the_input_of_the_drill(tmp_path: Path) -> None
     script = tmp_path / "train.py"
     script.write_text("import sys\nsys.exit(len(sys.stdin.read()) + 5)")
     arguments = ["run", "--device", "cpu", "--runs-dir", str(tmp_path), str(script)]
-    program = "import pathlib, sys\nfrom entrypoint.launch.nested import start\n"
+    program = "import pathlib, sys\nfrom entrypoint.launch.inner_trainings import start\n"
     program += "folder, *arguments = sys.argv[1:]\nlog = pathlib.Path(folder, 'log')\n"
     program += "sys.exit(start(arguments, log, pathlib.Path(folder)).wait())"
     ended = subprocess.run(

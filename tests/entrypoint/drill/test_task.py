@@ -7,7 +7,7 @@ import pytest
 
 from entrypoint.drill.task import check_resumed, final_digest, kill_after, training_arguments
 from entrypoint.drill.training import StartProgress
-from trainbox.contract.errors import ExitCode, Failure
+from trainbox.errors import ExitCode, Failure
 
 
 def test_the_arguments_of_a_training() -> None:

@@ -9,7 +9,7 @@ import pytest
 from entrypoint.driver import nvml
 from entrypoint.driver.process import Driver
 from tests.support.commands import clean_environment
-from trainbox.contract.errors import DeviceMissing
+from trainbox.errors import DeviceMissing
 
 # Orphans of the command become children of this program, which counts them.
 _COUNT_ORPHANS = """

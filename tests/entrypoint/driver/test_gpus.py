@@ -3,7 +3,7 @@
 import pytest
 
 from entrypoint.driver.gpus import Gpu, labels, select, visible_gpus
-from trainbox.contract.errors import Failure
+from trainbox.errors import Failure
 
 # FOUR has two GPUs whose UUIDs have the same beginning. SLICES are MIG slices. MIXED has a GPU and
 # slices of another GPU.

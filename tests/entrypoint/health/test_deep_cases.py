@@ -18,7 +18,7 @@ from entrypoint.health.deep_cases import (
 )
 from entrypoint.health.limits import Limits
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict, screen
-from trainbox.contract.internal import LaunchFacts, launch_facts
+from trainbox.processes.environment import LaunchFacts, launch_facts
 
 _H100 = "NVIDIA H100 80GB HBM3"
 _GPUS = devices_of([{"gpu": f"{n}", "uuid": f"GPU-{n}", "name": _H100} for n in range(4)], 5)

@@ -17,7 +17,7 @@ from entrypoint.health.verdict import Mode, Result
 from entrypoint.health.watch import Watch
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.system.infiniband import InfiniBand
-from trainbox.contract.errors import DeviceMissing
+from trainbox.errors import DeviceMissing
 
 GPUS = (Gpu(0, "GPU-0", "H100", 81559), Gpu(1, "GPU-1", "H100", 81559))
 # The values of a healthy GPU that the gate and the watch read.

@@ -3,7 +3,7 @@
 import pytest
 
 from entrypoint.launch.request import Cluster, detect_cluster, first_host
-from trainbox.contract.errors import Failure
+from trainbox.errors import Failure
 
 JOB = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "n[03-05]"}
 STEP = {

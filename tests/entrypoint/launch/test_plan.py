@@ -10,8 +10,8 @@ import pytest
 from entrypoint.driver.gpus import Gpu, Unread, labels
 from entrypoint.launch.plan import LaunchPlan, plan_launch, plan_script, plan_sweep
 from entrypoint.launch.request import Cluster, LaunchRequest
-from trainbox.contract.errors import Failure
-from trainbox.contract.internal import Internal, LaunchFacts, launch_facts
+from trainbox.errors import Failure
+from trainbox.processes.environment import Internal, LaunchFacts, launch_facts
 
 # The hosts. A slice `0:1` has the UUID MIG-a1 and its GPU the UUID GPU-a.
 
@@ -48,8 +48,8 @@ ALONE = "-P -m trainer train digits"
 
 def standalone(nproc: int) -> str:
     return (
-        f"-P -m trainer.launch.torchrun --standalone --nproc-per-node={nproc} -m -- trainer "
-        "train digits"
+        f"-P -m trainer.programs.ranks.torchrun --standalone --nproc-per-node={nproc} -m -- "
+        "trainer train digits"
     )
 
 
@@ -57,7 +57,7 @@ def meeting(
     rank: int, endpoint: str, job: str, nproc: int, timeout_s: int = 600, await_name: int = 0
 ) -> str:
     return (
-        f"-P -m trainer.launch.torchrun --nnodes=2 --node-rank={rank} "
+        f"-P -m trainer.programs.ranks.torchrun --nnodes=2 --node-rank={rank} "
         f"--rdzv-endpoint={endpoint} --rdzv-id={job} "
         f"--rdzv-conf=join_timeout={timeout_s},await_name={await_name} "
         f"--nproc-per-node={nproc} -m -- trainer train digits"
@@ -269,7 +269,7 @@ def test_the_plan_of_a_request(row: tuple[Any, ...]) -> None:
 
 def script(nproc: int, nodes: str = "--standalone") -> str:
     return (
-        f"-P -m trainer.launch.torchrun {nodes} --nproc-per-node={nproc} --no-python -- "
+        f"-P -m trainer.programs.ranks.torchrun {nodes} --nproc-per-node={nproc} --no-python -- "
         "trainer train digits"
     )
 

@@ -6,7 +6,7 @@ import pytest
 
 from entrypoint.launch.children import SCRIPT_RUN, TRAINING, Child
 from entrypoint.launch.stopping import Fault, Kill, Stop
-from trainbox.contract.errors import ExitCode
+from trainbox.errors import ExitCode
 
 HOT = Fault("the hardware failed", ExitCode.HARDWARE)
 KILL = "kill"

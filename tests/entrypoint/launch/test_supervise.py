@@ -26,8 +26,8 @@ from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.stopping import Fault
 from entrypoint.launch.supervise import Ending, _exit_code
 from tests.support.commands import clean_environment, finish
-from trainbox.contract.errors import ExitCode
-from trainbox.contract.internal import Internal
+from trainbox.errors import ExitCode
+from trainbox.processes.environment import Internal
 
 # A shell may have started the tests with some of these signals ignored, as nohup does. A Python
 # child would inherit this. `before` is code that runs before the call, whose arguments are `more`.

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from entrypoint.script.output import Log, Pipes, Stream, reported
-from trainbox.contract.errors import StorageFailure
-from trainbox.contract.streams import write_all
+from trainbox.errors import StorageFailure
+from trainbox.processes.streams import write_all
 
 
 class Gone(io.BytesIO):

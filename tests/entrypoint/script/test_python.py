@@ -15,7 +15,7 @@ import pytest
 
 from entrypoint.script.python import Python, ask, choose_python
 from tests.support.commands import Trainbox
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 
 _PRINTS = "import sys; print(sys.prefix)\n"
 

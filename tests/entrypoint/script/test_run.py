@@ -14,8 +14,8 @@ import pytest
 from tests.support.commands import Trainbox, finish, wait_until
 from tests.support.nvml_stub.build import stub_env, write_config
 from tests.support.paths import ROOT
-from trainbox.contract.config import config_in
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
+from trainbox.options.config import config_in
 
 ONE = ("run",)
 

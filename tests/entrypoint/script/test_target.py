@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.script.target import Target, find_script
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 
 
 @pytest.fixture(autouse=True)

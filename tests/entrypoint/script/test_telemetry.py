@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from entrypoint.driver.gpus import Gpu, Sample
-from entrypoint.script.folder import ScriptFolder
+from entrypoint.script.script_folder import ScriptFolder
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import GpuRecord
 from tests.support.commands import Trainbox, logged

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.hints import command, from_here, runs_dir
-from trainbox.contract.usage import check_names
+from trainbox.commands.command_page import check_names
+from trainbox.disclosure.suggested_commands import command, from_here, runs_dir
+from trainbox.errors import WrongUse
 
 COMPOSE = "docker compose run --rm --no-deps train"
 _ROOT = Path(__file__).parents[3]

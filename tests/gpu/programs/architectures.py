@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from entrypoint.system.torch_build import torch_architectures
-from trainbox.contract.architectures import without_code
+from trainbox.processes.architectures import without_code
 
 
 def measure(device: str) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from trainer.loop.out_of_memory import failed_allocations, memory_used_up
-from trainer.run.digest import tensor_digest
+from trainer.records.digest import tensor_digest
 
 _MIB = 2**20
 

@@ -11,7 +11,7 @@ from typing import Any
 from tests.gpu.digests import failed_allocations, last
 from tests.gpu.programs.convolutions import limit_memory
 from tests.gpu.programs.training import after_each_step, train
-from trainbox.contract.errors import Failure
+from trainbox.errors import Failure
 
 _PRESSED_AT = 3  # step
 

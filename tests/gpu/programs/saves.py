@@ -10,8 +10,8 @@ import torch
 
 from tests.gpu.digests import entries
 from tests.gpu.programs.training import train
-from trainer.run.checkpoint import RunCheckpoints
-from trainer.run.digest import value_digest
+from trainer.records.checkpoint import RunCheckpoints
+from trainer.records.digest import value_digest
 
 
 def measure(device: str, folder: str, layers: int) -> Iterator[tuple[str, Any]]:

@@ -9,12 +9,12 @@ from unittest.mock import patch
 
 import torch
 
-from trainbox.contract.config import Config
+from trainbox.options.config import Config
 from trainer.checks import validation_sample
 from trainer.loop import validate
 from trainer.loop.arithmetic import set_cuda_variables
 from trainer.loop.out_of_memory import free_memory
-from trainer.run.run_log import RunLog
+from trainer.records.run_log import RunLog
 from trainer.session.train import train_task
 from trainer.system.signals import StopRequest
 

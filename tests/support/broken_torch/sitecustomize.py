@@ -92,7 +92,10 @@ def _fail(torch: Any) -> None:
     _on_rank_1(torch, fail)
 
 
-if "trainer.machine.selftest" in sys.orig_argv and "trainer.launch.torchrun" not in sys.orig_argv:
+if (
+    "trainer.programs.machine.selftest" in sys.orig_argv
+    and "trainer.programs.ranks.torchrun" not in sys.orig_argv
+):
     fault = _fault()
     if fault == "stop at once":
         os.kill(os.getpid(), signal.SIGSTOP)

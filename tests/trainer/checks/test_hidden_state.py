@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tests.support.here import Here
 from tests.support.tiny import ActNorm, StepCounter, Tiny
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.checks.hidden_state import HiddenState
 from trainer.system.sources import loaded_sources
 

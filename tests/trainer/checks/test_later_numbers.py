@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from tests.support.here import Here
 from tests.support.tiny import StepCounter, Tiny
-from trainbox.contract.errors import Failure, WrongUse
+from trainbox.errors import Failure, WrongUse
 
 Losses = Callable[[Tiny, Any, Any], dict[str, Tensor]]
 _END = 18  # steps of a training of `Tiny`

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from tests.support.here import Here
 from tests.support.tiny import StepCounter, Tiny
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.checks import same_bits
 from trainer.session import train
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.here import Here
-from trainer.outputs.bench_figure import figure
+from trainer.programs.outputs.bench_figure import figure
 
 
 def row(

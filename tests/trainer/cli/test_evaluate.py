@@ -19,8 +19,8 @@ from tests.support.here import Here, files_of
 from tests.support.ranks import Ranks
 from tests.support.tiny import Predicting, Split, StepCounter, Tiny
 from trainbox.order import derive_seed
-from trainer.run.run_folder import RunFolder
-from trainer.run.run_record import RunRecord
+from trainer.records.run_folder import RunFolder
+from trainer.records.run_record import RunRecord
 from trainer.tasks.digits import Digits
 from trainer.use.evaluate import write_results
 from trainer.use.per_example import bootstrap_intervals

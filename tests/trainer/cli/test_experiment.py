@@ -7,9 +7,9 @@ import pytest
 
 from tests.support.here import Here
 from tests.support.paths import ROOT
-from trainbox.contract.config import Config
-from trainbox.contract.internal import LaunchFacts
-from trainbox.contract.optimizers import OPTIMIZERS
+from trainbox.options.config import Config
+from trainbox.options.optimizers import OPTIMIZERS
+from trainbox.processes.environment import LaunchFacts
 from trainer.sweep.grid import Range, Sweep
 
 
@@ -32,7 +32,7 @@ def config_of(here: Here, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Conf
 def sweep_of(here: Here, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sweep]:
     """Return the sweep that `sweep` with these arguments would train."""
     seen: list[Sweep] = []
-    monkeypatch.setattr("trainer.sweep.session.run_sweep", lambda sweep, *_rest: seen.append(sweep))
+    monkeypatch.setattr("trainer.sweep.call.run_sweep", lambda sweep, *_rest: seen.append(sweep))
 
     def call(*arguments: str) -> Sweep:
         here.succeeds("sweep", *arguments, "--device", "cpu")

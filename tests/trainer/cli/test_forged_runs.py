@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.here import Here, training_here
 from tests.support.unsafe_pickle import MakesFolder
-from trainer.run.digest import digest_of_digests, saved_digests, tensor_digests
+from trainer.records.digest import digest_of_digests, saved_digests, tensor_digests
 
 _TASK = "tests.support.tiny:FromFiles"
 _USERS = {

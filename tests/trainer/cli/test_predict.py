@@ -16,7 +16,7 @@ import torch
 from tests.support.here import Captured, Here, files_of
 from tests.support.ranks import Ranks
 from tests.support.tiny import FromFiles, StepCounter
-from trainbox.contract.storage import writing
+from trainbox.folders.write_failures import writing
 from trainer.use.predict import given_files
 
 TASK = "tests.support.tiny:FromFiles"

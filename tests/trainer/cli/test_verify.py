@@ -20,18 +20,18 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from tests.support.here import Here, training_here
 from tests.support.tiny import TEXTS, Tiny
-from trainbox.contract.errors import Changed, Failure, Preempted, WrongUse
-from trainbox.contract.internal import LaunchFacts
-from trainer.run import manifest
-from trainer.run.compare import (
+from trainbox.errors import Changed, Failure, Preempted, WrongUse
+from trainbox.processes.environment import LaunchFacts
+from trainer.records import manifest
+from trainer.records.compare_records import Evidence, verdict
+from trainer.records.compare_runs import (
     first_difference,
     first_figure_difference,
     shown_arguments,
     shown_value,
 )
-from trainer.run.digest import value_digest
-from trainer.run.evidence import Evidence, verdict
-from trainer.run.run_log import RunLog
+from trainer.records.digest import value_digest
+from trainer.records.run_log import RunLog
 from trainer.session.verify import verify_run
 from trainer.system.signals import StopRequest
 

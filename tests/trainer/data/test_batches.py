@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from trainbox.contract.errors import WrongUse
-from trainbox.nested import to_device
+from trainbox.errors import WrongUse
+from trainbox.tensor_trees import to_device
 from trainer.data import batches
 from trainer.data.batches import (
     EvaluationBatches,

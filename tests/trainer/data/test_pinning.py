@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trainbox import pinned
-from trainbox.nested import tensors_in
+from trainbox.tensor_trees import tensors_in
 from trainer.data.batches import _gathered_pinned
 from trainer.data.examples import example_loader
 

@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from tests.support.here import Here
 from tests.support.library import raise_in_library
 from tests.support.tiny import TINY, Tiny
-from trainbox.contract.errors import Failure, WrongUse
-from trainbox.nested import mapped, tensors_in
+from trainbox.errors import Failure, WrongUse
+from trainbox.tensor_trees import mapped, tensors_in
 from trainer.data.examples import _Pinnable, example_loader, read_once
 from trainer.data.sending import Sent, raise_file_limit, sent
-from trainer.run.digest import value_digest
+from trainer.records.digest import value_digest
 from trainer.session.failures import errors_as_failures
 
 _POSITIONS = [[(0, 0), (0, 1)], [(0, 2), (0, 3)]]

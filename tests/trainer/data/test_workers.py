@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from trainbox.contract.errors import Failure
+from trainbox.errors import Failure
 from trainer.data import workers
 from trainer.data.examples import read_examples
 from trainer.data.workers import worker_context

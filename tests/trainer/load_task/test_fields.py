@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.here import Here
 from tests.support.task_files import HEAD, loaded
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.task_fields import field_texts
-from trainbox.contract.task_spec import built_in_tasks
+from trainbox.errors import WrongUse
+from trainbox.task_names.field_texts import field_texts
+from trainbox.task_names.task_spec import built_in_tasks
 from trainer.load_task import load_task
 from trainer.task_fields import TaskField, parse_fields
 

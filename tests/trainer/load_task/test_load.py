@@ -10,8 +10,8 @@ import pytest
 from tests.support.here import Here
 from tests.support.task_files import HEAD, loaded
 from tests.support.tiny import Tiny
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.task_spec import TASKS_FOLDER, built_in_tasks, locate
+from trainbox.errors import WrongUse
+from trainbox.task_names.task_spec import TASKS_FOLDER, built_in_tasks, locate
 from trainer.load_task import load_task
 from trainer.task_fields import TaskField
 

@@ -12,7 +12,7 @@ import torch
 from tests.support.commands import clean_environment
 from tests.support.here import Here
 from tests.support.paths import ROOT
-from trainbox.contract.config import Settings
+from trainbox.options.config import Settings
 from trainer.loop.arithmetic import set_arithmetic, set_tf32
 from trainer.sweep import worker
 

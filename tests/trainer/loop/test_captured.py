@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from tests.support import recorded_graph
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import Tiny
-from trainbox.contract.errors import Preempted
+from trainbox.errors import Preempted
 from trainer.checks import capture
 from trainer.loop.captured import CapturedStep, KeptMemory
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from tests.support.here import Here, board_of
 from tests.support.tiny import StepCounter, Tiny
-from trainbox.contract.errors import Failure
-from trainer.run import tensorboard
+from trainbox.errors import Failure
+from trainer.records import tensorboard
 
 _PICTURE = torch.zeros(3, 4, 4, dtype=torch.uint8)
 _REUSED = torch.zeros(3, 4, 4, dtype=torch.uint8)

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.loop.model import freeze
 
 

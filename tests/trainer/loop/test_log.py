@@ -15,7 +15,7 @@ from trainer.data.batches import TimedBatches
 from trainer.loop.log import TrainingLog
 from trainer.loop.state import Stopwatch
 from trainer.parallel.world import World
-from trainer.run.console import Console
+from trainer.records.console import Console
 from trainer.system.elapsed import Elapsed
 
 

@@ -11,8 +11,8 @@ from tests.support.convolutions import Pictures
 from tests.support.here import Here
 from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
-from trainbox.contract.config import Config, check_strategy
-from trainbox.contract.errors import Failure, WrongUse
+from trainbox.errors import Failure, WrongUse
+from trainbox.options.config import Config, check_strategy
 from trainer.loop.memory_format import memory_format, put_channels_last
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import Tiny
-from trainbox.contract.errors import Preempted, WrongUse
+from trainbox.errors import Preempted, WrongUse
 
 
 class Net(nn.Module):

@@ -9,7 +9,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from tests.support.here import Here
 from tests.support.tiny import StepCounter, Tiny
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.loop.optimizer import joined
 
 

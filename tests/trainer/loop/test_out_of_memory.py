@@ -13,9 +13,9 @@ from torch import nn
 
 from tests.support.here import Here
 from tests.support.tiny import Large, Tiny
-from trainbox.contract.errors import OutOfMemory, WrongUse
+from trainbox.errors import OutOfMemory, WrongUse
 from trainer.loop.out_of_memory import memory_used_up
-from trainer.run.compare import first_difference
+from trainer.records.compare_runs import first_difference
 
 LARGE = "tests.support.tiny:Large"
 _FOUND = "the GPU's memory is used up (CUDA out of memory. Tried to allocate 2.00 GiB.)"

@@ -13,10 +13,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.support.here import Here
 from tests.support.tiny import Tiny
-from trainbox.contract.config import warmup_then_cosine
-from trainbox.contract.errors import Failure
+from trainbox.errors import Failure
+from trainbox.options.config import warmup_then_cosine
 from trainer.loop.pace import Pace
-from trainer.run.checkpoint import RunCheckpoints
+from trainer.records.checkpoint import RunCheckpoints
 
 
 @pytest.fixture

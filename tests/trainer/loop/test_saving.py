@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.loop.saving import Saving
 from trainer.system.signals import StopRequest
 

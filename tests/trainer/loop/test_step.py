@@ -13,7 +13,7 @@ from torch.optim import AdamW
 
 from tests.support.here import Here
 from tests.support.tiny import Tiny
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainbox.order import derive_seed
 from trainer.data.schedule import MicroBatch
 from trainer.loop.step import _seeds, learning_rate

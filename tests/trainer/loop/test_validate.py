@@ -15,11 +15,11 @@ from torch import Tensor
 
 from tests.support.here import Here
 from tests.support.tiny import Tiny
-from trainbox.contract.errors import Failure
+from trainbox.errors import Failure
 from trainer.loop import evaluate, validate
 from trainer.loop.state import Job
-from trainer.run import checkpoint
-from trainer.run.run_log import RunLog
+from trainer.records import checkpoint
+from trainer.records.run_log import RunLog
 
 
 def test_a_training_ends_after_as_many_validations_without_progress_as_its_patience(

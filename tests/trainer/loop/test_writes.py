@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.support.here import Here
 from tests.support.ranks import Ranks
 from tests.support.tiny import StepCounter, Tiny
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 
 _WRITING = "tests.support.writing:Writing"
 _SHARDS = {"shards": 4, "threads": 1}

@@ -9,7 +9,7 @@ from torch.autograd.profiler_util import FunctionEvent, FunctionEventAvg
 
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import TINY
-from trainbox.contract.errors import Preempted, StorageFailure
+from trainbox.errors import Preempted, StorageFailure
 from trainer.measure.profile import _longest
 from trainer.system.signals import StopRequest
 

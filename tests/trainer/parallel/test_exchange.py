@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.data.schedule import micro_batches
 from trainer.parallel.exchange import Reduction
 from trainer.parallel.shard_sums import Exchange

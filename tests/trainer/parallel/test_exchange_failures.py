@@ -3,7 +3,7 @@
 import pytest
 import torch.distributed as dist
 
-from trainbox.contract.errors import Failure, NetworkFailure, OutOfMemory, StorageFailure, WrongUse
+from trainbox.errors import Failure, NetworkFailure, OutOfMemory, StorageFailure, WrongUse
 from trainer.parallel.exchange_failures import exchange_failure
 
 _SYSTEM = (

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainbox.contract.errors import DeviceMissing
+from trainbox.errors import DeviceMissing
 from trainer.parallel.device import choose_device
 from trainer.parallel.gpu_failures import _OF_THE_GPU, gpu_failure
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.support.here import Here
 from tests.support.tiny import Tiny
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.parallel.loss_sums import RunningLosses
 from trainer.parallel.world import World
 

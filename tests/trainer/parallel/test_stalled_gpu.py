@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainbox.contract.internal import Internal
+from trainbox.processes.environment import Internal
 from trainer.parallel import world
 from trainer.parallel.stalled_gpu import start_watch
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainbox.contract.internal import Internal, LaunchFacts
+from trainbox.processes.environment import Internal, LaunchFacts
 from trainer.parallel.strategy import launched_as
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.here import Here, training_here
-from trainbox.contract.sidecar import checkpoint_path, steps_in
+from trainbox.files.sidecar import checkpoint_path, steps_in
 
 _SETTINGS: dict[str, Any] = {"max_steps": 60, "checkpoint_steps": 2, "log_steps": 1, "keep": 3}
 

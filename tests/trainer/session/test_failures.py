@@ -13,14 +13,14 @@ from torch.utils.data import Dataset
 from tests.support.here import Here
 from tests.support.library import raise_in_library
 from tests.support.tiny import TINY, Tiny
-from trainbox.contract.errors import (
+from trainbox.errors import (
     Failure,
     NetworkFailure,
     OutOfMemory,
     StorageFailure,
     WrongUse,
 )
-from trainer.run.run_log import RunLog
+from trainer.records.run_log import RunLog
 from trainer.session.failures import errors_as_failures
 
 # fmt: off

@@ -18,16 +18,16 @@ from tests.support import tiny
 from tests.support.here import Here, StopAfter, files_of
 from tests.support.pictures import make_pictures
 from tests.support.tiny import TINY, Tiny
-from trainbox.contract.config import Config
-from trainbox.contract.errors import DeviceMissing, WrongUse
-from trainbox.contract.internal import LaunchFacts
-from trainbox.contract.strategies import STRATEGY_RULES
+from trainbox.errors import DeviceMissing, WrongUse
+from trainbox.options.config import Config
+from trainbox.options.strategies import STRATEGY_RULES
+from trainbox.processes.environment import LaunchFacts
 from trainer.loop.report import batch_equation
 from trainer.parallel.device import choose_device
 from trainer.parallel.strategy import STRATEGIES, Strategy
 from trainer.parallel.world import World
-from trainer.run.compare import manifest_differences
-from trainer.run.run_log import RunLog
+from trainer.records.compare_runs import manifest_differences
+from trainer.records.run_log import RunLog
 from trainer.session.settle import settle
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from trainbox.contract.config import Config
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
+from trainbox.options.config import Config
 from trainer.sweep.grid import Range, Sweep, Value, check, from_identity
-from trainer.sweep.requested import Convert, parse_grid, parse_range
+from trainer.sweep.request import Convert, parse_grid, parse_range
 
 
 def _as(*values: Value) -> Convert:

@@ -11,10 +11,10 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from tests.support.here import Here, board_of
 from tests.support.tiny import TINY
-from trainbox.contract.config import Config
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
+from trainbox.options.config import Config
 from trainer.session.train import train_task
-from trainer.sweep import work
+from trainer.sweep import trial_work
 from trainer.sweep.grid import Record, Sweep
 from trainer.sweep.results import (
     as_csv,
@@ -82,7 +82,7 @@ def test_the_best_combination_is_shown_with_the_command_that_repeats_it(
     monkeypatch.delenv("TRAINBOX_COMMAND", raising=False)
 
     def again(number: int) -> str:
-        return work.again(Sweep(Config()), _RECORDS[number], Path("runs/s"))
+        return trial_work.again(Sweep(Config()), _RECORDS[number], Path("runs/s"))
 
     assert best_line(rows(_RECORDS, "loss"), ("min", "loss"), again).splitlines() == [
         "best:      width=8, lowest loss 0.25 (trial 1)",

@@ -17,7 +17,7 @@ from tests.support.here import Here
 from tests.support.nvml_stub.build import stub_env, write_config
 from tests.support.paths import ROOT
 from tests.support.processes import Processes
-from trainbox.contract.processes import parent
+from trainbox.processes.process_tree import parent
 from trainer.sweep.grid import Record
 from trainer.sweep.study import open_study
 
@@ -99,7 +99,7 @@ def test_a_sweep_of_a_script_records_each_trial(trainbox: Trainbox) -> None:
 _BOARD = f"""
 import pathlib, sys
 sys.path.append({str(ROOT)!r})
-from trainer.run.event_file import EventFile
+from trainer.records.event_file import EventFile
 file = EventFile(pathlib.Path("logs/shared"))
 file.scalars({{"val/acc": float(sys.argv[1])}}, 1)
 file.close()

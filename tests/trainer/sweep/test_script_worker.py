@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainer.run.event_file import EventFile
+from trainer.records.event_file import EventFile
 from trainer.sweep import script_worker
 from trainer.sweep.script_worker import Attempt
 from trainer.system.signals import StopRequest

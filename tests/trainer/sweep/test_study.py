@@ -14,12 +14,12 @@ from optuna.samplers import TPESampler
 
 from tests.support.here import Here
 from tests.trainer.sweep.conftest import claimed
-from trainbox.contract.config import Config
-from trainbox.contract.errors import Preempted, WrongUse
-from trainer.sweep import owners, samplers
+from trainbox.errors import Preempted, WrongUse
+from trainbox.options.config import Config
+from trainer.sweep import samplers, trial_owner
+from trainer.sweep.call import _wait_for
 from trainer.sweep.grid import Range, Record, Sweep
-from trainer.sweep.script import Script
-from trainer.sweep.session import _wait_for
+from trainer.sweep.script_template import Script
 from trainer.sweep.study import Study, open_journal, open_study
 from trainer.system.signals import StopRequest
 
@@ -69,7 +69,7 @@ def test_a_claim_that_was_cut_off_is_completed(
         view.claim()
     other = opened(None, owner="other")
     now = [0.0]
-    monkeypatch.setattr(owners.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(trial_owner.time, "monotonic", lambda: now[0])
     assert other.give_back_of_the_lost() == 0
     now[0] = 61
     assert other.give_back_of_the_lost() == 1
@@ -122,7 +122,7 @@ def test_a_trial_that_is_given_back_keeps_its_number_and_its_failures(opened: Op
 
 def test_an_ended_process_of_this_machine_loses_its_trials_at_once(opened: Open) -> None:
     gone = subprocess.run(
-        [sys.executable, "-c", "from trainer.sweep.owners import own_name; print(own_name())"],
+        [sys.executable, "-c", "from trainer.sweep.trial_owner import own_name; print(own_name())"],
         capture_output=True,
         text=True,
         check=True,
@@ -140,7 +140,7 @@ def test_a_silent_process_of_another_machine_loses_its_trials(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(owners.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(trial_owner.time, "monotonic", lambda: now[0])
     silent, living = opened(owner="abc elsewhere 1 2"), opened(owner="def elsewhere 3 4")
     assert silent.claim()
     held = claimed(living)

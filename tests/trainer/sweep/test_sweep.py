@@ -26,15 +26,15 @@ from tests.support.paths import ROOT
 from tests.support.ranks import Ranks, StartedRanks
 from tests.trainer.sweep.conftest import claimed
 from tests.trainer.sweep.tasks import HELD_STEP
-from trainbox.contract.config import Config
-from trainbox.contract.errors import WrongUse
-from trainbox.contract.internal import LaunchFacts
-from trainer.run.jsonl import read_entries
+from trainbox.errors import WrongUse
+from trainbox.options.config import Config
+from trainbox.processes.environment import LaunchFacts
+from trainer.records.jsonl import read_entries
 from trainer.sweep.grid import Record, Sweep, Trial
 from trainer.sweep.runner import SweepRun
 from trainer.sweep.slots import Slot, exit_cause, last_output
 from trainer.sweep.study import open_study
-from trainer.sweep.work import task_work
+from trainer.sweep.trial_work import task_work
 from trainer.system.signals import StopRequest
 
 _BRITTLE = "tests.trainer.sweep.tasks:Brittle"

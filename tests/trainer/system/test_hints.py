@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.here import Here
-from trainbox.contract.hints import command, run_command_line, tensorboard
+from trainbox.disclosure.suggested_commands import command, run_command_line, tensorboard
 
 COMPOSE = "docker compose run --rm --no-deps train"
 SCRIPT = "deploy/apptainer/trainbox.sh"

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.support.commands import clean_environment
-from trainbox.contract.internal import Internal
+from trainbox.processes.environment import Internal
 
 # `system` waits for its command in C, so no handler of Python runs meanwhile.
 _WAITS = """

@@ -16,8 +16,8 @@ from torch.utils.data import TensorDataset
 
 from tests.support.faults import needs_linux
 from tests.support.here import Here
-from trainbox.contract import temporary
-from trainbox.contract.errors import StorageFailure
+from trainbox.errors import StorageFailure
+from trainbox.files import temporary
 from trainer.data.examples import read_examples
 from trainer.session.failures import errors_as_failures
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.tiny import Tiny
-from trainbox.contract.errors import WrongUse
-from trainbox.nested import take
+from trainbox.errors import WrongUse
 from trainbox.task import Task
+from trainbox.tensor_trees import take
 from trainer.tasks.digits import Digits
 from trainer.tasks.har import Har
 from trainer.tasks.ssvae import Ssvae

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainbox.contract.errors import WrongUse
+from trainbox.errors import WrongUse
 from trainer.parallel.world import World
 from trainer.tasks.digits import Digits
 from trainer.use.per_example import PerExample, csv_rows, json_lines, prediction_columns

@@ -14,7 +14,7 @@ from pathlib import Path
 from PIL import UnidentifiedImageError
 
 from trainbox import WrongUse
-from trainer.tasks.imaging.folder import Picture
+from trainer.tasks.imaging.class_folders import Picture
 from trainer.tasks.imaging.picture import region
 
 _STARTS = (

@@ -1,0 +1,81 @@
+"""The run folder of a script: its lock, config.json, manifest.json and metrics.jsonl."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from entrypoint.script.target import Target
+from trainbox.errors import Failure, StorageFailure, WrongUse
+from trainbox.files.entries import EntryReader, is_of_script
+from trainbox.folders.record_folder import CONFIG, LOGS, MANIFEST, METRICS, RecordFolder
+from trainbox.processes.streams import message
+
+KIND = "script"
+_TAIL_BYTES = 2**16
+
+
+class ScriptFolder(RecordFolder):
+    """The folder of one run of a script. Only the first node `writes` the records."""
+
+    def __init__(self, path: Path, target: Target, writes: bool) -> None:
+        """Make the folder, lock it, and write config.json if the run is new.
+
+        Raises:
+            WrongUse: the folder is one of another script or task, or another process uses it.
+            StorageFailure: the folder or a file in it cannot be written.
+        """
+        super().__init__(path, writes, (LOGS,))
+        self._has_lost = False  # whether an entry could not be appended
+        if not writes:
+            return
+        try:
+            self._check_config(target)
+        except Failure:
+            self.close()
+            raise
+
+    def report(self, entry: Mapping[str, Any]) -> None:
+        """Append one entry of the script or of another kind to metrics.jsonl.
+
+        A script keeps training on a full disk. So a failure is only printed, the first one.
+        """
+        try:
+            common = {"time_unix_s": round(time.time(), 3), "kind": "train"}
+            self.append(METRICS, {**common, **entry})
+        except StorageFailure as error:
+            if not self._has_lost:
+                self._has_lost = True
+                message(f"entries are lost: {error}")
+
+    def newest(self, name: str) -> Any:
+        """Return the newest value `name` that the script has reported, or None."""
+        entries = EntryReader(self.path / METRICS, last_bytes=_TAIL_BYTES).read()
+        found = [entry[name] for entry in entries if name in entry and is_of_script(entry)]
+        return found[-1] if found else None
+
+    def _check_config(self, target: Target) -> None:
+        """Write config.json of a new run, and compare that of an old one with `target`."""
+        wanted = {"kind": KIND, "script": target.name, "is_module": target.is_module}
+        if not (self.path / CONFIG).exists():
+            others = [name for name in (MANIFEST, METRICS) if (self.path / name).exists()]
+            # trainbox.metrics() writes this file if the script is started without us.
+            if others and (self.path.name, others) != (target.run_name(), [METRICS]):
+                raise WrongUse(
+                    f"{self.path} is not a run, and its {' and '.join(others)} would be changed: "
+                    "choose another --run name, or move the files away"
+                )
+            self.write_json(CONFIG, {**wanted, "arguments": list(target.arguments)})
+            return
+        config = self.read_json(CONFIG)
+        if not config:
+            raise WrongUse(
+                f"{self.path / CONFIG} is damaged: choose another --run name, or remove the file "
+                f"and {MANIFEST} to record this run again"
+            )
+        if config | wanted != config:
+            is_script = config.get("kind") == KIND
+            raise WrongUse(
+                f"{self.path} is a run of {config.get('script') if is_script else 'a task'}, not "
+                f"of {target.name if is_script else 'a script'}: choose another --run name"
+            )

@@ -1,0 +1,112 @@
+"""Run folders that are damaged, odd or gone: the user reads why, and no code is lost."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from entrypoint.script.script_folder import ScriptFolder
+from entrypoint.script.target import Target
+from tests.support.commands import Trainbox
+
+ONE = ("run", "--run", "r")
+CONFIG = '{"kind": "script", "script": "train.py", "is_module": false}'
+
+
+def opened(path: Path) -> ScriptFolder:
+    return ScriptFolder(path, Target("train.py", ()), writes=True)
+
+
+def test_a_removed_current_folder_does_not_hide_the_code(forked: Trainbox) -> None:
+    script, here = forked.folder / "train.py", forked.folder / "here"
+    script.write_text("import os, sys; os.rmdir(os.getcwd()); sys.exit(9)")
+    here.mkdir()
+    inside = dataclasses.replace(forked, folder=here)
+    ended = inside(*ONE, "--runs-dir", str(forked.folder / "runs"), str(script))
+    assert ended.code == 9, ended.err
+    assert f"run        {forked.folder}/runs/r\n" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("printed", "recorded"),
+    [
+        ('{"step": 1, "loss": NaN}', {"loss": None}),
+        ('{"step": 1, "loss": [0.5, -Infinity, 1e999]}', {"loss": [0.5, None, None]}),
+        ('{"step": 1, "val": {"auc": NaN, "f1": 1}}', {"val": {"auc": None, "f1": 1}}),
+    ],
+)
+def test_values_that_are_not_finite_are_recorded_as_null(
+    forked: Trainbox, printed: str, recorded: dict[str, object]
+) -> None:
+    (forked.folder / "train.py").write_text(f"print({printed!r})")
+    ended = forked(*ONE, "--device", "cpu", "train.py")
+    assert (ended.code, ended.out) == (0, f"{printed}\n")
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    (line,) = (forked.folder / "runs/r/metrics.jsonl").read_text().splitlines()
+    entry = json.loads(line, parse_constant=refuse)
+    assert entry == {"step": 1, "kind": "train", "time_unix_s": entry["time_unix_s"], **recorded}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+def test_a_damaged_config_is_named(forked: Trainbox, text: str) -> None:
+    (forked.folder / "runs/r").mkdir(parents=True)
+    (forked.folder / "runs/r/config.json").write_text(text)
+    (forked.folder / "train.py").touch()
+    ended = forked(*ONE, "train.py")
+    assert (ended.code, "runs/r/config.json is damaged: choose another" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        '{"sources": {}, "starts": 3}',
+        '{"sources": [], "starts": []}',
+    ],
+)
+def test_a_damaged_manifest_begins_again(forked: Trainbox, text: str) -> None:
+    (forked.folder / "runs/r").mkdir(parents=True)
+    (forked.folder / "runs/r/config.json").write_text(CONFIG)
+    (forked.folder / "runs/r/manifest.json").write_text(text)
+    (forked.folder / "train.py").write_text("raise SystemExit(9)")
+    ended = forked(*ONE, "train.py")
+    assert ended.code == 9
+    assert "trainbox: runs/r/manifest.json was damaged: it begins again\n" in ended.err
+    (start,) = json.loads((forked.folder / "runs/r/manifest.json").read_text())["starts"]
+    assert start["exit_code"] == 9
+
+
+@pytest.mark.parametrize("before", ["", '{"step": 1}\n', '{"step": 1}\n{"st', "{"])
+def test_an_entry_has_a_line_of_its_own_after_a_kill(tmp_path: Path, before: str) -> None:
+    opened(tmp_path).close()
+    (tmp_path / "metrics.jsonl").write_text(before)
+    folder = opened(tmp_path)
+    folder.report({"step": 2})
+    folder.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert lines[:-1] == before.splitlines()
+    assert json.loads(lines[-1])["step"] == 2
+
+
+def test_lost_entries_are_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = opened(tmp_path)
+    (tmp_path / "metrics.jsonl").mkdir()
+    for step in range(3):
+        folder.report({"step": step})
+    folder.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    lost = f"trainbox: entries are lost: cannot write {tmp_path}/metrics.jsonl: Is a directory "
+    assert line.startswith(lost)
+
+
+def test_the_newest_value_is_found_before_a_damaged_line(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    folder.report({"step": 2})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("[" * 20_000 + '\n{"torn')
+    assert folder.newest("step") == 2
+    folder.close()

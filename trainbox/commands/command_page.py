@@ -1,0 +1,121 @@
+"""What the commands of both programs share: their help page, and the refusal of unknown names."""
+
+import os
+import re
+from collections.abc import Collection, Iterable
+
+import click
+
+from trainbox.disclosure import suggested_commands
+from trainbox.disclosure.variables import LAUNCH_NAMES
+from trainbox.errors import Failure, WrongUse
+from trainbox.options.table import PREFIX
+from trainbox.processes.environment import Internal
+
+PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
+TEMPLATE = "template"  # the key of a script's arguments in the context
+# Variables that Trainbox, the image, make, deployments and users set. They are not settings.
+NOT_SETTINGS = frozenset(Internal) | {
+    PREFIX + name
+    for name in ("BUILD_INFO", "COMMAND", "DRIVER_DEADLINE_S", "HEARTBEAT", "IMAGE_DIGEST")
+}
+# Kubernetes sets these variables for a Service with the name trainbox or trainbox-...
+_OF_A_SERVICE = re.compile(
+    r"(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$"
+)
+
+
+class Templated(click.Command):
+    """A command that takes what follows `--` as the template of a script's arguments."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[TEMPLATE] = tuple(args[end + 1 :])
+        return super().parse_args(ctx, args[:end])
+
+
+def failure_of(error: click.ClickException | Failure) -> Failure:
+    """Return an error of click as a failure, with the form of what was mistyped as its cure."""
+    if isinstance(error, Failure):
+        return error
+    ctx = getattr(error, "ctx", None)
+    if ctx and isinstance(error, click.BadParameter) and error.param:
+        error.param_hint = error.param.get_error_hint(ctx) + _source(error.param, ctx)
+    problem = error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        return WrongUse(no_such_option(error) + _as_a_field(error))
+    if ctx and (type(error) is click.UsageError or isinstance(error, click.MissingParameter)):
+        pieces = " ".join(ctx.command.collect_usage_pieces(ctx))
+        verb = ctx.command.name if ctx.parent else ""
+        problem = (
+            f"{problem.rstrip('.')}: the usage is `{suggested_commands.command(verb, pieces)}`"
+        )
+        if "=" in error.message and _has_fields(ctx):
+            problem += ", and a field of the task is set by --set NAME=VALUE"
+    return WrongUse(problem)
+
+
+def _source(param: click.Parameter, ctx: click.Context) -> str:
+    """Return ` (from LR)` for a value of the environment or of a file, and else nothing."""
+    source = ctx.get_parameter_source(param.name or "")
+    if source is click.core.ParameterSource.ENVIRONMENT:
+        return f" (from {variable_of(param)})"
+    return " (from --config)" if source is click.core.ParameterSource.DEFAULT_MAP else ""
+
+
+def variable_of(param: click.Parameter) -> str:
+    """Return the variable that has set the parameter: the first of its names with a value."""
+    names = [param.envvar] if isinstance(param.envvar, str) else param.envvar or ()
+    return next(name for name in names if os.environ.get(name))
+
+
+def _as_a_field(error: click.NoSuchOption) -> str:
+    """Return how the option is given as a field, for a command that has fields of a task."""
+    if error.ctx is None or not _has_fields(error.ctx):
+        return ""
+    name = error.option_name.lstrip("-").replace("-", "_")
+    return f": a field of the task is set by --set {name}=VALUE"
+
+
+def _has_fields(ctx: click.Context) -> bool:
+    return any("--set" in param.opts for param in ctx.command.params)
+
+
+def no_such_option(error: click.NoSuchOption) -> str:
+    """Return the problem, with the options that are near. It proposes no hidden ones."""
+    params = error.ctx.command.params if error.ctx else []
+    hidden = {
+        o for p in params if getattr(p, "hidden", False) for o in (*p.opts, *p.secondary_opts)
+    }
+    near = [name for name in error.possibilities or () if name not in hidden]
+    asked = f" (did you mean {' or '.join(near)}?)" if near else ""
+    return f"no such option {error.option_name}{asked}"
+
+
+def check_names(names: Iterable[str], settings: Collection[str]) -> None:
+    """Check that each TRAINBOX_ name is one of `settings` or in NOT_SETTINGS.
+
+    Raises:
+        WrongUse: a name is unknown. The message suggests the nearest setting.
+    """
+    unknown = sorted(
+        name
+        for name in names
+        if name.startswith(PREFIX)
+        and name not in settings
+        and name not in NOT_SETTINGS
+        and not _OF_A_SERVICE.search(name)
+    )
+    if unknown:
+        raise WrongUse(f"{unknown[0]} is not a setting: {_remedy(unknown[0], settings)}")
+
+
+def _remedy(name: str, settings: Collection[str]) -> str:
+    if name.removeprefix(PREFIX) in LAUNCH_NAMES:
+        return f"use {name.removeprefix(PREFIX)}"
+    # Compare without the prefix, which would make all names similar.
+    known = sorted(setting.removeprefix(PREFIX) for setting in settings)
+    unset = f"unset it; `{suggested_commands.command('train', '--help')}` lists the settings"
+    return suggested_commands.nearest(
+        name.removeprefix(PREFIX).upper(), known, unset, prefix=PREFIX
+    )

@@ -1,0 +1,132 @@
+"""The folder of a run, with the records that only one process writes."""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainbox.errors import WrongUse, signal_name
+from trainbox.files.entries import plain
+from trainbox.files.regular_files import (
+    append_line,
+    append_regular,
+    object_if_valid,
+    replacing,
+    take_lock,
+)
+from trainbox.folders.write_failures import writing
+
+CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
+LOCK = "lock"
+TEXTS = "sources"  # the folder of texts in the run folder of a script
+_WRITTEN = frozenset({CONFIG, MANIFEST, METRICS, LOGS, LOCK, TEXTS})
+# What `trainbox run` itself writes in the run folder of a script.
+OWN_NAMES = _WRITTEN | {f"{name}.tmp" for name in (CONFIG, MANIFEST)}
+STUDY = "study.journal"  # in the folder of a sweep
+
+
+def is_sweep(folder: Path) -> bool:
+    """Return whether a sweep has its trials in the folder."""
+    return (folder / STUDY).is_file()
+
+
+def newest_file(run: Path) -> tuple[str, float] | None:
+    """Return the file that a script has written last in its run folder, and its time, or None."""
+    newest = None
+    for folder, folders, files in os.walk(run):
+        own = OWN_NAMES if Path(folder) == run else ()
+        folders[:] = [name for name in folders if name not in own]
+        for path in (Path(folder, name) for name in files if name not in own):
+            with contextlib.suppress(OSError):
+                time_s = path.lstat().st_mtime
+                if newest is None or time_s > newest[1]:
+                    newest = str(path.relative_to(run)), time_s
+    return newest
+
+
+def ended_by(number: int, run: Path) -> str:
+    """Return the message for a script with the folder `run` that the signal `number` has ended."""
+    begin = f"{signal_name(number)} has ended the script"
+    if (found := newest_file(run)) is None:
+        return f"{begin}, which has written no file to its run folder: it begins again"
+    name, time_s = found
+    return (
+        f"{begin}: what it has done since its newest file in the run folder ({name}, "
+        f"{max(0.0, time.time() - time_s):.0f} s ago) is lost, unless it was saved elsewhere"
+    )
+
+
+class RecordFolder:
+    """The folder of one run. The process that `writes` its records holds its lock."""
+
+    def __init__(self, path: Path, writes: bool, subfolders: Sequence[str]) -> None:
+        """Make the folder with its `subfolders`, and lock it.
+
+        Raises:
+            StorageFailure: the folder cannot be written.
+            WrongUse: another process uses it.
+        """
+        self.path, self.writes, self._subfolders = path, writes, subfolders
+        with writing(path):
+            for name in subfolders:
+                (path / name).mkdir(parents=True, exist_ok=True)
+            self._lock = append_regular(path / LOCK) if writes else None
+        if self._lock is not None and not take_lock(self._lock):
+            self._lock.close()  # the folder and its records are of the other process
+            raise WrongUse(
+                f"another process uses {path}: wait until it ends, or choose another folder with "
+                "--run NAME"
+            )
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """Return the object in the file `name`, or None if the file is missing or damaged."""
+        return object_if_valid(self.path / name)
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Replace the file `name` by an object, as `write_text` does."""
+        self.write_text(name, json.dumps(value, indent=2) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replace the file `name` atomically.
+
+        Raises:
+            StorageFailure: the file cannot be written.
+        """
+        if not self.writes:
+            return
+        with writing(self.path / name), replacing(self.path / name) as file:
+            file.write(text.encode())
+
+    def append(self, name: str, entry: Mapping[str, Any], durable: bool = False) -> None:
+        """Append an entry to the record `name`, as `append_line` does.
+
+        JSON has neither infinity nor NaN, which become null.
+
+        Raises:
+            StorageFailure: the file cannot be written.
+        """
+        if not self.writes:
+            return
+        with writing(self.path / name):
+            append_line(self.path / name, json.dumps(plain(entry)), durable)
+
+    def close(self) -> None:
+        """Release the lock, so that another process can use the folder.
+
+        A folder without any record, such as that of a refused training, is removed.
+        """
+        if self._lock is None:
+            return
+        if not (self.path / MANIFEST).exists():
+            with contextlib.suppress(OSError):  # something is in it
+                for log in (self.path / LOGS).iterdir():
+                    if not log.stat().st_size:
+                        log.unlink()
+                for name in reversed(self._subfolders):
+                    (self.path / name).rmdir()
+                (self.path / LOCK).unlink()
+                self.path.rmdir()
+        self._lock.close()

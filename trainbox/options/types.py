@@ -1,0 +1,119 @@
+"""The types of options. The messages of click for a wrong value are replaced by ours."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainbox.files.parsing import parse_whole
+
+
+class Number(click.ParamType[float]):
+    """A finite number above `low`, or from `low` if not `open_low`, and up to `high`.
+
+    The ranges of click accept NaN.
+    """
+
+    name = "number"
+
+    def __init__(self, low: float, open_low: bool = True, high: float = math.inf) -> None:
+        self.low, self.open_low, self.high = low, open_low, high
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        if not math.isfinite(number) or number < self.low or (self.open_low and number == self.low):
+            self.fail(
+                f"{value} is not a finite number {'above' if self.open_low else 'from'} "
+                f"{self.low:g}",
+                param,
+                ctx,
+            )
+        if number > self.high:
+            self.fail(f"{value} is more than {self.high:g}", param, ctx)
+        return number
+
+
+class Whole(click.ParamType[int]):
+    """A whole number from `low` to `high`, by default the largest that a float counts exactly."""
+
+    name = "N"
+
+    def __init__(self, low: int, high: int = 2**53) -> None:
+        self.low, self.high = low, high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = parse_whole(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number", param, ctx)
+        except OverflowError as error:
+            self.fail(f"{value}: {error}", param, ctx)
+        if number < self.low:
+            self.fail(f"{value} is less than {self.low}", param, ctx)
+        if number > self.high:
+            self.fail(f"{value} is more than {self.high}", param, ctx)
+        return number
+
+
+class GpuCount(click.ParamType[int | str]):
+    """A number of GPUs, or `all`."""
+
+    name = "N|all"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return self.name
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        if value == "all" or isinstance(value, int):
+            return "all" if value == "all" else int(value)
+        if not (value.isascii() and value.isdigit()):
+            self.fail(
+                f"{value!r} is neither a number of GPUs nor `all`: to name GPUs use "
+                f"--gpu-ids {value}",
+                param,
+                ctx,
+            )
+        return Whole(0).convert(value, param, ctx)
+
+
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """A list of different whole numbers from `low` to `high`, as in 1,2,4. Returned in order."""
+
+    name = "N,N,..."
+
+    def __init__(self, low: int, high: int = 2**53) -> None:
+        self.low, self.high = low, high
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        texts = value.split(",")
+        if not all(text.isascii() and text.isdigit() for text in texts):
+            self.fail(
+                f"{value!r} is not a list of whole numbers from {self.low}, such as "
+                f"{self.low},{2 * self.low + 2}",
+                param,
+                ctx,
+            )
+        numbers = [Whole(self.low, self.high).convert(text, param, ctx) for text in texts]
+        if len(set(numbers)) < len(numbers):
+            self.fail(f"{value!r} repeats a number: give each number once", param, ctx)
+        return tuple(sorted(numbers))
+
+
+class NamedPath(click.Path):
+    """A path, whose `name` is shown in the help."""
+
+    def __init__(self, name: str, readable: bool = True) -> None:
+        super().__init__(path_type=Path, readable=readable)
+        self.name = name

@@ -1,0 +1,178 @@
+"""Find the source of a task by its name, and which files its imports load, without importing it.
+
+A task's own modules never replace those of the standard library, torch or Trainbox.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
+
+from trainbox.disclosure.suggested_commands import nearest
+from trainbox.errors import WrongUse
+from trainbox.processes.streams import message
+
+TASKS_FOLDER = Path(__file__).parents[2] / "trainer" / "tasks"
+
+
+def built_in_tasks() -> list[str]:
+    """Return the names of the built-in tasks, sorted."""
+    return sorted(path.stem for path in TASKS_FOLDER.glob("*.py") if path.stem != "__init__")
+
+
+def locate(spec: str) -> tuple[Path | str, str]:
+    """Return the source of a task and the name of its class.
+
+    `spec` is a built-in task such as `digits`, `file.py:Class` or `module:Class`. The source is a
+    file or a dotted module.
+
+    Raises:
+        WrongUse: the task or the file does not exist, the file has the name of another module, or
+            the spec has another form.
+    """
+    source, colon, class_name = spec.rpartition(":")
+    if not colon:
+        if spec in built_in_tasks():
+            return TASKS_FOLDER / f"{spec}.py", "".join(
+                word.capitalize() for word in spec.split("_")
+            )
+        if spec.endswith(".py"):
+            raise WrongUse(f"task {spec} does not name the class: write {spec}:CLASS")
+        names = nearest(spec, built_in_tasks(), f"use {', '.join(built_in_tasks())}")
+        raise WrongUse(
+            f"no task {spec!r}: {names} (a task of your own is file.py:Class or module:Class)"
+        )
+    if not class_name.isidentifier():
+        raise WrongUse(
+            f"task {spec}: {class_name!r} is not a class name: write file.py:Class or module:Class"
+        )
+    if not source.endswith(".py"):
+        if not all(part.isidentifier() for part in source.split(".")):
+            raise WrongUse(
+                f"task {spec}: {source!r} is neither a .py file nor a module: write "
+                "file.py:Class or module:Class"
+            )
+        return source, class_name
+    if not Path(source).is_file():
+        raise WrongUse(
+            f"task {spec}: no file {source} in the current folder ({Path.cwd()}): check the path"
+        )
+    _check_name(Path(source))
+    return Path(source), class_name
+
+
+def warn_of_overruled_imports(spec: str) -> None:
+    """Warn of imports of a task that load another module than the user's file of that name."""
+    source, _ = locate(spec)
+    for line in _overruled(source):
+        message(line)
+
+
+def _check_name(path: Path) -> None:
+    """Check that a task file can be imported under its name without replacing another module.
+
+    Raises:
+        WrongUse: the name has a dot, or another module has this name.
+    """
+    if "." in path.stem:
+        raise WrongUse(
+            f"task file {path} has a dot in its name: rename it, as in "
+            f"{path.stem.replace('.', '_')}.py"
+        )
+    if winner := _winner(path.stem, path, path.parent):
+        raise WrongUse(f"task file {path} has the name of {winner}: rename the file")
+
+
+def make_importable(folder: Path | None = None) -> None:
+    """Append `folder` and the current folder to sys.path.
+
+    They come last, so that their modules do not shadow a library.
+    """
+    for added in (folder, Path()):
+        if added is not None:
+            keep_namespaces(added)
+        if added is not None and str(added.resolve()) not in sys.path:
+            sys.path.append(str(added.resolve()))
+
+
+def keep_namespaces(folder: Path) -> None:
+    """Load the namespaces of installed packages that a module in `folder` would replace.
+
+    Such a namespace has no __init__.py, as `google`. Python takes a module of this name in any
+    folder of sys.path before it.
+    """
+    own = str(folder.resolve())
+    installed = [place for place in sys.path if place != own]
+    files = {file.stem for file in folder.glob("*.py")}
+    for name in files | {file.parent.name for file in folder.glob("*/__init__.py")}:
+        spec = None if name in sys.modules else PathFinder.find_spec(name, installed)
+        if spec is not None and spec.loader is None:
+            sys.modules[name] = module_from_spec(spec)
+
+
+def _overruled(task: Path | str) -> Iterator[str]:
+    """Yield a warning for each module next to a task that a library of the same name replaces.
+
+    `task` is the task's file, or its dotted module in the current folder.
+    """
+    if isinstance(task, str):
+        name = task.partition(".")[0]
+        if (own := _module_in(Path(), name)) and (winner := _winner(name, own, Path())):
+            yield f"task {task} is loaded from {winner}, not from {own}: rename {own} to use it"
+        return
+    waiting, seen = [task], {task}
+    for file in waiting:  # the loop body appends to this list
+        for name in sorted(_imported(file)):
+            own = _module_in(task.parent, name)
+            if own is None or own in seen:
+                continue
+            seen.add(own)
+            if winner := _winner(name, own, task.parent):
+                yield f"`import {name}` in {file} loads {winner}, not {own}: rename {own} to use it"
+            else:
+                waiting.append(own)
+
+
+def _module_in(folder: Path, name: str) -> Path | None:
+    """Return the file that defines the module `name` in `folder`, or None."""
+    return next(
+        (file for file in (folder / name / "__init__.py", folder / f"{name}.py") if file.is_file()),
+        None,
+    )
+
+
+def _imported(file: Path) -> set[str]:
+    """Return the top-level names of the modules that `file` imports.
+
+    If the file cannot be parsed, the set is empty, and the file's import reports the error.
+    """
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):
+        return set()
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def _winner(name: str, own: Path, folder: Path) -> str | None:
+    """Return the module that `import name` loads instead of the file `own`, or None.
+
+    `folder` contains `own` and is last in sys.path.
+    """
+    if name in sys.stdlib_module_names:
+        return f"the standard library's module {name}"
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if name not in sys.modules and (
+        spec := PathFinder.find_spec(name, [*sys.path, str(folder.resolve())])
+    ):
+        file = spec.origin
+    if file is not None and Path(file).resolve() == own.resolve():
+        return None
+    return f"the module {name}" + (f" ({file})" if file else "")
