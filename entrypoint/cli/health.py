@@ -4,7 +4,9 @@ import dataclasses
 import functools
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, NoReturn
 
 from entrypoint.cli.verb import refuse_unused, verb
 from entrypoint.driver.process import Driver, detect, lock_of_probes, visible_to_cuda
@@ -16,34 +18,10 @@ from trainbox.folders.write_failures import show
 from trainbox.processes.streams import say, show_progress
 
 _CPU_PROCESSES = 2  # for --deep without a GPU: the fewest that can communicate
-# The parameters that each mode uses. The others are refused on the command line.
-_SELECTION = {"gpus", "gpu_ids", "require"}
-_EXAMINATION = {*_SELECTION, "health_limits", "processes", "runs_dir"}
-_USED = {
-    "check": {*_EXAMINATION, "as_json"},
-    "gate": {*_EXAMINATION, "as_json", "wanted"},
-    "live": {*_SELECTION, "as_json", "wanted"},
-    "monitor": {*_EXAMINATION, "listen", "interval_s"},
-    "deep": {*_EXAMINATION, "as_json", "deadline_s"},
-    "list": {"as_json"},
-}
 
 
 @verb("health")
-def health(
-    gpus: int | str | None,
-    gpu_ids: str | None,
-    as_json: bool,
-    require: str,
-    health_limits: Path | None,
-    wanted: bool,
-    processes: int | None,
-    runs_dir: Path,
-    deadline_s: float,
-    listen: str,
-    interval_s: float,
-    **modes: bool,
-) -> None:
+def health(**values: Any) -> None:
     """Judge GPUs, driver and node; exit with code 0 if a run may start, 1 if not, 2 if the check
     was not possible.
 
@@ -57,72 +35,61 @@ def health(
       trainbox health --deep --processes 2     without a GPU: on two CPU processes
       trainbox health --health-limits limits.toml --require ecc-uncorrected
     """
-    chosen = [mode for mode, wished in modes.items() if wished]
-    flags = [f"--{mode}" for mode in chosen]
+    chosen = [name for name in _MODES if values.get(name)]
+    flags = [f"--{name}" for name in chosen]
     if len(flags) > 1:
         raise WrongUse(f"{' and '.join(flags)} are different modes of health: choose one")
     name = chosen[0] if chosen else "check"
-    refuse_unused(" ".join(["health", *flags]), {name, *_USED[name]})
-    if name == "list":
-        _list_gpus(as_json)
+    run, used = _MODES[name]
+    refuse_unused(" ".join(["health", *flags]), {name, *used})
+    run(values)
+
+
+def _check(values: Mapping[str, Any]) -> NoReturn:
+    question = _question(Mode.CHECK, values)
+    _exit(_examined(_driver(question, values), question, values), values)
+
+
+def _gate(values: Mapping[str, Any]) -> None:
+    if not values["wanted"]:
+        _show_unchecked(Mode.GATE, values)
         return
-    kind = Mode(name)
-    if not wanted and "wanted" in _USED[name]:
-        _show(Verdict(kind, (Finding("driver", Result.INFO, "not checked: HEALTH=0"),)), as_json)
+    question = _question(Mode.GATE, values)
+    _exit(_examined(_driver(question, values), question, values), values)
+
+
+def _live(values: Mapping[str, Any]) -> None:
+    if not values["wanted"]:
+        _show_unchecked(Mode.LIVE, values)
         return
-    required = required_checks(require, kind)
-    limits = read_limits(health_limits if "health_limits" in _USED[name] else None)
-    question = Question(
-        kind,
-        gpus,
-        gpu_ids,
-        processes,
-        limits=limits,
-        required=required,
-        runs_dir=runs_dir,
-    )
-    try:
-        driver = Driver(lock_of_probes() if kind is Mode.LIVE else None)
-    except DeviceMissing as error:
-        _show(verdict := broken_driver(question, str(error)), as_json)
-        sys.exit(verdict.exit_code)
-    if kind is Mode.MONITOR:
-        from entrypoint.health.monitor import monitor
-
-        sys.exit(monitor(driver, question, listen, interval_s))
-
-    def examined() -> Verdict:
-        decided = ask(driver.detect, question)
-        if isinstance(decided, Verdict):
-            return decided
-        gpus_shown = 0 if as_json else len(decided.selection.gpus)
-        return examine(driver, decided, functools.partial(_show_progress, gpus_shown))
-
-    verdict = examined()
-    if kind is Mode.DEEP:
-        from entrypoint.health.deep import deepened
-
-        verdict = deepened(
-            verdict,
-            limits,
-            processes or _CPU_PROCESSES,
-            deadline_s,
-            say,
-            examined,
-        )
-    _show(verdict, as_json)
-    sys.exit(verdict.exit_code)
+    question = _question(Mode.LIVE, {**values, "health_limits": None})
+    # Probes of a driver that hangs must not pile up.
+    driver = _driver(question, values, lock_of_probes())
+    _exit(_examined(driver, question, values), values)
 
 
-def _show_progress(gpus: int, done: int, samples: int) -> None:
-    if gpus and samples > 1:
-        show_progress(f"sampling {gpus} GPU(s): {done} of {samples}" if done < samples else "")
+def _monitor(values: Mapping[str, Any]) -> NoReturn:
+    from entrypoint.health.monitor import monitor
+
+    question = _question(Mode.MONITOR, values)
+    driver = _driver(question, values)
+    sys.exit(monitor(driver, question, values["listen"], values["interval_s"]))
 
 
-def _list_gpus(as_json: bool) -> None:
+def _deep(values: Mapping[str, Any]) -> NoReturn:
+    from entrypoint.health.deep import deepened
+
+    question = _question(Mode.DEEP, values)
+    examined = functools.partial(_examined, _driver(question, values), question, values)
+    processes = values["processes"] or _CPU_PROCESSES
+    deadline_s = values["deadline_s"]
+    _exit(deepened(examined(), question.limits, processes, deadline_s, say, examined), values)
+
+
+def _list(values: Mapping[str, Any]) -> None:
     found = detect(Driver())
     visible = visible_to_cuda(found)
-    if as_json:
+    if values["as_json"]:
         show(json.dumps([dataclasses.asdict(gpu) for gpu in visible], indent=2))
         return
     if found.driver_version:
@@ -133,6 +100,68 @@ def _list_gpus(as_json: bool) -> None:
     if not visible:
         reason = found.absent or "the driver lists none, or CUDA_VISIBLE_DEVICES hides them"
         show(f"no GPU visible: {reason}")
+
+
+# Each mode, and the parameters that it uses. The others are refused on the command line.
+_SELECTION = {"gpus", "gpu_ids", "require"}
+_EXAMINATION = {*_SELECTION, "health_limits", "processes", "runs_dir"}
+_MODES: dict[str, tuple[Callable[[Mapping[str, Any]], None], set[str]]] = {
+    "check": (_check, {*_EXAMINATION, "as_json"}),
+    "gate": (_gate, {*_EXAMINATION, "as_json", "wanted"}),
+    "live": (_live, {*_SELECTION, "as_json", "wanted"}),
+    "monitor": (_monitor, {*_EXAMINATION, "listen", "interval_s"}),
+    "deep": (_deep, {*_EXAMINATION, "as_json", "deadline_s"}),
+    "list": (_list, {"as_json"}),
+}
+
+
+def _question(mode: Mode, values: Mapping[str, Any]) -> Question:
+    """Return the question of `mode` to the driver and the node.
+
+    Raises:
+        WrongUse: `--require` names an unknown check, or the file of limits is wrong.
+    """
+    required = required_checks(values["require"], mode)
+    return Question(
+        mode,
+        values["gpus"],
+        values["gpu_ids"],
+        values["processes"],
+        limits=read_limits(values["health_limits"]),
+        required=required,
+        runs_dir=values["runs_dir"],
+    )
+
+
+def _driver(question: Question, values: Mapping[str, Any], lock: Path | None = None) -> Driver:
+    """Return the driver, whose process holds `lock`. If it cannot be asked, show that, and exit."""
+    try:
+        return Driver(lock)
+    except DeviceMissing as error:
+        _exit(broken_driver(question, str(error)), values)
+
+
+def _examined(driver: Driver, question: Question, values: Mapping[str, Any]) -> Verdict:
+    decided = ask(driver.detect, question)
+    if isinstance(decided, Verdict):
+        return decided
+    gpus_shown = 0 if values.get("as_json") else len(decided.selection.gpus)
+    return examine(driver, decided, functools.partial(_show_progress, gpus_shown))
+
+
+def _show_unchecked(mode: Mode, values: Mapping[str, Any]) -> None:
+    unchecked = Finding("driver", Result.INFO, "not checked: HEALTH=0")
+    _show(Verdict(mode, (unchecked,)), values["as_json"])
+
+
+def _exit(verdict: Verdict, values: Mapping[str, Any]) -> NoReturn:
+    _show(verdict, values["as_json"])
+    sys.exit(verdict.exit_code)
+
+
+def _show_progress(gpus: int, done: int, samples: int) -> None:
+    if gpus and samples > 1:
+        show_progress(f"sampling {gpus} GPU(s): {done} of {samples}" if done < samples else "")
 
 
 @verb("doctor")
