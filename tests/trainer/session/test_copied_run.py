@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.here import Here, training_here
 from trainbox.files.sidecar import checkpoint_path, steps_in
+from trainer.programs.outputs.formats import read_entries
 
 _SETTINGS: dict[str, Any] = {"max_steps": 60, "checkpoint_steps": 2, "log_steps": 1, "keep": 3}
 
@@ -32,6 +33,13 @@ def _copy_changes(folder: Path, copy: Path) -> Iterator[None]:
             yield
 
 
+def _usable(copy: Path) -> int:
+    """Return the number of complete checkpoints with an entry in digests.jsonl."""
+    folder = copy / "checkpoints"
+    recorded = {e["step"] for e in read_entries(copy / "digests.jsonl") if "saved" in e}
+    return len({*steps_in(folder)} & {*steps_in(folder, ".pt")} & recorded)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Here, list[Path]]]:
     """Train a run, and return three states of its copy from the middle of a pass."""
@@ -42,10 +50,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Here, li
         def copy_again_and_again() -> None:
             copy, changes = here.folder / "copy", 0
             while not ended.is_set():
-                has_all = (copy / "digests.jsonl").exists()  # of the pass before
                 for _ in _copy_changes(here.path(), copy):
                     changes += 1
-                    if changes % 7 == 0 and has_all and len(steps_in(copy / "checkpoints")) > 2:
+                    if changes % 7 == 0 and _usable(copy) > 1:
                         states.append(here.folder / f"states/{changes}")
                         shutil.copytree(copy, states[-1])
 
@@ -60,7 +67,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Here, li
 
 
 def _newest(run: Path, suffix: str) -> Path:
-    return checkpoint_path(run / "checkpoints", max(steps_in(run / "checkpoints")), suffix)
+    folder = run / "checkpoints"
+    return checkpoint_path(folder, max(steps_in(folder, suffix)), suffix)
 
 
 def _halve(path: Path) -> None:
