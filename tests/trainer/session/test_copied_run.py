@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.here import Here, training_here
 from trainbox.files.sidecar import checkpoint_path, steps_in
-from trainer.programs.outputs.formats import read_entries
+from trainer.records.jsonl import read_entries
 
 _SETTINGS: dict[str, Any] = {"max_steps": 60, "checkpoint_steps": 2, "log_steps": 1, "keep": 3}
 
@@ -52,7 +52,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Here, li
             while not ended.is_set():
                 for _ in _copy_changes(here.path(), copy):
                     changes += 1
-                    if changes % 7 == 0 and _usable(copy) > 1:
+                    # The first pass ends with the weights.
+                    has_all = (copy / "model.safetensors").exists()
+                    if changes % 7 == 0 and has_all and _usable(copy) > 1:
                         states.append(here.folder / f"states/{changes}")
                         shutil.copytree(copy, states[-1])
 
