@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.commands import wait_until
+from tests.support.kinds import slow_but
 from tests.support.ranks import Ranks
 from tests.support.task_digests import CASES, write_data
 
@@ -37,7 +38,11 @@ def _row(out: str) -> str:
     return row.removeprefix("step").strip()
 
 
-@pytest.mark.parametrize("case", CASES)
+# One of each kind of step: batch norm, several optimizers, no capture, attention.
+_FAST = ("digits_augmented, 2 epochs", "ssvae", "teacher_student, gnc", "text")
+
+
+@pytest.mark.parametrize("case", slow_but(_FAST, CASES))
 def test_each_task_has_the_bits_of_eager_steps(ranks: Ranks, data: Path, case: str) -> None:
     task, fields, options = CASES[case]
     if "--processes" in options:
@@ -53,7 +58,7 @@ def test_each_task_has_the_bits_of_eager_steps(ranks: Ranks, data: Path, case: s
     assert captured.digest == eager.digest != ""
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("processes", slow_but([2], [1, 2, 3]))
 def test_each_number_of_processes_has_the_same_bits(ranks: Ranks, processes: int) -> None:
     words = (*_AUGMENTED, "--max-steps", "12", "--log-steps", "3")
     captured = _train(ranks, processes, *words, "--run", "captured")
@@ -61,7 +66,7 @@ def test_each_number_of_processes_has_the_same_bits(ranks: Ranks, processes: int
     assert captured.digest == _train(ranks, 1, *words, "--run", "eager", capture="off").digest
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", slow_but([signal.SIGKILL], [signal.SIGTERM, signal.SIGKILL]))
 def test_a_resume_on_another_number_of_processes_has_the_same_bits(
     ranks: Ranks, number: signal.Signals
 ) -> None:

@@ -63,8 +63,7 @@ def data(here: Here, people: Path) -> Path:
 
 
 _FAST_MODELS = [
-    pytest.param(model, marks=pytest.mark.slow) if model in ("lstm", "transformer") else model
-    for model in _MODELS
+    pytest.param(model, marks=pytest.mark.slow) if model != "mlp" else model for model in _MODELS
 ]
 
 

@@ -21,11 +21,16 @@ def _data(here: Here, *fields: str) -> tuple[str, ...]:
     ("parts", "classes"),
     [
         (("Training", "Testing"), ["cat", "dog"]),
-        (("Training_set", "test-set"), ["cat"]),
-        (("seg_train/seg_train", "seg_test/seg_test"), ["cat", "dog"]),
-        (("images", "annotations"), ["cat", "dog"]),
-        (("images", "masks"), []),
-        (("one", "other"), ["cat", "dog"]),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (("Training_set", "test-set"), ["cat"]),
+                (("seg_train/seg_train", "seg_test/seg_test"), ["cat", "dog"]),
+                (("images", "annotations"), ["cat", "dog"]),
+                (("images", "masks"), []),
+                (("one", "other"), ["cat", "dog"]),
+            )
+        ),
     ],
 )
 def test_parts_of_the_data_are_not_classes(

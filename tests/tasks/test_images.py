@@ -226,6 +226,7 @@ def test_data_with_other_classes_are_refused(here: Here, shapes: Path) -> None:
 _PREDICT = ("predict", "runs/r", "--device", "cpu")
 
 
+@pytest.mark.slow
 def test_the_predictions_of_the_validation_files_are_those_of_evaluate(here: Here) -> None:
     for seed, part in enumerate(("train", "val")):
         make_pictures(here.folder / "data/shapes" / part, _CLASSES, 5, seed=seed)

@@ -136,7 +136,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     ("case", "most"),
-    [("digits", 1), ("perceptron", 1), ("CNN", 1), ("text", 3), ("resnet50", 12)],
+    [
+        ("digits", 1),
+        ("perceptron", 1),
+        ("CNN", 1),
+        ("text", 3),
+        pytest.param("resnet50", 12, marks=pytest.mark.slow),
+    ],
 )
 def test_a_step_has_few_operations_beside_those_of_a_loop_by_hand(
     here: Here, monkeypatch: pytest.MonkeyPatch, data: Path, case: str, most: int, precision: str

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.gpu.programs.tasks_once import TASKS
 from tests.support.here import Here
+from tests.support.kinds import slow_but
 from tests.support.task_digests import write_data
 from tests.support.tiny import Tiny
 from trainer.loop import evaluate
@@ -126,7 +127,10 @@ def _train(here: Here, task: str, **fields: Any) -> None:
     here.train(task=task, fields=fields, max_steps=1, batch_size=size, threads=1, workers=1)
 
 
-@pytest.mark.parametrize("case", [*TASKS, "images mixed and averaged"])
+_FAST = ("digits", "ssvae", "images mixed and averaged")
+
+
+@pytest.mark.parametrize("case", slow_but(_FAST, [*TASKS, "images mixed and averaged"]))
 def test_a_step_and_a_validation_do_not_wait_for_the_gpu(
     here: Here, waits: _Waits, data: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.support.kinds import slow_but
 from tests.support.unsafe_pickle import MakesFolder
 from trainbox.tensor_files import read_tensor_file
 
@@ -90,7 +91,7 @@ except MemoryError as error:
 """
 
 
-@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("mapped", slow_but([True], [False, True]))
 def test_a_file_that_does_not_fit_in_memory_is_not_damaged(tmp_path: Path, mapped: bool) -> None:
     path = tmp_path / "a.pt"
     torch.save(torch.zeros(2**24), path)

@@ -76,6 +76,7 @@ def test_the_python_of_a_shell_script_is_that_of_its_path(
     assert manifest["packages"] == {"only_here": "1.2"}
 
 
+@pytest.mark.slow
 def test_several_processes_of_another_python_have_a_store_of_their_own(
     trainbox: Trainbox, environment: Path
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.commands import Trainbox, finish, wait_until
+from tests.support.kinds import slow_but
 from tests.support.nvml_stub.build import stub_env, write_config
 from tests.support.paths import ROOT
 from trainbox.errors import WrongUse
@@ -250,7 +251,7 @@ def test_a_stop_is_a_sigterm_and_exits_with_75(trainbox: Trainbox) -> None:
     assert len(read(run, "manifest.json")["starts"]) == 1  # a requested stop has no restart
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", slow_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]))
 @pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["one", "two"])
 @pytest.mark.parametrize("saves", [True, False])
 def test_what_a_script_without_a_handler_has_lost_is_stated(
@@ -369,7 +370,11 @@ def _has_ended_after(process: "subprocess.Popen[str]", number: signal.Signals) -
 
 @pytest.mark.waits
 @pytest.mark.parametrize(
-    ("minutes", "processes"), [("0.04", ()), ("0.1", ("--processes", "2"))], ids=["one", "two"]
+    ("minutes", "processes"),
+    [
+        pytest.param("0.04", (), id="one"),
+        pytest.param("0.1", ("--processes", "2"), id="two", marks=pytest.mark.slow),
+    ],
 )
 def test_a_script_that_hangs_is_ended_and_started_again(
     trainbox: Trainbox, minutes: str, processes: tuple[str, ...]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from tests.support.here import Here
+from tests.support.kinds import slow_but
 from tests.support.tiny import StepCounter, Tiny
 from trainbox.errors import Failure, WrongUse
 
@@ -110,7 +111,9 @@ def test_numbers_that_change_nothing_are_noted_and_a_resume_has_the_same_bits(
     ("act", "text"),
     [
         (lambda model: model.table[model.calls * 2], "step 3 raises IndexError"),
-        (lambda model: [0] * (10**9 * (model.calls > 15)), "step 3 takes"),
+        pytest.param(
+            lambda model: [0] * (10**9 * (model.calls > 15)), "step 3 takes", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_number_with_which_a_step_fails_or_takes_long_is_refused(
@@ -312,7 +315,7 @@ class _Rows(Dataset[Any]):
     acts = False
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", slow_but([0, 2], [0, 1, 2]))
 def test_a_cache_and_a_counter_of_a_dataset(
     here: Here, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
@@ -426,6 +429,7 @@ def test_data_in_memory_is_the_same_after_the_comparison(
     assert here.entries("validation", "rehearsed") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_scripted_and_traced_models_train_and_resume(
     here: Here, monkeypatch: pytest.MonkeyPatch

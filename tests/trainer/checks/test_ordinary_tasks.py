@@ -17,6 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from tests.support.here import Here
+from tests.support.kinds import slow_but
 from tests.support.tiny import StepCounter, Tiny
 
 
@@ -139,7 +140,10 @@ _STATES: dict[str, Callable[[Tiny, _Model, Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", _STATES)
+_FAST = ("a call counter", "a metric in the model", "a mask cache", "a writer", "the epoch")
+
+
+@pytest.mark.parametrize("name", slow_but(_FAST, _STATES))
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_task_with_state_that_changes_no_bits_trains_and_resumes(
     here: Here, monkeypatch: pytest.MonkeyPatch, name: str

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 from tests.support import recorded_graph
 from tests.support.here import Here, StopAfter
+from tests.support.kinds import slow_but
 from tests.support.tiny import Tiny
 from trainbox.errors import Preempted
 from trainer.checks import capture
@@ -202,7 +203,7 @@ def _weighted(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
     return {"error": (model(inputs_B4) - targets_B).square() * weights_3[1]}
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", slow_but([1], [1, 2]))
 @pytest.mark.parametrize(
     ("net", "losses"),
     [

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tests.support.convolutions import Pictures
 from tests.support.here import Here
+from tests.support.kinds import slow_but
 from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
 from trainbox.errors import Failure, WrongUse
@@ -69,7 +70,7 @@ def test_a_model_without_convolutions_is_contiguous(here: Here) -> None:
     assert "channels last" not in out
 
 
-@pytest.mark.parametrize("rehearses", [True, False])
+@pytest.mark.parametrize("rehearses", slow_but([True], [True, False]))
 def test_a_model_that_needs_contiguous_pictures_gets_them_in_the_first_step(
     here: Here, rehearses: bool
 ) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.support.here import Here
+from tests.support.kinds import slow_but
 from tests.support.ranks import Ranks
 from tests.support.tiny import StepCounter, Tiny
 from trainbox.errors import WrongUse
@@ -37,7 +38,7 @@ def test_predictions_and_metrics_see_the_same_inputs(here: Here) -> None:
     assert here.command("evaluate", "runs/r", "--intervals")[0] == 0
 
 
-@pytest.mark.parametrize("kind", ["merge", "clamp_eval", "new_eval"])
+@pytest.mark.parametrize("kind", slow_but(["merge"], ["merge", "clamp_eval", "new_eval"]))
 def test_an_evaluation_puts_back_the_weights(here: Here, kind: str) -> None:
     here.train("whole", **_of(kind))
     here.stopped(8, **_of(kind))
@@ -56,7 +57,7 @@ def test_each_batch_of_a_validation_begins_with_the_same_buffers(here: Here) -> 
     assert f"{here.entries('validation', 'counts')[-1]['loss']:.4f}" in out
 
 
-@pytest.mark.parametrize("kind", ["late", "often", "rare"])
+@pytest.mark.parametrize("kind", slow_but(["late"], ["late", "often", "rare"]))
 def test_a_teacher_that_moves_late_has_the_same_bits_on_any_number_of_processes(
     here: Here, ranks: Ranks, kind: str
 ) -> None:
@@ -120,7 +121,7 @@ def test_a_forward_that_changes_a_trained_weight_is_refused_with_shards(
     assert here.steps() == []
 
 
-@pytest.mark.parametrize("kind", ["decay", "data", "normal", "max_norm"])
+@pytest.mark.parametrize("kind", slow_but(["data"], ["decay", "data", "normal", "max_norm"]))
 def test_one_shard_trains_such_a_model_as_a_loop_by_hand(here: Here, kind: str) -> None:
     here.train("whole", **_of(kind))
     here.stopped(4, **_of(kind))

@@ -449,6 +449,7 @@ def test_a_setting_edited_by_hand_is_refused_with_the_difference(
     assert files_of(here.path(), without="logs") == before
 
 
+@pytest.mark.slow
 def test_a_training_that_is_killed_before_any_replacement_of_a_file_resumes(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -597,6 +598,7 @@ def test_a_folder_that_is_not_a_run_keeps_its_files(here: Here, name: str) -> No
     }
 
 
+@pytest.mark.slow
 def test_a_training_ends_its_loader_workers(here: Here) -> None:
     """The garbage collector could free their queues first, and they would wait forever."""
     here.rehearses = True

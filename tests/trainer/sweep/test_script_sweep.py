@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.commands import Trainbox, finish, wait_until
 from tests.support.here import Here
+from tests.support.kinds import slow_but
 from tests.support.nvml_stub.build import stub_env, write_config
 from tests.support.paths import ROOT
 from tests.support.processes import Processes
@@ -179,7 +180,9 @@ print(json.dumps({"step": 1, "best": tested[0], "last": tested[1], "beside": tes
 """
 
 
-@pytest.mark.parametrize("script", ["train.py", "sub/train.py", "{folder}/train.py"])
+@pytest.mark.parametrize(
+    "script", slow_but(["sub/train.py"], ["train.py", "sub/train.py", "{folder}/train.py"])
+)
 def test_each_trial_tests_the_model_that_it_has_saved(trainbox: Trainbox, script: str) -> None:
     folder = trainbox.folder
     script = script.format(folder=folder)
