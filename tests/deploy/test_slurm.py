@@ -443,6 +443,7 @@ while True:
 
 @pytest.mark.waits
 @pytest.mark.slow
+@pytest.mark.rare
 def test_a_script_on_two_nodes_is_requeued_and_finds_its_folder(slurm: Slurm) -> None:
     (slurm.folder / "mine.py").write_text(OWN_SCRIPT)
     words = ("run", "--run", "r", "--processes", "2", "mine.py", "--", "wait", "0")

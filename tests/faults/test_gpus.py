@@ -136,6 +136,7 @@ def test_row_35_a_fatal_xid_saves_and_ends_the_job(watched: Watched) -> None:
     )
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
@@ -188,6 +189,7 @@ def test_row_35_a_rank_that_hangs_on_a_broken_gpu_is_killed(watched: Watched) ->
     assert any(name.endswith(".pt") for name in checkpoints(watched.folder))
 
 
+@pytest.mark.rare
 def test_row_35_minor_events_are_logged_once(watched: Watched) -> None:
     """A slowdown and a driver that hangs and recovers are logged, and the training continues."""
     gate = Gate(watched.folder, 100)
@@ -213,6 +215,7 @@ def test_row_35_minor_events_are_logged_once(watched: Watched) -> None:
     ]
 
 
+@pytest.mark.rare
 def test_row_35_the_watch_outlives_its_process_and_the_folder_of_its_events(
     watched: Watched,
 ) -> None:
@@ -270,6 +273,7 @@ def test_row_36_the_gate_is_closed_for_a_gpu_with_an_uncorrected_error(watched: 
     assert re.match(r"health     OPEN, PASS: 1 GPU, 0\.\d\d s\n", spared.out)
 
 
+@pytest.mark.rare
 def test_row_36_no_health_trains_nevertheless(watched: Watched) -> None:
     watched.put(gpu1__ecc__volatile__uncorrected=1)
     ended = watched.train("--no-health", "--max-steps", "5")

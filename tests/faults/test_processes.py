@@ -76,6 +76,7 @@ def _kill_a_forked_rank(ranks: Ranks, rank: int, gate: Gate) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 @needs_linux
 def test_row_02_all_ranks_killed(trainbox: Trainbox, ranks: Ranks, clean_on_two: str) -> None:
     gates = [Gate(trainbox.folder, 200, rank) for rank in (0, 1)]
@@ -229,6 +230,7 @@ def test_row_21_a_taken_port_of_the_environment_is_not_used_on_one_node(
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_row_22_four_jobs_on_one_host(trainbox: Trainbox, clean_on_two: str) -> None:
     """Start four commands together that differ only in the run's name.
 

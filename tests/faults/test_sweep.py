@@ -18,6 +18,7 @@ _TRIALS = 200
 _DIES = 10  # each tenth trial is killed once
 
 
+@pytest.mark.rare
 def test_200_trials_a_tenth_of_which_crash_and_three_kills_of_the_sweep(
     trainbox: Trainbox, ranks: Ranks
 ) -> None:

@@ -1,4 +1,4 @@
-"""Cases of which `make test` runs one of each kind."""
+"""Cases of which `make test` and `.ci/run` run one of each kind."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 
-def slow_but(kept: Collection[Any], cases: Iterable[Any], *marks: Any) -> list[Any]:
-    """Return the cases of a test, all slow but those that are `kept`."""
-    return [
-        case if case in kept else pytest.param(case, marks=(pytest.mark.slow, *marks))
-        for case in cases
-    ]
+def slow_but(kept: Collection[Any], cases: Iterable[Any]) -> list[Any]:
+    """Return the cases of a test; those that are not `kept` are slow, and rare."""
+    marks = pytest.mark.slow, pytest.mark.rare
+    return [case if case in kept else pytest.param(case, marks=marks) for case in cases]

@@ -63,6 +63,7 @@ def test_the_example_trains_as_the_page_states(here: Here, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_the_example_with_a_loss_of_its_own_trains_as_the_page_states(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

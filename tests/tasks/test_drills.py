@@ -31,6 +31,7 @@ _CASES = [
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize(("task", "batch", "fields"), _CASES)
 def test_the_drill_of_a_task_finds_the_same_bits(
     ranks: Ranks,

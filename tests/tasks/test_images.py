@@ -72,6 +72,7 @@ def test_a_run_reports_classes_metrics_and_figures(here: Here, shapes: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_a_training_from_new_weights_recognizes_three_shapes(here: Here) -> None:
     make_pictures(here.folder / "data/shapes", _CLASSES, 200, seed=0, size=64)
     fields = {"folder": "shapes", "size": 64}  # a ResNet-18
@@ -779,6 +780,7 @@ _SIZES = {"inception_v3": 75, "maxvit_t": 224, "vit_h_14": 56}
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize("name", models.list_models(module=models))
 def test_each_model_of_torchvision_has_an_output_per_class(name: str) -> None:
     if name.startswith("regnet") and name != "regnet_x_400mf":

@@ -77,6 +77,7 @@ def test_a_short_training_improves_the_bound_and_the_accuracy(trained: Here) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_unlabelled_pictures_raise_the_accuracy_above_93_percent(trained_long: Here) -> None:
     """A tenth of the pictures is labelled. Training on these alone gives a lower accuracy."""
     best = max(entry["accuracy"] for entry in trained_long.entries("validation"))
@@ -117,6 +118,7 @@ def test_tensorboard_shows_the_figures_and_the_accuracies(trained: Here) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_a_generated_picture_is_classified_as_its_class(trained_long: Here) -> None:
     model = M2(8, 10, 10, 256).eval()
     model.load_state_dict(trained_long.weights())

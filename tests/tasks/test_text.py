@@ -51,6 +51,7 @@ def test_a_run_reports_its_texts_and_metrics(here: Here, texts: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_a_training_learns_to_spell(here: Here, texts: Path) -> None:
     """A model that knows only the frequency of each byte needs 3.6 bits."""
     write_texts(texts, 60)

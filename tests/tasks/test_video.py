@@ -47,6 +47,7 @@ _SHORT: dict[str, Any] = {
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_a_short_training_separates_two_motions(here: Here) -> None:
     """A model that sees one frame of each clip stays below 0.7."""
     write_films(here.folder / "data/video", {"horizontal": 16, "vertical": 16})

@@ -73,6 +73,7 @@ def test_a_script_that_resumes(trainbox: Trainbox) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_changing_numbers_of_processes(trainbox: Trainbox) -> None:
     """tests/trainbox/test_library_page.py has drills of DDP."""
     ended = _drill(trainbox, 2, "--processes", "1,2", "--tolerance", "1e-4")

@@ -103,6 +103,7 @@ def test_two_processes(ranks: Ranks) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_each_fault_is_found_on_its_device(trainbox: Trainbox) -> None:
     faults = {"compute_1": "bit", "compute_2": "matmul", "compute_3": "copy"}
     faults |= {"exchange_1": "sum", "exchange_2": "stop", "exchange_3": "fail"}

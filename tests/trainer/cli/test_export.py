@@ -64,6 +64,7 @@ def _examples(count: int) -> Tensor:
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_the_file_has_the_best_weights_or_the_last_and_takes_any_batch(here: Here) -> None:
     here.train(**_DIGITS | {"best_by": "max:loss", "max_steps": 44})  # the first is the best
     before = files_of(here.path(), without="exports")
@@ -126,6 +127,7 @@ def _pictures_of_each_kind(folder: Path) -> list[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_the_file_of_images_has_the_predictions_of_evaluate(here: Here) -> None:
     make_pictures(here.folder / "data/shapes", ("cross", "disc"), 12, seed=0)
     fields = {"folder": "shapes", "model": "squeezenet1_1", "size": 32, "ema": 0.5}

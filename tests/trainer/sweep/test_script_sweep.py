@@ -108,6 +108,7 @@ file.close()
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_scalars_that_a_trial_writes_to_a_shared_folder_are_its_own(trainbox: Trainbox) -> None:
     (trainbox.folder / "train.py").write_text(_BOARD)
     grid = ("--grid", "x=0.25,0.5", "--metric", "max:val/acc", "--processes", "2")
@@ -282,6 +283,7 @@ def test_a_stopped_sweep_lets_its_scripts_save_and_gives_their_trials_back(
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_a_script_that_takes_too_long_can_save_and_has_failed(trainbox: Trainbox) -> None:
     folder = trainbox.folder
     (folder / "train.py").write_text(_SCRIPT)
