@@ -105,7 +105,16 @@ VERBS = ["train", "plan", "sweep", "drill", "bench", "verify", "evaluate", "pred
 def test_help_is_the_default_and_lists_every_public_target(make: Make) -> None:
     targets = ["help", "train", "run", "plan", *VERBS[2:], "health", "doctor", "tensorboard"]
     targets += ["shell"]
-    targets += ["build", "sif", "test", "test-all", "test-faults", "test-slow", "test-load"]
+    targets += [
+        "build",
+        "sif",
+        "test",
+        "test-all",
+        "test-ci",
+        "test-faults",
+        "test-slow",
+        "test-load",
+    ]
     targets += ["test-gpu", "gpu-checks", "test-image", "benchmark", "wheel", "lint", "docs"]
     targets += ["lock", "clean"]
     shown = [line.split()[0] for line in make().stdout.splitlines() if line.startswith("  ")]

@@ -249,7 +249,7 @@ def _summary(name: str) -> str:
     """Return the first line of the docstring of a built-in task, without its import."""
     source, class_name = locate(name)
     assert isinstance(source, Path)
-    for node in ast.parse(source.read_text()).body:
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef) and node.name == class_name:
             return (ast.get_docstring(node) or "").split("\n")[0]
     return ""

@@ -12,7 +12,7 @@ from trainbox.errors import WrongUse
 from trainbox.options.table import COMMANDS, PREFIX, variables
 from trainbox.processes.environment import Internal, LaunchFacts
 
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[2]
 _SETTINGS = {
     name for rows in COMMANDS.values() for name in variables(rows) if name.startswith(PREFIX)
 }
@@ -66,7 +66,7 @@ def test_each_name_that_the_sources_use_is_known() -> None:
     texts = [
         path.read_text(encoding="utf-8")
         for path in files
-        if path.suffix not in (".pyc", ".png") and path.name != "internal.py"
+        if path.suffix not in (".pyc", ".png") and path.name != "environment.py"
     ]
     used = {name for text in texts for name in re.findall(r"\bTRAINBOX_[A-Z][A-Z_]*[A-Z]\b", text)}
     assert {"TRAINBOX_COMMAND", "TRAINBOX_HEARTBEAT"} <= used

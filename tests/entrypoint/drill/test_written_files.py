@@ -26,7 +26,8 @@ def test_only_the_files_of_the_script_count(tmp_path: Path) -> None:
         (run / folder / "a").touch()
     (run / "model.pt").touch()
     found = versions(tmp_path)
-    assert sorted(found) == ["run/model.pt", "run/weights/logs/a", "work/logs/a"]
+    files = ["run/model.pt", "run/tensorboard/a", "run/weights/logs/a", "work/logs/a"]
+    assert sorted(found) == files
     (run / "model.pt").write_text("x")
     assert versions(tmp_path) != found
     assert version_of(tmp_path / "none") is None and versions(tmp_path / "none") == {}
