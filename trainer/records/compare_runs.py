@@ -51,6 +51,7 @@ _OF_THE_START = (
     "changed_later",
     "classes",  # compared by itself where it matters
     "config_file",
+    "end",
     "plan.",
     "environment.OMP_",
     # torchrun and Trainbox set these for several processes.

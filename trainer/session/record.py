@@ -1,15 +1,16 @@
 """Record what a run is trained with, and compare it when the run resumes."""
 
+import contextlib
 import dataclasses
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import Dataset
 
 from trainbox.classification import Classification
-from trainbox.errors import Changed, WrongUse
+from trainbox.errors import Changed, ExitCode, Failure, StorageFailure, WrongUse, text_of
 from trainbox.options.config import FREE_AT_RESUME, Config
 from trainer.checks.hidden_state import DRILL, named
 from trainer.loop.state import Inference, Job
@@ -105,6 +106,29 @@ def record_start(
     job.run.folder.write_text("config.json", _stored(job).to_json())
 
 
+@contextlib.contextmanager
+def end_recorded(run: RunLog) -> Iterator[None]:
+    """Add to the manifest how this start ends: the exit code, and the message of a failure.
+
+    A start that is refused, or whose run was complete before, has not begun and has no end.
+    """
+
+    def record(code: int, message: str = "") -> None:
+        stored = read_manifest(run.folder) if run.writes else None
+        if stored is not None and stored.get("end", True) is None:
+            end = {"code": int(code), "message": message}
+            with contextlib.suppress(StorageFailure):  # the training's own end matters more
+                run.folder.write_json("manifest.json", stored | {"end": end})
+
+    try:
+        yield
+    except BaseException as error:
+        code = error.exit_code if isinstance(error, Failure) else ExitCode.UNEXPECTED
+        record(code, text_of(error))
+        raise
+    record(ExitCode.SUCCESS)
+
+
 def changing_state(job: Job) -> list[str] | None:
     """Return the names of the hidden state that may change, or None without a rehearsal."""
     changing = _recorded_rehearsal(job).get("changing")
@@ -176,6 +200,7 @@ def _write_manifest(
     if job.initial is not None:
         found["init"] = job.initial
     found["classes"] = list(job.task.class_names) if isinstance(job.task, Classification) else None
+    found["steps"] = job.schedule.total_steps
     if step == 0:
         found["rehearsal"] = job.rehearsal
     attempts = {"did_not_fit": list(did_not_fit)} if did_not_fit else {}
@@ -188,7 +213,7 @@ def _write_manifest(
         )
         return data.sources
     if stored is None or step == 0:
-        content = {"run_id": job.checkpoints.files.run_id} | found | attempts
+        content = {"run_id": job.checkpoints.files.run_id} | found | attempts | {"end": None}
         run.folder.write_json("manifest.json", content)
         return data.sources
     job.notes += _notes(stored)
@@ -220,6 +245,7 @@ def _write_manifest(
             "settings": found["settings"],
             "sources": found["sources"] | known,
             "resumes": resumes,
+            "end": None,
         }
         run.folder.write_json("manifest.json", content)
     return {**known, **found["sources"]}

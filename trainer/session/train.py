@@ -54,6 +54,7 @@ from trainer.session.initial import start_from_weights
 from trainer.session.record import (
     changing_state,
     eager_by_rehearsal,
+    end_recorded,
     look_at_data,
     record_change,
     record_start,
@@ -118,6 +119,7 @@ def train_task(
         log = run.path / "logs" / f"rank-{0 if world.world_size == 1 else '*'}.log"
         with (
             contextlib.closing(run),
+            end_recorded(run),
             errors_as_failures(runs_dir, type(task).__name__, log),
             contextlib.closing(RunGpus(strategy, run.folder)) as gpus,
         ):
