@@ -28,7 +28,7 @@ FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 # `trainbox`, which do not need torch.
 SHARED = "errors processes files options disclosure task_names folders commands"
 ORDER = {
-    "entrypoint": ("system driver launch bench health doctor script drill cli __main__"),
+    "entrypoint": ("system driver launch runs bench health doctor script drill cli __main__"),
     "trainbox": (
         f"{SHARED} found_files tensor_trees ranks folder task_metrics metrics order batches stop "
         "pinned plain_state tensor_files stored_checkpoints checkpoint_writer checkpoints pictures "

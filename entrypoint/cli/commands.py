@@ -24,6 +24,7 @@ from trainbox.processes.streams import discard, message, open_streams
 # that a plan takes little longer than Python and click.
 VERBS = {
     "bench": ("bench", "Measure the training speed by GPUs, batch size and workers."),
+    "clean": ("runs", "Show what of the runs can go, and remove it."),
     "config": ("stored", "Print the settings of a run."),
     "doctor": ("health", "Print a report to paste when you ask for help."),
     "drill": ("drill", "Check that kills do not change the result of a task or a script."),
@@ -33,6 +34,7 @@ VERBS = {
     "plan": ("training", "Print as JSON what train would launch, and start nothing."),
     "predict": ("stored", "Predict files with the weights of a run."),
     "run": ("run", "Run your own script."),
+    "runs": ("runs", "List the runs, with the settings that differ and the results."),
     "sweep": ("training", "Train a task for each combination of settings and each seed."),
     "tasks": ("stored", "List the tasks, or the fields of one task."),
     "train": ("training", "Train a task, or resume it."),

@@ -106,12 +106,12 @@ def _list(values: Mapping[str, Any]) -> None:
 _SELECTION = {"gpus", "gpu_ids", "require"}
 _EXAMINATION = {*_SELECTION, "health_limits", "processes", "runs_dir"}
 _MODES: dict[str, tuple[Callable[[Mapping[str, Any]], None], set[str]]] = {
+    "list": (_list, {"as_json"}),
     "check": (_check, {*_EXAMINATION, "as_json"}),
     "gate": (_gate, {*_EXAMINATION, "as_json", "wanted"}),
     "live": (_live, {*_SELECTION, "as_json", "wanted"}),
     "monitor": (_monitor, {*_EXAMINATION, "listen", "interval_s"}),
     "deep": (_deep, {*_EXAMINATION, "as_json", "deadline_s"}),
-    "list": (_list, {"as_json"}),
 }
 
 

@@ -449,6 +449,10 @@ _BENCH: tuple[Row, ...] = (
 COMMANDS: dict[str, tuple[Row, ...]] = {
     "bench": _BENCH,
     "bench-figure": (Argument("folder", _FOLDER),),  # the trainer draws for `bench`
+    "clean": (
+        Option("--yes", bool, "Remove without a question."),
+        _OWN_RUNS_DIR,
+    ),
     "config": (Argument("run", _RUN),),
     "doctor": _JUDGED,
     "drill": (
@@ -510,6 +514,14 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
         Argument("files", NamedPath("files"), count=-1),
     ),
     "run": _SCRIPT,
+    "runs": (
+        Option("--task", None, "Only the runs of this task.", metavar="TASK"),
+        Option("--sort", click.Choice(["name", "age", "metric", "size", "state"]),
+            "The order of the rows.", "age"),
+        Option("--all", bool, "Also show the trials of sweeps.", name="trials"),
+        _JSON,
+        _OWN_RUNS_DIR,
+    ),
     "sweep": (
         *_DEVICE, DEVICE, *HEALTH, _PER_GPU, _TASK, *_SWEPT, *_TRAINING, _DATA_DIR,
         # Refused with a remedy.

@@ -1,0 +1,95 @@
+"""The verbs for all runs of a folder: `runs` and `clean`."""
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from entrypoint.cli.verb import verb
+from entrypoint.runs.clean import Leftover, leftovers
+from entrypoint.runs.read import stored_runs
+from entrypoint.runs.table import SORTS, json_of, table
+from trainbox.errors import WrongUse
+from trainbox.files.regular_files import append_regular, take_lock
+from trainbox.folders.record_folder import LOCK
+from trainbox.folders.write_failures import show, writing
+
+
+@verb("runs")
+def runs(task: str | None, sort: str, trials: bool, as_json: bool, runs_dir: Path) -> None:
+    """List the runs in the folder `runs`: only the settings that differ between them, the best
+    metric, the steps, the state, the time since the last write, and the size.
+
+    A sweep is one row, whose steps are its trials.
+
+    \b
+    Examples:
+      trainbox runs
+      trainbox runs --task digits --sort metric
+      trainbox runs --all --json
+    """
+    _check(runs_dir)
+    found = [run for run in stored_runs(runs_dir, trials) if task in (None, run.task)]
+    found.sort(key=SORTS[sort])
+    if as_json:
+        show(json.dumps([json_of(run) for run in found], indent=2))
+    elif found:
+        show(table(found, time.time()))
+    else:
+        of_task = f" of the task {task}" if task else ""
+        show(f"no runs{of_task} in {runs_dir}")
+
+
+@verb("clean")
+def clean(yes: bool, runs_dir: Path) -> None:
+    """Show what of the runs can go and how much space it takes, and remove it after a question.
+
+    This is what starts that have trained nothing have left, and the checkpoints of complete runs
+    but the best and the last one. A running run, `model.safetensors`, and the last way to resume
+    always stay.
+
+    \b
+    Examples:
+      trainbox clean          show, and ask on a terminal
+      trainbox clean --yes    remove without a question
+    """
+    _check(runs_dir)
+    found = [
+        leftover
+        for run in stored_runs(runs_dir, trials=True)
+        for leftover in leftovers(run, runs_dir / run.name)
+    ]
+    if not found:
+        show(f"nothing to remove in {runs_dir}")
+        return
+    sizes = [leftover.bytes for leftover in found]
+    for leftover, size in zip(found, sizes, strict=True):
+        show(f"{size / 1e6:9,.1f} MB  {runs_dir / leftover.run}: {leftover.what}")
+    show(f"{sum(sizes) / 1e6:9,.1f} MB  together")
+    if not (yes or (sys.stdin.isatty() and click.confirm("remove them?"))):
+        show("nothing was removed: `trainbox clean --yes` removes them")
+        return
+    for leftover in found:
+        _remove(leftover, runs_dir)
+
+
+def _check(runs_dir: Path) -> None:
+    if not runs_dir.is_dir():
+        raise WrongUse(f"{runs_dir} is no folder: give the folder of your runs by --runs-dir")
+
+
+def _remove(leftover: Leftover, runs_dir: Path) -> None:
+    """Remove the files, unless a training has started in their run meanwhile."""
+    folder = runs_dir / leftover.run
+    with writing(folder), append_regular(folder / LOCK) as lock:
+        if not take_lock(lock):
+            show(f"{folder} is in use now: left as it is")
+            return
+        for path in leftover.paths:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,201 @@
+"""Read what a folder of runs has, without torch: a run, a sweep or the run of a script each."""
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainbox.errors import ExitCode
+from trainbox.files.entries import EntryReader
+from trainbox.files.regular_files import object_if_valid, take_lock
+from trainbox.files.sidecar import checkpoint_path, steps_in
+from trainbox.folders.record_folder import CONFIG, LOCK, MANIFEST, METRICS, is_sweep
+from trainbox.options.config import FREE_AT_RESUME, split_metric
+
+CHECKPOINTS = "checkpoints"  # a folder in the folder of a training
+_LAST_BYTES = 2**14  # of metrics.jsonl, which have its last entry
+# Settings that each run has, and that say nothing about its result.
+_NOT_SHOWN = FREE_AT_RESUME | {"task", "fields", "best_by", "threads", "memory_format"}
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """What the files of one run say.
+
+    Attributes:
+        name: The path of its folder below the folder of all runs.
+        task: Of a training, its task; of a script, its file; "sweep" for a sweep.
+        settings: The settings and the task's fields.
+        metric: The name of the metric that selects the best checkpoint, and its best value.
+        rank: A number that is lower for a better value.
+        step: The newest step in its records.
+        steps: The number of steps of the whole training, or None if it is unknown.
+        state: One of running, complete, stopped, failed, killed, not trained.
+        why: The message of a failure.
+        is_script: Whether a script of the user has written it.
+        changed_unix_s: When it was written last.
+        bytes: The size of all files.
+    """
+
+    name: str
+    task: str
+    state: str
+    changed_unix_s: float
+    bytes: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    metric: tuple[str, float] | None = None
+    rank: float = math.inf
+    step: int = 0
+    steps: int | None = None
+    why: str = ""
+    is_script: bool = False
+
+
+def stored_runs(runs_dir: Path, trials: bool) -> Iterator[StoredRun]:
+    """Yield the runs in `runs_dir`, in the order of their names; other folders are left out.
+
+    A sweep is one run, or with `trials` a run for each of its trials.
+    """
+    for folder in sorted(_folders(runs_dir)):
+        if is_sweep(folder) and trials:
+            for trial in sorted(_folders(folder)):
+                if (run := _stored(trial, runs_dir)) is not None:
+                    yield run
+        elif is_sweep(folder):
+            yield _sweep(folder, runs_dir)
+        elif (run := _stored(folder, runs_dir)) is not None:
+            yield run
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as found:
+            return [Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _stored(folder: Path, runs_dir: Path) -> StoredRun | None:
+    """Return the run in `folder`, or None if the folder is none."""
+    config = object_if_valid(folder / CONFIG)
+    manifest = object_if_valid(folder / MANIFEST) or {}
+    if config is None or not (manifest or (folder / LOCK).exists()):
+        return None
+    saved = steps_in(folder / CHECKPOINTS)
+    step = max([_last_step(folder / METRICS), *saved])
+    size, changed_unix_s = _size(folder)
+    state, why = _state(folder, manifest, step)
+    planned, best = manifest.get("steps"), _best(folder, config, saved)
+    return StoredRun(
+        name=str(folder.relative_to(runs_dir)),
+        task=str(config.get("task") or config.get("script") or "?"),
+        state=state,
+        changed_unix_s=changed_unix_s,
+        bytes=size,
+        settings=_settings(config),
+        metric=best and best[0],
+        rank=best[1] if best else math.inf,
+        step=step,
+        steps=planned if isinstance(planned, int) else None,
+        why=why,
+        is_script="script" in config,
+    )
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: value for name, value in config.items() if name not in _NOT_SHOWN}
+    fields = config.get("fields")
+    return found | (fields if isinstance(fields, dict) else {})
+
+
+def _state(folder: Path, manifest: Mapping[str, Any], step: int) -> tuple[str, str]:
+    """Return the state of a run, and why it has failed."""
+    if _is_in_use(folder):
+        return "running", ""
+    end = manifest.get("end")
+    if isinstance(starts := manifest.get("starts"), list) and starts:  # of a script
+        end = {"code": starts[-1].get("exit_code"), "message": ""}
+    if not isinstance(end, dict):
+        return ("killed", "") if step else ("not trained", "")
+    code = end.get("code")
+    if code == ExitCode.SUCCESS:
+        return "complete", ""
+    if code == ExitCode.PREEMPTED:
+        return "stopped", ""
+    return "failed", f"{end.get('message') or 'exit code'} ({code})"
+
+
+def _is_in_use(folder: Path) -> bool:
+    try:
+        with (folder / LOCK).open("rb") as lock:
+            return not take_lock(lock)
+    except OSError:
+        return False
+
+
+def _best(
+    folder: Path, config: Mapping[str, Any], saved: Sequence[int]
+) -> tuple[tuple[str, float], float] | None:
+    """Return the best metric by the sidecars of the `saved` steps, and its rank."""
+    if not isinstance(config.get("best_by"), str):
+        return None
+    direction, name = split_metric(config["best_by"], "--best-by")
+    newest = object_if_valid(checkpoint_path(folder / CHECKPOINTS, saved[-1])) if saved else None
+    if newest is None or not isinstance(step := newest.get("best_step"), int):
+        return None
+    best = object_if_valid(checkpoint_path(folder / CHECKPOINTS, step)) or {}
+    value = best.get("metrics", {}).get(name)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return (name, float(value)), value if direction == "min" else -value
+
+
+def _last_step(path: Path) -> int:
+    last = 0
+    for entry in EntryReader(path, last_bytes=_LAST_BYTES).read():
+        step = entry.get("step")
+        last = step if isinstance(step, int) else last
+    return last
+
+
+def _sweep(folder: Path, runs_dir: Path) -> StoredRun:
+    trials = [run for trial in _folders(folder) if (run := _stored(trial, runs_dir)) is not None]
+    states = [trial.state for trial in trials]
+    state = "complete"
+    for found in ("running", "killed", "stopped", "failed"):
+        if found in states:
+            state = found
+            break
+    size, changed_unix_s = _size(folder)
+    tasks = sorted({trial.task for trial in trials})
+    return StoredRun(
+        name=str(folder.relative_to(runs_dir)),
+        task=f"sweep of {', '.join(tasks)}" if tasks else "sweep",
+        state=state,
+        changed_unix_s=changed_unix_s,
+        bytes=size,
+        step=states.count("complete"),
+        steps=len(trials),
+        why=f"{states.count('failed')} trials have failed" if state == "failed" else "",
+    )
+
+
+def _size(folder: Path) -> tuple[int, float]:
+    """Return the bytes of all files, and the time of the newest one."""
+    size, newest = 0, 0.0
+    waiting = [os.fspath(folder)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                        continue
+                    found = entry.stat(follow_symlinks=False)
+                    size += found.st_size
+                    newest = max(newest, found.st_mtime)
+        except OSError:
+            continue
+    return size, newest

@@ -1,0 +1,163 @@
+"""`trainbox runs` and `trainbox clean`: what a folder of runs shows, and what can go."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.runs.clean import leftovers
+from entrypoint.runs.read import stored_runs
+from entrypoint.runs.table import table
+from trainbox.files.regular_files import append_regular, take_lock
+
+
+def _run(folder: Path, end: Any = None, steps: int = 40, done: int = 40, **config: Any) -> Path:
+    """Write the files of a training with two checkpoints, the first of them the best."""
+    (folder / "checkpoints").mkdir(parents=True)
+    settings = {"task": "digits", "fields": {}, "best_by": "max:accuracy", "seed": 0, **config}
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "manifest.json").write_text(json.dumps({"steps": steps, "end": end}))
+    (folder / "lock").touch()
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps({"kind": "train", "step": step}) + "\n" for step in range(1, done + 1))
+    )
+    for step, accuracy in ((10, 0.75), (20, 0.5), (30, 0.5)):
+        sidecar = {"best_step": 10, "metrics": {"accuracy": accuracy}}
+        (folder / f"checkpoints/step-{step:08d}.json").write_text(json.dumps(sidecar))
+        (folder / f"checkpoints/step-{step:08d}.pt").write_bytes(bytes(1000))
+    return folder
+
+
+COMPLETE, STOPPED = {"code": 0, "message": ""}, {"code": 75, "message": "stopped by SIGTERM"}
+FAILED = {"code": 6, "message": "the loss is not finite"}
+
+
+def test_the_state_of_each_run(tmp_path: Path) -> None:
+    ends = {"a": COMPLETE, "b": STOPPED, "c": FAILED, "d": None, "e": None}
+    for name, end in ends.items():
+        _run(tmp_path / name, end)
+    for records in ((tmp_path / "e").glob("*/*"), [tmp_path / "e/metrics.jsonl"]):
+        for path in records:
+            path.unlink()
+    (tmp_path / "of_another_program").mkdir()
+    found = {run.name: (run.state, run.why) for run in stored_runs(tmp_path, False)}
+    assert found == {
+        "a": ("complete", ""),
+        "b": ("stopped", ""),
+        "c": ("failed", "the loss is not finite (6)"),
+        "d": ("killed", ""),
+        "e": ("not trained", ""),
+    }
+    with append_regular(tmp_path / "d/lock") as lock:
+        assert take_lock(lock)
+        assert [run.state for run in stored_runs(tmp_path, False)][3] == "running"
+
+
+def test_the_table_has_only_the_settings_that_differ(tmp_path: Path) -> None:
+    _run(tmp_path / "a", COMPLETE, learning_rate=0.1, optimizer="adamw")
+    _run(tmp_path / "b", COMPLETE, learning_rate=0.2, optimizer="adamw", fields={"width": 8})
+    _run(tmp_path / "c", COMPLETE, task="text", learning_rate=0.3, epochs=9)
+    head, *rows = table(list(stored_runs(tmp_path, False)), 0.0).splitlines()
+    assert head.split() == [
+        "run",
+        "task",
+        "learning_rate",
+        "width",
+        "best",
+        "steps",
+        "state",
+        "age",
+        "MB",
+    ]
+    assert [row.split()[:8] for row in rows] == [
+        ["a", "digits", "0.1", "-", "accuracy", "0.75", "40/40", "complete"],
+        ["b", "digits", "0.2", "8", "accuracy", "0.75", "40/40", "complete"],
+        ["c", "text", "0.3", "-", "accuracy", "0.75", "40/40", "complete"],
+    ]
+
+
+def test_a_sweep_is_one_row_or_its_trials(tmp_path: Path) -> None:
+    for number, end in enumerate((COMPLETE, COMPLETE, FAILED)):
+        _run(tmp_path / f"s/trial-{number:05d}", end)
+    (tmp_path / "s/study.journal").touch()
+    (sweep,) = stored_runs(tmp_path, trials=False)
+    assert (sweep.task, sweep.step, sweep.steps) == ("sweep of digits", 2, 3)
+    assert (sweep.state, sweep.why) == ("failed", "1 trials have failed")
+    assert [run.name for run in stored_runs(tmp_path, trials=True)] == [
+        f"s/trial-{number:05d}" for number in range(3)
+    ]
+
+
+@pytest.mark.parametrize("damage", ["config.json", "manifest.json", "metrics.jsonl"])
+def test_a_damaged_file_hides_no_other_run(tmp_path: Path, damage: str) -> None:
+    for name in ("a", "b"):
+        _run(tmp_path / name, COMPLETE)
+    (tmp_path / "a" / damage).write_bytes(b"\xff{")
+    assert "b" in [run.name for run in stored_runs(tmp_path, False)]
+
+
+def _gone(folder: Path) -> list[str]:
+    (run,) = stored_runs(folder.parent, False)
+    return [
+        str(path.relative_to(folder)) for found in leftovers(run, folder) for path in found.paths
+    ]
+
+
+def test_the_best_and_the_last_checkpoint_stay(tmp_path: Path) -> None:
+    folder = _run(tmp_path / "a", COMPLETE)
+    files = [f"checkpoints/step-00000020.{suffix}" for suffix in ("pt", "json")]
+    assert _gone(folder) == files
+    # Without its sidecar, the last checkpoint may be damaged, so the one before may be needed.
+    (folder / "checkpoints/step-00000030.json").unlink()
+    assert _gone(folder) == []
+
+
+@pytest.mark.parametrize("end", [STOPPED, FAILED, None])
+def test_a_run_that_can_resume_keeps_all_checkpoints(tmp_path: Path, end: Any) -> None:
+    folder = _run(tmp_path / "a", end)
+    assert _gone(folder) == []
+    (folder / "rehearsal/checkpoints").mkdir(parents=True)
+    assert _gone(folder) == ["rehearsal"]
+    with append_regular(folder / "lock") as lock:
+        assert take_lock(lock)
+        assert _gone(folder) == []
+
+
+def test_a_start_that_has_trained_nothing_can_go_but_not_its_model(tmp_path: Path) -> None:
+    folder = _run(tmp_path / "a", FAILED)
+    for file in (folder / "checkpoints").iterdir():
+        file.unlink()
+    assert _gone(folder) == ["."]
+    (folder / "model.safetensors").touch()
+    assert _gone(folder) == []
+
+
+def test_the_folder_of_a_script_is_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "lock").touch()
+    (folder / "config.json").write_text(json.dumps({"kind": "script", "script": "train.py"}))
+    (folder / "manifest.json").write_text(json.dumps({"starts": [{"exit_code": 1}]}))
+    (run,) = stored_runs(tmp_path, False)
+    assert (run.task, run.state, run.why) == ("train.py", "failed", "exit code (1)")
+    assert _gone(folder) == []
+
+
+def test_the_commands(trainbox: Any) -> None:
+    _run(trainbox.folder / "runs/one", COMPLETE)
+    _run(trainbox.folder / "runs/two", STOPPED, learning_rate=0.5)
+    shown = trainbox("runs", "--sort", "name")
+    assert [line.split()[0] for line in shown.out.splitlines()] == ["run", "one", "two"]
+    listed = json.loads(trainbox("runs", "--json", "--task", "digits").out)
+    assert {run["name"]: run["state"] for run in listed} == {"one": "complete", "two": "stopped"}
+    assert "no runs of the task text" in trainbox("runs", "--task", "text").out
+    before = sorted((trainbox.folder / "runs").rglob("*"))
+    asked = trainbox("clean")
+    assert "runs/one: an older checkpoint" in asked.out and "nothing was removed" in asked.out
+    assert sorted((trainbox.folder / "runs").rglob("*")) == before
+    assert trainbox("clean", "--yes").code == 0
+    assert len(before) - len(sorted((trainbox.folder / "runs").rglob("*"))) == 2
+    assert "nothing to remove" in trainbox("clean", "--yes").out
+    missing = trainbox("runs", "--runs-dir", "nope")
+    assert (missing.code, "nope is no folder" in missing.err) == (2, True)
