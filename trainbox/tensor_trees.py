@@ -31,7 +31,7 @@ def take(batch: Any, indices: Tensor) -> Any:
 def joined(parts: Sequence[Any], count: int) -> Any:
     """Return the first `count` examples of several batches as one batch.
 
-    Batches whose examples differ in shape from those of the last batch are left out.
+    A batch is left out if its examples have other shapes than the last batch's examples.
     """
     tensors = [tensors_in(part) for part in parts]
     shapes = [[tensor.shape[1:] for tensor in part] for part in tensors]

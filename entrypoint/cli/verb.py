@@ -14,7 +14,7 @@ from trainbox.errors import WrongUse
 from trainbox.options import table
 from trainbox.options.table import COMMANDS, CONFIG, PREFIX
 
-# Options of one of these names replace those of the others in a file.
+# An option in one of these groups replaces the other options of the group in a file.
 _ALTERNATIVES = (
     ("gpus", "gpu_ids", "processes"),
     ("epochs", "max_steps"),

@@ -17,7 +17,7 @@ SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".npy", ".csv", ".jso
 
 @dataclass(frozen=True)
 class FileComparison:
-    """The digest of a file, and how it differs from that of the undisturbed training.
+    """The digest of a file, and how the file differs from the undisturbed training's file.
 
     `difference` is None if the files agree. `largest` is the largest difference of two numbers.
     """

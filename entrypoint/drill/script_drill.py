@@ -49,7 +49,7 @@ class DrillRequest:
     def arguments(self, folder: Path, count: int, user: UserFolder) -> list[str]:
         """Return the arguments of `trainbox` for a start on `count` processes.
 
-        Paths of the user's folder in the script's arguments are those of the copy.
+        In the script's arguments, paths into the user's folder become paths into the copy.
         """
         device = [argument.replace("{processes}", str(count)) for argument in self.device]
         run = ["--nnodes", "1", "--runs-dir", str(folder), "--run", RUN]
@@ -59,7 +59,7 @@ class DrillRequest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A training of the drill, and the comparison of its file with that of the first training.
+    """A training of the drill, and the comparison of its file with the first training's file.
 
     A training with kills has `resumed`, or nothing shows this, for the `reason`. `notes` has a note
     on each kill that is unusual.

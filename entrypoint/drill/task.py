@@ -54,8 +54,8 @@ def train(
 ) -> tuple[str, str]:
     """Train `case` in `folder`, and kill each start but the last one after a random step.
 
-    `arguments` are those of `trainbox`. Return the column of the kills, and the digest of weights,
-    optimizer and validations at the end.
+    `arguments` are the arguments of `trainbox`. Return the column of the kills, and the digest of
+    weights, optimizer and validations at the end.
 
     Raises:
         Failure: a start failed or left no digest, or the last one has not resumed.

@@ -87,8 +87,8 @@ def drill_folder(name: str) -> Iterator[Path]:
 class Training:
     """A training in `folder`, which has its run folder and maybe a copy of the user's folder.
 
-    `arguments` returns those of `trainbox` for a number of processes. `file` is the path in the run
-    folder of the file that is compared. Each of the `starts` but the last one was killed.
+    `arguments` returns the arguments of `trainbox` for a number of processes. `file` is the path in
+    the run folder of the file that is compared. Each of the `starts` but the last one was killed.
     """
 
     folder: Path
@@ -130,7 +130,7 @@ class Training:
     def overwritten(self) -> list[str]:
         """Return the initial files that the training has written, or that have a similar name.
 
-        A name that differs only in its digits is similar, such as that of an older checkpoint.
+        Names that differ only in their digits are similar, such as `step-100.pt` and `step-200.pt`.
         """
         now, before = self._now, self._initial
         changed = {

@@ -15,7 +15,7 @@ _EARLIER_NS = 3600 * 10**9
 
 
 def versions(training: Path) -> dict[str, Version]:
-    """Return the files in the folder of a training, without those of Trainbox, by their path."""
+    """Return the versions of the files in a training's folder by path, without Trainbox's files."""
     found = {}
     for top in (training / RUN, training / WORK):
         for folder, folders, files in os.walk(top):

@@ -46,7 +46,7 @@ def die_with_parent(started_by: int | None = None) -> None:
 
 
 def start_child(argv: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
-    """Start a program that ends with this process. `options` are those of `Popen`.
+    """Start a program that ends with this process; `Popen` gets the `options`.
 
     This process must not have other threads, as the child runs Python before the program.
     """

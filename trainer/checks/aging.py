@@ -32,7 +32,7 @@ class Count:
 
 @dataclass(frozen=True)
 class _Observed(Count):
-    """A count, whose `value` is that of the last step of the training."""
+    """A count whose `value` belongs to the last step of the training."""
 
     before: int | float
     per_step: int | float

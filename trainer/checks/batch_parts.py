@@ -1,4 +1,4 @@
-"""Compare the losses of a batch with those of its parts."""
+"""Compare the losses of a batch with the losses of its parts."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

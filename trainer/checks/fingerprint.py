@@ -65,7 +65,7 @@ class Part(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """An object whose attributes are parts, and what they are without those of torch."""
+    """An object, and its attributes that are fingerprinted: all but torch's own."""
 
     value: Any
     attributes: dict[str, Any]
@@ -100,7 +100,7 @@ def _of_optimizers() -> frozenset[str]:
 
 
 def of_dataset(name: str, dataset: Any) -> dict[str, Owner]:
-    """Return a dataset and the datasets in it, such as that of a Subset."""
+    """Return a dataset and the datasets in it, such as the dataset of a Subset."""
     found = dict[str, Owner]()
     waiting = [(name, dataset)]
     while waiting:

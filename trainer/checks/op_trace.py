@@ -172,7 +172,7 @@ def _difference(number: int, one: Op, other: Op) -> str:
 
 
 def _short(name: str) -> str:
-    """Return the name of an operation without that of its overload."""
+    """Return the name of an operation without its overload: `aten.add` for `aten.add.Tensor`."""
     return name.rpartition(".")[0] or name
 
 

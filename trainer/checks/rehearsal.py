@@ -361,7 +361,7 @@ def rehearse(
 
 
 def remove_rehearsal(run: RunLog) -> None:
-    """Remove the checkpoint of the rehearsal, also that of a process that was killed."""
+    """Remove the checkpoint of the rehearsal, also after a process that was killed."""
     if run.writes:
         shutil.rmtree(run.path / _FOLDER, ignore_errors=True)
 

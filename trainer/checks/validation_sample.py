@@ -108,7 +108,7 @@ def _use(job: Job, result: Evaluation, seed_parts: tuple[int | str, ...]) -> Non
         if _random_numbers() != before:
             raise WrongUse(
                 f"task {type(job.task).__name__}: a function that figures() returned draws random "
-                "numbers, which would change those of the training: draw them in figures()"
+                "numbers, which would change the training: draw them in figures()"
             )
 
 

@@ -39,8 +39,9 @@ from trainer.records.run_log import RunLog
 _MOST_LOADER_WORKERS = 16
 # A note about datasets that both methods draw.
 MAY_SHARE = (
-    "validation_dataset() draws random numbers, and its examples cannot be compared with those of "
-    "train_dataset(): if both draw a random split, return Subsets, or seed a generator of their own"
+    "validation_dataset() draws random numbers, and its examples cannot be compared with the "
+    "examples of train_dataset(): if both draw a random split, return Subsets, or seed a generator "
+    "of their own"
 )
 
 
@@ -114,7 +115,7 @@ def build_inference(
 ) -> Inference:
     """Build the data and the model to evaluate a run, without what a training needs as well.
 
-    The evaluated dataset is that of `validation_dataset`, or that of `test_dataset` if `test`.
+    The evaluated dataset comes from `validation_dataset`, or from `test_dataset` if `test`.
 
     Raises:
         WrongUse: A method of the task is missing or returns something invalid.

@@ -46,7 +46,7 @@ def evaluate(
 ) -> Evaluation | None:
     """Return the result of a validation, or None if it was stopped.
 
-    The arguments are those of `add_up`. All ranks must call this.
+    The arguments are passed to `add_up`. All ranks must call this.
     """
     found = add_up(job, job.evaluation, job.world, seed_parts, stopped, observers, shown)
     if found is None:

@@ -40,8 +40,8 @@ class Recorder:
         """Record `work` without computing it; return its result and a function that computes it.
 
         The tensors of the result have no values before the first call of the function. Each call
-        reads and writes the same memory. The random numbers are those of the GPU's generator at
-        the time of the call.
+        reads and writes the same memory. Each call draws its random numbers from the GPU's
+        generator.
 
         Raises:
             Exception: `work` cannot be recorded, for example because it waits for the GPU.
@@ -51,8 +51,8 @@ class Recorder:
         before = generator.clone_state()
         # The watch of the GPU pauses in the recording, so another process is waited for here.
         torch.cuda.synchronize(device)
-        # Other threads may allocate meanwhile, as those of loaders and checkpoints do (pytorch
-        # #175425). The garbage collector must not free a tensor in the recording.
+        # Other threads may allocate meanwhile, as the threads of loaders and checkpoints do
+        # (pytorch #175425). The garbage collector must not free a tensor in the recording.
         try:
             with (
                 self._world.recording(),

@@ -103,8 +103,8 @@ class _Joined(Optimizer):
 def joined(parts: Sequence[Optimizer]) -> Optimizer:
     """Return one optimizer, which steps the `parts` in their order, or the only part.
 
-    The name of its class has the names of theirs. A resume compares this name with that of the
-    checkpoint.
+    The name of its class consists of the names of the parts' classes. A resume compares this name
+    with the name in the checkpoint.
 
     Raises:
         ValueError: Two optimizers have the same parameter.

@@ -24,9 +24,9 @@ from trainer.task_errors import original_error
 # The second step is the first one with the optimizer's state, and so with all that a step needs.
 FIRST_STEPS = 2
 
-# For these errors torch raises a plain RuntimeError. The signs are those of CUDA, of its libraries
-# (such as CUBLAS_STATUS_ALLOC_FAILED and CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED), of
-# MAGMA, and of mmap in a loader worker.
+# For these errors torch raises a plain RuntimeError. The signs come from CUDA, from its libraries
+# (such as CUBLAS_STATUS_ALLOC_FAILED and CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED),
+# from MAGMA, and from mmap in a loader worker.
 _GPU_SIGN = re.compile(
     "(?i)out of memory|[A-Z]_ALLOC_FAILED|(DEVICE|STATUS)_ALLOCATION_FAILED"
     "|cusparse: allocation failed|cannot allocate memory on GPU|not enough memory for workspace"

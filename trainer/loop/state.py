@@ -165,7 +165,7 @@ class JobState:
         Raises:
             WrongUse: The saved state is of another model or optimizer.
         """
-        # Compare the model and the optimizer with those of the checkpoint.
+        # Compare the model and the optimizer with the checkpoint.
         if changed := self.other_shape(saved):
             raise WrongUse(
                 f"the checkpoint in {path} is of another model or optimizer ({changed}): undo the "
@@ -190,7 +190,8 @@ class JobState:
         parameters = [
             parameter for group in self.optimizer.param_groups for parameter in group["params"]
         ]
-        # An optimizer may have state of its own beside that of parameters, under texts.
+        # Beside the state of parameters, under numbers, an optimizer may have other state, under
+        # texts.
         saved = {
             i: {n: strategy.share(v, parameters[i]) for n, v in values.items()}
             for i, values in state["state"].items()
@@ -302,7 +303,7 @@ class Job(Inference):
         self.end_step = self.schedule.total_steps
 
     def check_unchanged(self) -> None:
-        """Compare the loaded source files with those of the start.
+        """Compare the loaded source files with the files at the start.
 
         All ranks must call this, and all raise the same error.
 
@@ -320,7 +321,7 @@ class Job(Inference):
             raise
 
     def is_unchanged(self) -> bool:
-        """Return whether the source files that this rank has loaded are those of the start."""
+        """Return whether the source files that this rank has loaded are as at the start."""
         try:
             if self.sources is not None:
                 self.sources.compare_and_add([self.sources.newly_loaded()])

@@ -70,7 +70,7 @@ class EagerStep:
         )
         _set_learning_rate(job, factor, self._on_gpu)
 
-        # Copy the running statistics, such as those of batch norm, if the step may be undone.
+        # Copy the running statistics, as of batch norm, if the step may be undone.
         old_statistics = (
             [buffer.clone() for buffer in _statistics(state.model)] if config.skip_nonfinite else []
         )
@@ -86,7 +86,7 @@ class EagerStep:
                 job.world.seed_with(next(self._seeds))
 
                 # Compute the losses and the gradient. At the end of a shard, `reduction` adds the
-                # shard's gradients to those of this rank's earlier shards.
+                # shard's gradients to the gradients of this rank's earlier shards.
                 with job.reduction.of(micro, overlaps):
                     losses_B = self.compute(number, batch, is_first)
 
@@ -144,7 +144,7 @@ class EagerStep:
 
 
 class _Modes:
-    """The modes of all modules of a model in training, such as those of dropout."""
+    """Whether each module of a model is in training mode, which dropout depends on."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

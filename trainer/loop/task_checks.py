@@ -173,7 +173,7 @@ def checked_dataset(task: Task, method: str, returned: Any) -> "Dataset[Any]":
 
 
 def collate_of(task: Task) -> Collate:
-    """Return the task's collate(), or that of torch.
+    """Return the task's collate(), or torch's default_collate.
 
     The task's function raises WrongUse if its result has no tensor.
     """

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 class Slot(NamedTuple):
     """A place in which a module keeps a tensor: the dict `home` of the module, and its `key`.
 
-    `name` is that of the tensor in the model.
+    `name` is the tensor's name in the model.
     """
 
     home: dict[str, Any]
@@ -122,7 +122,7 @@ def evaluating(model: nn.Module, on_host: bool) -> Iterator[Callable[[], None]]:
     was_training = model.training
     before = _kept(model, on_host)
     model.eval()
-    # The modes of some modules change weights, such as those of LoRA.
+    # Some modules change weights if their mode changes, as LoRA does.
     changes = any(type(module).train is not nn.Module.train for module in model.modules())
     buffers, *parameters = _kept(model, on_host) if changes else before
 

@@ -30,7 +30,7 @@ _ON_THE_WAY = 2
 class _Phase(enum.Enum):
     """A phase of a step."""
 
-    # The gradients of each shard are added to those of this rank's previous shards.
+    # The gradients of each shard are added to the gradients of this rank's earlier shards.
     COLLECT = enum.auto()
     # The last backward of this rank sends each bucket as soon as its sum is complete.
     OVERLAP = enum.auto()
@@ -110,7 +110,7 @@ class Reduction:
         if not ends_shard:
             return
 
-        # Add the shard's gradients and moves to those of the previous shards of this rank.
+        # Add the shard's gradients and moves to the sums of this rank's earlier shards.
         for bucket in self._unsent:
             bucket.push(micro.shard)
         for moved in self._moved:

@@ -64,7 +64,7 @@ class MovedBuffers:
 
     @torch.no_grad()
     def end(self, shard: int) -> None:
-        """Add the moves of a shard to those of this rank's earlier shards.
+        """Add the moves of a shard to the moves of this rank's earlier shards.
 
         Raises:
             WrongUse: A forward has changed the size of a buffer.

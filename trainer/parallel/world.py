@@ -130,7 +130,7 @@ class World:
         dist.all_reduce(values_N)
 
     def gather_rows(self, rows_NK: Tensor, counts: Sequence[int] = ()) -> Tensor:
-        """Return the rows of all ranks on the CPU, those of rank 0 first.
+        """Return the rows of all ranks on the CPU, in the order of the ranks.
 
         `counts` has the number of rows of each rank, by default one.
         """
@@ -288,7 +288,7 @@ class World:
                 message(line)
 
     def _states(self, own: int) -> list[int]:
-        """Return the state of the body on each rank; `own` is that of this rank."""
+        """Return the state of the body on each rank; `own` is this rank's state."""
         states_1 = [torch.empty(1, dtype=torch.int64) for _ in range(self.world_size)]
         dist.all_gather(states_1, torch.tensor([own]), group=self._waits)
         return [int(state_1) for state_1 in states_1]

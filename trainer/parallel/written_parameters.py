@@ -12,9 +12,9 @@ from trainer.parallel.buffers import Mark, Slot, mark, parameter_slots
 class WrittenParameters:
     """The parameters of a model that is trained in several shards, watched in every forward.
 
-    A forward must not change trained parameters. It may change frozen ones, such as those of a mean
-    teacher. torch does not record a write through `.data`, so the values are compared as well: in
-    the first forward, and in the forward after each `look_again`.
+    A forward must not change trained parameters. It may change frozen ones, such as the weights of
+    a mean teacher. torch does not record a write through `.data`, so the values are compared as
+    well: in the first forward, and in the forward after each `look_again`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -26,7 +26,7 @@ class WrittenParameters:
         self._looks, self._looked = True, False
         # The values of the frozen parameters before the first forward, which their first change
         # needs. They are on the CPU, because few models ever change them. Parameters that change
-        # between forwards, such as those of an average of the weights, have none.
+        # between forwards, such as an average of the weights, have none.
         self._of_frozen: dict[str, Tensor] = {}
         # The trained parameters that each forward compares: those that a forward has written with
         # the same values, as clamp_ may do.

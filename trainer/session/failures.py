@@ -63,7 +63,7 @@ def errors_as_failures(
     """Raise known errors of the body as Failures. Unknown errors are raised unchanged.
 
     The traceback goes to the log of this rank, whose path is `log`, if there is one. Without
-    `task`, no error is attributed to the task. `instead` is that of `storage_failure`.
+    `task`, no error is attributed to the task. `instead` is passed to `storage_failure`.
     """
     try:
         yield
@@ -84,7 +84,7 @@ def errors_as_failures(
             failure = mistake_of(error, task, log)
         if failure is None and isinstance(source, OSError) and is_of_disk(source, runs_dir):
             failure = storage_failure(runs_dir, source, instead=instead)
-        # A task may connect to a server. Other connections are those of Trainbox's processes.
+        # A task may connect to a server. Other connections are between Trainbox's processes.
         if failure is None and isinstance(error, ConnectionError):
             failure = NetworkFailure(f"lost contact with another process: {text_of(error)}")
         if failure is None:

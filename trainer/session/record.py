@@ -33,7 +33,7 @@ _CHANGED = "changed_later"  # the hidden state that has changed, with the step, 
 
 
 def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool) -> None:
-    """Compare the settings with those of the run's start.
+    """Compare the settings with the settings at the run's start.
 
     A user may have edited config.json or the manifest since.
 
@@ -91,7 +91,7 @@ def look_at_data(job: Inference, datasets: Mapping[str, Dataset[Any]]) -> DataRe
 def record_start(
     job: Job, data: DataRecord, anyway: bool, did_not_fit: Sequence[str], complete: bool
 ) -> None:
-    """Write the manifest and config.json, or compare them with those of the run's start.
+    """Write the manifest and config.json, or compare them with the files of the run's start.
 
     `did_not_fit` has a message for each earlier attempt, whose micro-batches did not fit in memory.
     A `complete` run is compared, and its manifest does not change.
@@ -138,7 +138,7 @@ def changing_state(job: Job) -> list[str] | None:
 def eager_by_rehearsal(job: Job, anyway: bool) -> str:
     """Return why the rehearsal of this run does not allow captured steps, or "".
 
-    A run that resumes `anyway` may compute other steps than those of its rehearsal.
+    A run that resumes `anyway` may compute other steps than its rehearsal.
     """
     if anyway and job.state.progress.step:
         return "--resume anyway"

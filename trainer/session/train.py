@@ -123,7 +123,7 @@ def train_task(
             errors_as_failures(runs_dir, type(task).__name__, log),
             contextlib.closing(RunGpus(strategy, run.folder)) as gpus,
         ):
-            # Choose all settings, and compare them with those of the run's start.
+            # Choose all settings, and compare them with the settings at the run's start.
             settled = settle(config, task, strategy, run)
             refuse_difference(world, dataclasses.asdict(settled), SAME_HARDWARE)
             refuse_edited(settled, strategy, run, resume == "anyway")
@@ -213,8 +213,8 @@ class _Jobs:
         """Check that the model of each job begins with the same weights.
 
         Raises:
-            WrongUse: build_model() returned other weights, such as those of a model that an earlier
-                job has trained.
+            WrongUse: build_model() returned other weights, such as the weights of a model that an
+                earlier job has trained.
         """
         found = {name: sampled_digest(p) for name, p in job.state.model.named_parameters()}
         first = self._initial or found
@@ -318,7 +318,7 @@ def _train(
     """Check the data and the task, record this start, train, and log the results.
 
     `did_not_fit` has a message for each earlier attempt, whose micro-batches did not fit in memory.
-    A run that `rehearses` compares its hidden state with that of the start.
+    A run that `rehearses` compares its hidden state with the hidden state at its start.
 
     Raises:
         OutOfMemory: The first steps do not fit in memory.

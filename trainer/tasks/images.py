@@ -114,7 +114,7 @@ class Images(Classification):
         return tuple(self.classes.split("/")) if self.classes else ()
 
     def with_classes(self, names: tuple[str, ...]) -> Self:
-        # The weights of the run replace those of a file, which may be missing now.
+        # The weights of the run replace the weights of a file, which may be missing now.
         weights = "" if self.weights.endswith(WEIGHTS_FILES) else self.weights
         return replace(self, classes="/".join(names), weights=weights)
 
@@ -203,8 +203,8 @@ class Images(Classification):
     def prepare(self, batch: Any, training: bool) -> tuple[Tensor, Tensor]:
         """Return the images and their labels (B,), or the targets (B, K) of a training.
 
-        A training without mixing, smoothing and weights has labels, whose losses have the same
-        bits as those of targets.
+        A training without mixing, smoothing and weights has labels. The losses of labels and of
+        targets have the same bits.
         """
         pictures_BHWC, labels_B, weights_B = batch
         if training and self.augment:

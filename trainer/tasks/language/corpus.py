@@ -45,11 +45,11 @@ def standard_library() -> list[Path]:
 def split_texts(
     folder: Path | None, endings: tuple[str, ...], share: float
 ) -> tuple[list[TextFile], list[TextFile]]:
-    """Return the texts for training and those for validation.
+    """Return the texts for training and the texts for validation.
 
-    If `folder` is None, they are those of `standard_library`. If `folder` has the folders train and
-    val, they are the two parts. Otherwise the name of each file decides: about `share` of the files
-    are for validation.
+    If `folder` is None, they come from `standard_library`. If `folder` has the folders train and
+    val, these are the two parts. Otherwise the name of each file decides: about `share` of the
+    files are for validation.
 
     Raises:
         WrongUse: the folder is missing, or a part has no text or several names.
