@@ -47,7 +47,7 @@ def check_file(file: str) -> None:
 def compare(
     reference: tuple[Path, Path], other: tuple[Path, Path], tolerance: float, ignored: Sequence[str]
 ) -> FileComparison:
-    """Compare two files. Each has the folder of its training beside it.
+    """Compare two files, each given with the folder of its training.
 
     A file that is missing or damaged, or that has nothing to compare, is a difference.
     """

@@ -26,16 +26,17 @@ from entrypoint.script.working_copies import WORK, UserFolder
 from trainbox.errors import ExitCode, Failure, WrongUse
 
 _KILLS_WIDTH = 50
-# A script that writes its first file after this share of its time may save at SIGTERM only.
+# If the undisturbed training writes its first file only after 95 % of its time, the script probably
+# saves during a training only at SIGTERM.
 _SAVED_BY = 0.95
 
 
 @dataclass(frozen=True)
 class DrillRequest:
-    """The script, the processes and the file of a drill.
+    """The request of a drill: the script, the processes and the file that is compared.
 
-    In `device`, the text {processes} is replaced by a number. `script` are the last arguments of
-    `trainbox run`. `ignored` has patterns of entries that are not compared.
+    In `device`, the text {processes} is replaced by the number of processes. `script` has the
+    script and its arguments. `ignored` has patterns of entries that are not compared.
     """
 
     script: tuple[str, ...]
@@ -281,10 +282,10 @@ class _Drill:
 
 
 def due(shares: Sequence[float], undisturbed: Start) -> list[Due]:
-    """Return the moments of kills at these shares of a training like the undisturbed one.
+    """Return a function for each kill, which tells when the start has reached this share.
 
-    They follow its steps, if it reports them. Otherwise they follow the time since a start has
-    written its first file, because a kill before the first checkpoint shows nothing.
+    If the training reports steps, the share counts steps. Otherwise it counts the time since the
+    start has written its first file, because a kill before the first checkpoint shows nothing.
     """
     steps = max(undisturbed.steps, default=0)
     saves = undisturbed.first_s <= _SAVED_BY * undisturbed.last_s

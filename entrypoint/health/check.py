@@ -29,8 +29,8 @@ from trainbox.errors import DeviceMissing, WrongUse
 
 _SAMPLES = 10  # several samples, to distinguish a lasting state from a short one
 _SAMPLE_INTERVAL_S = 0.1
-# A reading that hangs costs two deadlines before it is left out. If more than two readings hang, it
-# is the whole driver.
+# A reading that hangs is tried twice, until the deadline each time, and then left out. If more than
+# two readings hang, the whole driver hangs.
 _MOST_DEADLINES = 4
 
 
@@ -111,7 +111,7 @@ def ask(detect: Callable[[], Detection], question: Question) -> Question | Verdi
         visible = found.gpus if found.absent else visible_to_cuda(found)
         chosen = select(visible, gpu_ids, "--gpu-ids") if gpu_ids else visible
         requested = len(chosen) if gpu_ids or gpus is None else gpus
-        # "all" requests one GPU at least.
+        # "all" requests at least one GPU.
         count = max(1, len(chosen)) if requested == "all" else int(requested)
         selection = Selection(chosen[:count], missing=max(0, count - len(chosen)))
     except DeviceMissing as error:
@@ -119,7 +119,7 @@ def ask(detect: Callable[[], Detection], question: Question) -> Question | Verdi
     question = dataclasses.replace(question, selection=selection, wanted=wanted)
     if not found.absent:
         return question
-    # The liveness probe of a training on CPUs does not end it because of such a machine.
+    # A liveness probe must not end a training on CPUs because a GPU of the machine has no driver.
     seen = "" if question.mode is Mode.LIVE else unusable_gpus(_in_container())
     return without_driver(question, found.absent, seen)
 
@@ -138,7 +138,7 @@ def examine(
     The modes `check` and `deep` take ten samples, other modes one. `on_sample` is called after each
     sample with the number of samples so far and the number of all samples.
 
-    If readings hang, the others are still made, until the examination has waited for some
+    If a reading hangs, the other readings are still made, until the examination has waited for four
     deadlines.
     """
     give_up_s = time.monotonic() + _MOST_DEADLINES * driver.deadline_s
@@ -217,7 +217,7 @@ def _of(
 def without_driver(question: Question, reason: str, seen: str = "") -> Verdict:
     """Return the verdict without an NVIDIA driver.
 
-    It is CRITICAL if a GPU was requested, or if the machine has one, as is `seen`.
+    It is CRITICAL if a GPU was requested, or if the machine has a GPU: `seen` then describes it.
     """
     findings = [Finding("driver", Result.NA, reason)]
     if question.wanted:

@@ -74,7 +74,7 @@ def _check(task: Task, built: Any, model: nn.Module) -> None:
 
 
 class _Joined(Optimizer):
-    """Steps each of its `parts`, whose parameter groups and state it has."""
+    """Several optimizers, the `parts`, as one: it shares their parameter groups and their state."""
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = tuple(parts)

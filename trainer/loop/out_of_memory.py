@@ -34,8 +34,8 @@ _GPU_SIGN = re.compile(
 # Libraries of the host may report "out of memory" as well.
 _OF_A_GPU = re.compile("(?i)cuda|cudnn|cublas|cusolver|cusparse|cufft|hip|mps|gpu")
 _HOST_SIGN = re.compile("(?i)can(no|')t allocate memory|HOST_ALLOCATION_FAILED")
-# torch tries the algorithms of cuDNN in turn, and hides their errors. So this is also the message
-# if the workspace of none of them fits in memory.
+# torch tries the algorithms of cuDNN in turn, and hides their errors. So this message may mean that
+# cuDNN has no algorithm, or that the workspace of each algorithm does not fit in memory.
 NO_ENGINE = "unable to find an engine to execute this computation"
 
 
@@ -43,8 +43,7 @@ def memory_used_up(error: BaseException, failed_before: int = 0) -> str | None:
     """Return a message if `error` means that memory is used up, else None.
 
     The message names the host or the GPU, and it quotes the first line of the library's message.
-    `failed_before` allocations had
-    failed before the work that raised `error`.
+    `failed_before` is the number of failed allocations before the work that raised `error`.
     """
     failed = failed_allocations() - failed_before
     lines = text_of(error).splitlines() or [""]

@@ -24,8 +24,8 @@ _OF_THE_GPU = {
     999: ("unknown error", _OTHER),
 }
 _CODES = {text: code for code, (text, _) in _OF_THE_GPU.items()}
-# torch, also in the traceback of a loader worker or a replica, and its first call of CUDA; Triton;
-# NCCL.
+# The texts in which these codes appear: of torch (also in the traceback of a loader worker or of a
+# DataParallel replica, and at the first call of CUDA), of Triton, and of NCCL.
 _TEXT = re.compile(
     r"(?:CUDA (?:driver )?error: |Error \d+: |CUDA (?=unknown)|Triton Error \[CUDA\]: "
     r"|Cuda failure (?:\d+ )?')"

@@ -175,10 +175,10 @@ class World:
         return unpacked(packed_N)
 
     def vote(self, *wishes: int) -> list[int]:
-        """Return the largest of all ranks' wishes, each alone; all ranks get the same answer.
+        """Return for each wish the largest number of all ranks; all ranks get the same answer.
 
         The answer is for the wishes of the previous call, and 0 at the first call. The exchange
-        thus overlaps training steps and costs no time.
+        thus overlaps the steps between two calls, and costs no time.
         """
         if self.world_size == 1:
             return list(wishes)
@@ -211,7 +211,10 @@ class World:
         return [unpacked(part_N1) for part_N1 in self.gather_rows(packed_N1, counts).split(counts)]
 
     def seed(self, *parts: int | str) -> None:
-        """Seed all generators that a task may use, by what is computed and never by the rank."""
+        """Seed all generators that a task may use by `parts`, such as the seed and the epoch.
+
+        Never seed by the rank: any number of ranks must compute the same.
+        """
         self.seed_with(derive_seed(*parts))
 
     def seed_with(self, value: int) -> None:
@@ -243,12 +246,12 @@ class World:
     def wait_for_all(self, what: str) -> Iterator[None]:
         """Run the body, and wait until all ranks have run theirs, however long this takes.
 
-        A thread of each rank exchanges a value twice a minute meanwhile. So the time limit of a
-        collective ends only the wait for a process that is lost or stopped. After each such time,
-        rank 0 prints which ranks work on `what`.
+        Meanwhile, a thread of each rank exchanges a value twice a minute. So the time limit of
+        collectives (10 minutes) ends only the wait for a process that is lost or stopped. After
+        each 10 minutes, rank 0 prints which ranks still work on `what`.
 
-        If the body of a rank raises an error, the other ranks wait no longer. So all ranks may use
-        collectives again, as they do if the body has too little memory.
+        If the body of a rank raises an error, the other ranks wait no longer, and all ranks may use
+        collectives again, for example to agree on smaller micro-batches.
         """
         if self.world_size == 1:
             yield

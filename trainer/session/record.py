@@ -47,7 +47,8 @@ def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool
         # The number of shards is the number of processes, which is compared as part of the plan.
         changed.pop("settings.shards", None)
     if settled.memory_format is None:
-        changed.pop("settings.memory_format", None)  # config.json is lost: the rule chooses again
+        # Without config.json, the memory format is chosen again.
+        changed.pop("settings.memory_format", None)
     if anyway or not world.from_first(run.folder.has_had_a_checkpoint()):
         changed.pop("settings.accumulation", None)  # each start chooses what fits in memory
     if changed:
@@ -60,10 +61,7 @@ def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool
 
 @dataclass(frozen=True)
 class DataRecord:
-    """Digests of datasets and of source files.
-
-    The source files are those that are loaded after the datasets were read.
-    """
+    """Digests of the datasets, and of the source files that are loaded after they were read."""
 
     digests: dict[str, str]
     sources: dict[str, str]
@@ -217,8 +215,8 @@ def _write_manifest(
         run.folder.write_json("manifest.json", content)
         return data.sources
     job.notes += _notes(stored)
-    # Compare with the manifest. A module that is imported later is compared now, before anything is
-    # computed.
+    # Compare with the manifest. The files of modules that the task imports only later are compared
+    # now as well, before anything is computed.
     known: dict[str, str] = stored.get("sources", {})
     found["sources"] |= located_sources(known.keys() - data.sources.keys())
     changed = manifest_differences(stored, found)

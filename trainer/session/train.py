@@ -101,7 +101,7 @@ def train_task(
         Failure: The training did not succeed. The class of the failure has the exit code.
     """
     with errors_as_failures(runs_dir), torchscript_repeats(config.deterministic):
-        # A loss of (B, 1) and (B,) has (B, B) values, whose mean trains to nonsense.
+        # torch warns of a loss of shapes (B, 1) and (B,), which has (B, B) wrong values: refuse it.
         warnings.filterwarnings("error", message="Using a target size")
         # The import of a task may use the GPU.
         if config.deterministic:
@@ -115,7 +115,7 @@ def train_task(
         config = dataclasses.replace(config, fields=fields)
         task = load_task(config.task, fields)
         run = RunLog(runs_dir / (run_name or default_name(config, strategy, runs_dir)), world.rank)
-        # This path is the same on all ranks, so that an error of several ranks is printed once.
+        # The launcher prints a message of several ranks once if it is the same text on all of them.
         log = run.path / "logs" / f"rank-{0 if world.world_size == 1 else '*'}.log"
         with (
             contextlib.closing(run),
@@ -249,7 +249,7 @@ class _Jobs:
             if of_a_view is not None:
                 self.settled = self._contiguous(of_a_view)
                 continue
-            # After the `except` block, the error no longer keeps the memory of the job.
+            # Only after the `except` block does the error release the memory of the job.
             world, accumulation = self.strategy.world, self.config.accumulation
             fixed = reason_to_keep_micro_batches(self.checkpoints, world, accumulation, resume)
             smaller = with_smaller_micro_batches(self.settled, self.has_batch_norm, found, fixed)
