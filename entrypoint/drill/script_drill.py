@@ -135,7 +135,8 @@ class _Drill:
             signals = kill_signals(request.kills, number - len(request.counts))
             outcome = self._outcome(case, signals, draw)
             yield outcome.row(first, request.tolerance)
-            # An early kill shows little, and the last one may come too late for such a script.
+            # If a kill came after the end of the training, the script may ignore SIGTERM. An early
+            # kill alone shows little, so train once more with kills that cannot be ignored.
             is_same = outcome.comparison.difference is None
             if is_same and not outcome.resumed and FINISHED in outcome.notes:
                 yield f"  {FINISHED}: {MEANINGS[FINISHED]}; so it trains again, with SIGKILL alone"
@@ -147,10 +148,10 @@ class _Drill:
         yield from self._conclusion()
 
     def _reference(self, case: KillSchedule) -> Generator[str, None, Training]:
-        """Return an undisturbed training. Yield what is left out of the copies for it.
+        """Return an undisturbed training, and yield which files it left out.
 
-        The script could load files that it writes itself, such as an old checkpoint in the current
-        folder. So they are left out, and the training begins again.
+        The copy of the user's folder may have files that the script writes itself, such as an old
+        checkpoint, which the script could load. They are left out, and the training begins again.
         """
         while found := (training := self._trained("case-0", case)).overwritten():
             shutil.rmtree(training.folder)
@@ -282,7 +283,7 @@ class _Drill:
 
 
 def due(shares: Sequence[float], undisturbed: Start) -> list[Due]:
-    """Return a function for each kill, which tells when the start has reached this share.
+    """Return a function for each of the kills, which tells when a start has reached its share.
 
     If the training reports steps, the share counts steps. Otherwise it counts the time since the
     start has written its first file, because a kill before the first checkpoint shows nothing.

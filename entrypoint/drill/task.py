@@ -83,7 +83,7 @@ def train(
 
 
 def kill_after(step: int, run: Path | None = None) -> Due:
-    """Return the moment after `step`, and after the first checkpoint of `run`."""
+    """Return a function that tells whether `step` is done, and whether `run` has a checkpoint."""
 
     def is_due(now: StartProgress) -> bool:
         return now.step >= step and (run is None or any(run.glob("checkpoints/step-*.json")))

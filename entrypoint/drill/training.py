@@ -48,7 +48,7 @@ class StartProgress:
 
 
 Due = Callable[[StartProgress], bool]
-Kill = tuple[Due, Signals]  # its moment and its signal
+Kill = tuple[Due, Signals]  # what tells the moment of the kill, and the signal
 
 
 @dataclass(frozen=True)

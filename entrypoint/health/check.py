@@ -36,12 +36,19 @@ _MOST_DEADLINES = 4
 
 @dataclass(frozen=True)
 class Question:
-    """The subject and the mode of an examination.
+    """What to examine, and in which mode.
 
-    `gpus`, `gpu_ids` and `processes` are the options of these names. `ask` finds the `selection`
-    of GPUs, and `wanted`, the option that requested them, or empty. `required` are the checks that
-    must have a result. `runs_dir` is the folder to check for output, or None. With `one_node`, the
-    network between nodes is not judged.
+    Attributes:
+        mode: the purpose of the examination.
+        gpus: the option --gpus.
+        gpu_ids: the option --gpu-ids.
+        processes: the option --processes.
+        selection: the GPUs that `ask` has found for these options.
+        wanted: the option that requested GPUs, or "".
+        limits: the limits of the rules.
+        required: the checks that must have a result.
+        runs_dir: the folder in which runs are written; None to leave out this check.
+        one_node: whether to leave out the network between nodes.
     """
 
     mode: Mode

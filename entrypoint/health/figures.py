@@ -10,11 +10,17 @@ from entrypoint.driver.gpus import Gpu, Readings, Unread
 
 @dataclass(frozen=True)
 class Figure:
-    """The figure `name`, which is `of` the driver's value `reading`, or of the one with its name.
+    """A figure of a GPU, and its metric for Prometheus.
 
-    Prometheus gets it as `metric` with the description `text`, multiplied with `factor` to its base
-    unit. With `counts`, it counts since the driver was loaded. Figures of the same metric have
-    different labels `kind`.
+    Attributes:
+        name: the name of the figure in --json.
+        metric: the name of the metric, without `trainbox_gpu_`.
+        text: the description of the metric.
+        factor: converts the figure to Prometheus' base unit.
+        counts: whether the figure counts since the driver was loaded.
+        kind: a label that distinguishes figures of the same metric.
+        reading: the driver's value that the figure is computed from; by default `name`.
+        of: computes the figure from this value.
     """
 
     name: str

@@ -237,7 +237,7 @@ def _may_update(job: Job, norm: Tensor | None) -> bool:
 
 
 def _skip(job: Job, old_statistics: list[Tensor]) -> None:
-    """Undo a step whose gradient is not finite. `old_statistics` are those before the step."""
+    """Undo a step whose gradient is not finite; put back `old_statistics` from before the step."""
     progress = job.state.progress
     progress.skipped += 1
     progress.skipped_in_a_row += 1

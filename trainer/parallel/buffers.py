@@ -103,7 +103,7 @@ class Kept:
 def left_alone(model: nn.Module) -> Iterator[list[str]]:
     """Collect the names of the buffers and parameters that the body changes.
 
-    A write through `.data` is not found.
+    A write in place through `.data` is not found.
     """
     modules = list(model.named_modules())
     slots = [*_slots(modules, "_buffers"), *_slots(modules, "_parameters")]
