@@ -307,7 +307,7 @@ def folders_of(verb: str, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def made_folders(verb: str, env: Mapping[str, str]) -> list[str]:
-    """Return the folders to make, because those that the daemon makes belong to root.
+    """Return the folders to make, because folders that the daemon makes belong to root.
 
     A script may download its data to `data` of its project, which is mounted read-only otherwise.
     """

@@ -53,7 +53,7 @@ def checked(text: str, file: Path) -> str:
 
 
 def names(lock: str, but_not: str = "") -> set[str]:
-    """Return the packages of a lock of uv, without those for the platform `but_not` only."""
+    """Return the packages of a lock of uv, except packages only for the platform `but_not`."""
     found = re.findall(r"^([\w.-]+)==\S+(?: ; (.*?))?(?: \\)?$", lock, re.MULTILINE)
     return {name for name, marker in found if marker != f"sys_platform == '{but_not}'"}
 

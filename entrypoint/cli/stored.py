@@ -45,8 +45,8 @@ def verify(**values: Any) -> None:
 def evaluate(**values: Any) -> None:
     """Evaluate a checkpoint of RUN, also while RUN trains.
 
-    The figures are compared with those that the training recorded. If they differ and nothing has
-    changed since, the exit code is 8.
+    The figures are compared with the figures that the training recorded. If they differ and nothing
+    has changed since, the exit code is 8.
 
     \b
     Examples:

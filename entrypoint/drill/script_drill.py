@@ -226,9 +226,9 @@ class _Drill:
                 continue
             if len(outcome.case.processes) == 1:
                 message = (
-                    f"the undisturbed training on {outcome.case} processes differs from that on "
-                    f"{first}: {what}; this is the number of processes and not the resume: give a "
-                    "--tolerance, or drill each number by itself"
+                    f"the undisturbed training on {outcome.case} processes differs from the one "
+                    f"on {first}: {what}; this is the number of processes and not the resume: give "
+                    "a --tolerance, or drill each number by itself"
                 )
             elif repeated := self._compared(
                 self.outcomes[0].training, self._trained("again", first)

@@ -43,7 +43,7 @@ class Sample:
     fault: Unread | None = None
 
     def of(self, gpu: "Gpu") -> Readings:
-        """Return the readings of a whole GPU, or those that are also true of a MIG slice."""
+        """Return the readings of a whole GPU; for a MIG slice, only what is true of the slice."""
         readings = self.gpus.get(gpu.whole_uuid, {})
         if gpu.mig_parent is None:
             return readings

@@ -99,7 +99,7 @@ def required_checks(require: str, mode: Mode) -> tuple[str, ...]:
 
 
 def ask(detect: Callable[[], Detection], question: Question) -> Question | Verdict:
-    """Return the question about the GPUs that its options name, of those that `detect` returns.
+    """Return the question with its selection: the GPUs found by `detect` that its options name.
 
     Without a working driver, or for --gpus 0, return the verdict instead.
 

@@ -67,12 +67,12 @@ FIGURES = (
         of=sum,
     ),
 )
-# The values that are read for the figures, and those that only describe the GPU.
+# The values that are read for the figures, and values that only describe the GPU.
 READ_FOR_FIGURES = ("name", "vbios", *(figure.reading or figure.name for figure in FIGURES))
 
 
 def description(gpu: Gpu, readings: Readings) -> dict[str, Any]:
-    """Return the properties of a GPU and its figures, without those that could not be read."""
+    """Return the properties of a GPU and its figures, except what could not be read."""
     found = {name: v for name, v in readings.items() if not isinstance(v, Unread)}
     figures = {
         figure.name: figure.of(found[figure.reading or figure.name])

@@ -300,7 +300,7 @@ def sampled_digest(tensor: Tensor) -> str:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, also those in slots."""
+    """Return the attributes of an object, also attributes in slots."""
     in_slots: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # some objects of compiled code have no such state
         state = object.__getstate__(value)

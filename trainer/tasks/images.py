@@ -258,7 +258,7 @@ class Images(Classification):
             WrongUse: a class has no picture, or a picture cannot be read, or is damaged and not
                 skipped.
         """
-        # Find the pictures, and choose those for validation.
+        # Find the pictures, and choose the pictures for validation.
         folder = data_dir / self.folder
         train_folder, validation_folder = find_layout(folder)
         found = find_pictures(train_folder, self.class_names)

@@ -189,7 +189,7 @@ def write_results(out: Path, entry: Mapping[str, Any], pictures: Mapping[str, An
 def _comparison(
     model: StoredModel, figures: Mapping[str, Any], part: str
 ) -> tuple[bool | None, str, str]:
-    """Compare `figures` of the data `part` with those that the training recorded for the step.
+    """Compare `figures` of the data `part` with the training's record of the step.
 
     Return whether they are equal, or None if they are not compared; a line; and what may have
     changed them, or an empty text.

@@ -62,7 +62,7 @@ class StoredRun:
     """A run that a command uses, on this rank.
 
     Attributes:
-        settings: Those of the run's newest start, or those that the command needs instead.
+        settings: The settings of the run's newest start, some replaced for the command.
         console: Prints lines and writes the log, or None if standard output is for rows.
     """
 

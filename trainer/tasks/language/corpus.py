@@ -116,9 +116,9 @@ def _texts(paths: Sequence[Path]) -> list[TextFile]:
 class Windows(Dataset[tuple[Tensor]]):
     """A dataset of windows (context + 1,) uint8 of all texts, one after the other.
 
-    A zero byte follows each text. Neighbouring windows share one byte, so each byte but the first
-    and those after the last whole window is predicted once. If `shifted`, a window starts up to
-    `context` bytes later, at random.
+    A zero byte follows each text. Neighbouring windows share one byte, so each byte is predicted
+    once, except the first byte and the bytes after the last whole window. If `shifted`, a window
+    starts up to `context` bytes later, at random.
 
     A window is mapped from its files when it is read. So a process has only the paths and the sizes
     of the files in memory.
