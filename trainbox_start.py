@@ -1,6 +1,7 @@
 """Start the command `trainbox`, and let no module of a user's PYTHONPATH replace one of ours.
 
-This module is found before sys.path is in order, so it has a name that no other module has.
+Python finds this module before sys.path is in order. Its long name avoids that a module of the user
+with the same name is found first.
 """
 
 # A part of the interpreter, which no module of a user can replace.
@@ -20,8 +21,8 @@ _LIBRARY = os.path.dirname(os.__file__)  # noqa: PTH120
 def main() -> None:
     """Put sys.path in order, let our own processes inherit it, and run the command.
 
-    At its end, Python removes its handlers. A signal that comes twice would then end this process
-    before it exits with its code, so such a signal is ignored.
+    When Python exits, it removes its signal handlers. From then on, a late signal, such as a second
+    Ctrl-C, would replace the exit code by 128 + N. So stop signals are ignored at the end.
     """
     if not sys.flags.safe_path:
         del sys.path[0]  # the folder of the program, or with -m the current one
@@ -41,7 +42,10 @@ def main() -> None:
 
 
 def _turn(folder: str, theirs: set[str]) -> int:
-    """Return the turn of a folder: Python's library, Trainbox, packages, the user's folders."""
+    """Return the place of a folder in sys.path, from 0 for the first one to 3 for the last one.
+
+    The order: Python's library, Trainbox, installed packages, the folders of PYTHONPATH (`theirs`).
+    """
     if folder in (_LIBRARY, f"{_LIBRARY}/lib-dynload"):
         return 0
     if folder == _HOME:

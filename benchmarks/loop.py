@@ -96,7 +96,7 @@ def measure() -> Iterator[str]:
 
 
 def median_and_interval(ratios: list[float]) -> str:
-    """Return the median, and the interval that contains that of more turns with 95 %."""
+    """Return the median of the ratios, and its 95 % interval."""
     ordered, reach = sorted(ratios), math.sqrt(len(ratios))
     low, high = round(len(ratios) / 2 - reach), round(len(ratios) / 2 + reach)
     return f"{statistics.median(ratios):.3f} ({ordered[low]:.3f} to {ordered[high - 1]:.3f})"

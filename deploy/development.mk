@@ -5,7 +5,7 @@
 suite = $(VENV)/bin/python -P -m tests.support.suite
 fast = $(suite) -m "not slow" --ignore=tests/image $(PYTEST_ARGS)
 
-test: $(VENV)/.dev ## Lint, and every test except the slow ones and those of the image (PYTEST_ARGS=)
+test: $(VENV)/.dev ## Lint, and every test except the slow ones and the tests of the image (PYTEST_ARGS=)
 	$(fast) --lint
 
 test-all: $(VENV)/.dev ## test, test-faults and test-slow together, each test once (PYTEST_ARGS=)

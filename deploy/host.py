@@ -3,9 +3,9 @@
     make train GPUS=3        runs python3 -I deploy/host.py train
     make -n train GPUS=3     prints the commands
 
-The settings are environment variables, and make passes those of its command line on. What is run is
-decided by pure functions of the settings and of the machine. Python 3.9 and its standard library
-are enough.
+The settings are environment variables, and make also passes on the settings of its command line.
+Pure functions of the settings and of the machine decide what is run. Python 3.9 and its standard
+library are enough.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def task_folder(env: Mapping[str, str]) -> str:
 
 
 def config_words(verb: str, env: Mapping[str, str], kind: str) -> tuple[list[str], list[str]]:
-    """Return the arguments of trainbox for CONFIG, and those of Docker that mount the file."""
+    """Return trainbox's arguments for CONFIG, and Docker's arguments that mount the file."""
     config = env.get("CONFIG", "")
     if not config or is_of_script(verb, env) or verb not in _WITH_CONFIG:
         return [], []
@@ -307,7 +307,7 @@ def folders_of(verb: str, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def made_folders(verb: str, env: Mapping[str, str]) -> list[str]:
-    """Return the folders to make, because those that the daemon makes belong to root.
+    """Return the folders to make, because folders that the daemon makes belong to root.
 
     A script may download its data to `data` of its project, which is mounted read-only otherwise.
     """

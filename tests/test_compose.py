@@ -60,7 +60,7 @@ def test_a_project_belongs_to_a_user_and_a_checkout(settings: dict[str, str], na
 
 
 def test_the_project_needs_the_path_of_the_checkout() -> None:
-    """Without the path, the project could be that of another user."""
+    """Without the path, the project could belong to another user."""
     done = config(USER="ada")
     assert done.returncode != 0
     assert "PWD is missing a value: is not set. Set it to the path of this checkout" in done.stderr

@@ -105,7 +105,7 @@ def test_a_dry_run_and_the_tests_on_the_cpu_see_no_gpu(monkeypatch: pytest.Monke
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert check.environment("cpu", {})["CUDA_VISIBLE_DEVICES"] == ""
     assert clean_environment()["CUDA_VISIBLE_DEVICES"] == ""
-    # The stub replaces the driver, and its GPUs are not those of this machine.
+    # The stub replaces the driver, and its GPUs are not GPUs of this machine.
     assert "CUDA_VISIBLE_DEVICES" not in clean_environment(NVML_STUB_CONFIG="x")
 
 

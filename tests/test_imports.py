@@ -24,7 +24,7 @@ FILES = {
 }
 FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 
-# Each package imports only those before it in its line. Both programs share the first folders of
+# Each package imports only packages before it in its line. Both programs share the first folders of
 # `trainbox`, which do not need torch.
 SHARED = "errors processes files options disclosure task_names folders commands"
 ORDER = {

@@ -30,10 +30,10 @@ class TrainState(SimpleNamespace):
     """All that a training resumes from, as attributes: `TrainState(model=model, epoch=0)`.
 
     A part with a `state_dict()`, such as a model, an optimizer, a scheduler or a scaler, is saved
-    and loaded by this method and `load_state_dict()`. The state of a model in
-    DistributedDataParallel is that of the model itself, so another number of processes can load it.
-    Other parts are values, such as numbers. They are attributes of this object: read and change
-    `state.epoch`, because a variable of yours does not follow it.
+    and loaded by this method and `load_state_dict()`. For a model in DistributedDataParallel, the
+    state of the inner model is saved, so another number of processes can load it. Other parts are
+    values, such as numbers. They are attributes of this object: read and change `state.epoch`,
+    because a variable of yours does not follow it.
 
     It does not contain random numbers: `seed_step` seeds each step.
     """
@@ -54,7 +54,7 @@ class TrainState(SimpleNamespace):
         """
         if different := state.keys() ^ vars(self).keys():
             raise WrongUse(
-                f"the saved parts are {', '.join(state)}, and those of the TrainState are "
+                f"the saved parts are {', '.join(state)}, and the TrainState's parts are "
                 f"{', '.join(vars(self))} (different: {', '.join(sorted(different))}): use the "
                 "same parts, or a new folder"
             )
@@ -163,7 +163,7 @@ class Checkpoints:
         for it first. Python ends only after the thread has written, except if it is killed.
 
         Args:
-            step: The number of finished optimizer steps, not below that of the newest checkpoint.
+            step: The number of finished optimizer steps, not below the newest checkpoint's step.
             state: A TrainState, or a dict of nested dicts, lists and tuples of tensors, numbers and
                 strings. The tensors are copied to the CPU before this returns.
             metric: The value that selects the best checkpoint. A value that is

@@ -20,9 +20,9 @@ def files_in(
 ) -> Iterator[Path]:
     """Yield the files with these endings in `folder` and its folders, in the order of their names.
 
-    Hidden files and those of `LEFT_OUT` do not count. `endings` are lower-case, as in ".txt". Links
-    are followed, but not into a folder that contains the link (`outer`). A link to a missing file
-    or to itself is yielded.
+    Hidden files and the names in `LEFT_OUT` do not count. `endings` are lower-case, as in ".txt".
+    Links are followed, but not into a folder that contains the link (`outer`). A link to a missing
+    file or to itself is yielded.
 
     Raises:
         WrongUse: a name with one of the endings is a FIFO, a device or a socket.

@@ -57,8 +57,8 @@ def match(model: nn.Module, tensors: Mapping[str, Tensor], source: str, remedy: 
 
     Raises:
         WrongUse: no tensor is one of the model, or only tensors of the last layer are, a tensor
-            outside the last layer has another shape, or a tensor has complex numbers and that of
-            the model does not.
+            outside the last layer has another shape, or a tensor has complex numbers and the
+            model's tensor does not.
     """
     state, head = tensors_of(model), last_layer(model)
     loaded, new = [], []
@@ -131,7 +131,7 @@ def last_layer(model: nn.Module) -> str:
 def read_weights(path: Path, model: nn.Module) -> tuple[dict[str, Tensor], str]:
     """Return the tensors of a file for `model`, and the start that was removed from their names.
 
-    If the file has a moving average of the weights, its tensors are those of the average.
+    If the file has a moving average of the weights, the averaged tensors are returned.
 
     Raises:
         WrongUse: as for `read_tensors`.

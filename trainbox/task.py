@@ -221,7 +221,7 @@ class Task:
 
         This is called after the last validation, and after each that is the best so far. `batch` is
         one prepared validation batch. For a `Classification`, it starts with wrongly classified
-        examples of the whole validation set. `totals` are those of `metrics`.
+        examples of the whole validation set. `metrics` gets the same `totals`.
         """
         return {}
 
@@ -235,7 +235,7 @@ class Task:
         `weight_decay` is None, the default of the optimizer applies.
 
         An optimizer with the methods `train` and `eval`, as schedule-free optimizers have, is
-        refused: its weights for an evaluation differ from those of the training.
+        refused: its weights differ between an evaluation and the training.
 
         Raises:
             WrongUse: the optimizer does not exist.

@@ -29,9 +29,10 @@ def take(batch: Any, indices: Tensor) -> Any:
 
 
 def joined(parts: Sequence[Any], count: int) -> Any:
-    """Return the first `count` examples of several batches as one batch.
+    """Return the first `count` examples of the batches `parts` as one batch.
 
-    Batches whose examples differ in shape from those of the last batch are left out.
+    Only batches whose tensors have the same shapes as in the last batch are joined, apart from the
+    number of examples (dimension 0). Padded sequences, for example, differ in length.
     """
     tensors = [tensors_in(part) for part in parts]
     shapes = [[tensor.shape[1:] for tensor in part] for part in tensors]

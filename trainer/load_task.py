@@ -168,7 +168,7 @@ class _Reads(NamedTuple):
 
 
 def _reads(cls: type[Task]) -> _Reads:
-    """Read the files that define the task, without those of Trainbox."""
+    """Read the files that define the task, without Trainbox's files."""
     from trainbox.classification import Classification
 
     names, passes = set[str](), False

@@ -43,7 +43,7 @@ def parse_fields(
     given: Mapping[str, Any],
     shown: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the `given` values, such as those of `--set name=value`, with the fields' types.
+    """Return the `given` values, for example of `--set name=value`, with the fields' types.
 
     `shown` has what messages call a given value that is not one of --set.
 

@@ -6,8 +6,8 @@
 #
 #   deploy/apptainer/trainbox.sh run train.py -- --epochs 5
 #
-# SIF is the image (default: trainbox.sif). The other variables are those of make: GPUS, TASK, SET,
-# RUNS_DIR, PROJECT_DIR ... docs/guides/apptainer.md explains each choice.
+# SIF is the image (default: trainbox.sif). The other variables are the same as for make: GPUS,
+# TASK, SET, RUNS_DIR, PROJECT_DIR ... docs/guides/apptainer.md explains each choice.
 set -euo pipefail
 
 refuse() { # CODE MESSAGE...
@@ -49,7 +49,7 @@ mountable TMPDIR "${TMPDIR:-/tmp}"
 if [[ -d $tasks ]]; then mountable TASKS_DIR "$tasks"; fi
 if [[ $project ]]; then
     [[ -d $project ]] ||
-        refuse 2 "PROJECT_DIR=$project is not a folder: set it to that of the script"
+        refuse 2 "PROJECT_DIR=$project is not a folder: set it to the script's folder"
     mountable PROJECT_DIR "$project"
 fi
 if [[ -n ${HEALTH_LIMITS-} ]]; then

@@ -1,4 +1,4 @@
-"""Add packages to those of requirements.lock, without moving one of these.
+"""Add packages beside requirements.lock, whose packages keep their versions.
 
 `requirements.py lock my.txt` writes my.lock, with the versions and hashes of the packages that
 my.txt needs beside the locked ones.
@@ -53,7 +53,7 @@ def checked(text: str, file: Path) -> str:
 
 
 def names(lock: str, but_not: str = "") -> set[str]:
-    """Return the packages of a lock of uv, without those for the platform `but_not` only."""
+    """Return the packages of a lock of uv, except packages only for the platform `but_not`."""
     found = re.findall(r"^([\w.-]+)==\S+(?: ; (.*?))?(?: \\)?$", lock, re.MULTILINE)
     return {name for name, marker in found if marker != f"sys_platform == '{but_not}'"}
 
@@ -83,7 +83,7 @@ def lock(file: Path, locked: Path, uv: str, upgrade: bool) -> Path:
     command += ["--constraints", str(locked.absolute()), "--output-file", "my.lock"]
     command += ["--custom-compile-command", f"{_ORIGIN}, of {digest}"]
     command += ["--quiet", "--color", "never", *["--upgrade"] * upgrade]
-    # The environment has these packages. The other platforms of my.lock are those of Trainbox.
+    # The environment has these packages. my.lock has the same other platforms as Trainbox's lock.
     for name in sorted(names(locked.read_text(encoding="utf-8"), but_not="win32")):
         command += ["--no-emit-package", name]
     # In another folder, uv finds no settings of the user's project.

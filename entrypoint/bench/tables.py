@@ -190,7 +190,7 @@ def check_strategies(text: str, cpu: bool) -> tuple[str, ...]:
 
 
 def own_defaults(given: Mapping[str, object], cpu: bool, threads: int) -> list[str]:
-    """Return the bench's own defaults as arguments, without those of the settings `given`."""
+    """Return the bench's own defaults as arguments, except for the settings that are `given`."""
     # A batch that does not fit fails. Splitting it would change what is measured.
     defaults = {"accumulation": 1} | ({"threads": threads} if cpu else {})
     found = [f"--{name}={value}" for name, value in defaults.items() if given[name] is None]

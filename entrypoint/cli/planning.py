@@ -35,7 +35,7 @@ class Launch:
     Attributes:
         plan: what is started.
         driver: the process that has read the GPUs; None if they are not checked and watched.
-        limits: those of the file; None for the defaults.
+        limits: the limits of the health rules from --health-limits; None for the defaults.
     """
 
     plan: LaunchPlan
@@ -119,7 +119,7 @@ def prepare(
 
     Args:
         command: the command in the option table. `plan` plans what `train` does.
-        values: the values of the parameters, with those of the launcher.
+        values: the values of the command's parameters, also of the launch options.
         decide: makes the plan of the request and the GPUs.
         config: the settings of the training, to check.
         extra: arguments of the trainer that are not in the table.

@@ -45,8 +45,8 @@ def verify(**values: Any) -> None:
 def evaluate(**values: Any) -> None:
     """Evaluate a checkpoint of RUN, also while RUN trains.
 
-    The figures are compared with those that the training recorded. If they differ and nothing has
-    changed since, the exit code is 8.
+    The figures are compared with the figures that the training recorded. If they differ and nothing
+    has changed since, the exit code is 8.
 
     \b
     Examples:
@@ -80,7 +80,7 @@ def predict(**values: Any) -> None:
 def export(**values: Any) -> None:
     """Export the model of RUN as a file that needs no Trainbox, with a card.
 
-    The file is loaded again, and its outputs are compared with those of the model on validation
+    The file is loaded again, and its outputs are compared with the model's outputs on validation
     examples. If they differ, the exit code is 8 and no file is written.
 
     \b

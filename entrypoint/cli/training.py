@@ -139,7 +139,7 @@ def gpus_for_trainings(
 def settled(values: dict[str, Any], swept: frozenset[str] = frozenset()) -> Config:
     """Return the settings of a training, and put the texts of the task's fields into `values`.
 
-    A sweep varies the fields `swept`, and replaces those of the file.
+    A sweep varies the fields `swept`, so their values in the file do not count.
 
     Raises:
         WrongUse: the task does not exist, or a value of --set is malformed.

@@ -14,7 +14,8 @@ from trainbox.errors import WrongUse
 from trainbox.options import table
 from trainbox.options.table import COMMANDS, CONFIG, PREFIX
 
-# Options of one of these names replace those of the others in a file.
+# If the command line or the environment sets one option of a group, the other options of the group
+# in the file of --config do not count.
 _ALTERNATIVES = (
     ("gpus", "gpu_ids", "processes"),
     ("epochs", "max_steps"),
@@ -46,15 +47,16 @@ class Verb(click.Command):
 
 
 class Sectioned(Verb):
-    """A command with the settings of a training, which a file can have as well.
+    """A command with the settings of a training, which the file of --config can also have.
 
-    `--help` shows the everyday options, and `--help-all` shows all of them in sections.
+    Example: `trainbox train --help-all` lists all options in sections, `--help` the everyday ones.
     """
 
     def __init__(self, *arguments: Any, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
         for param in self.params:
-            if param.name == CONFIG.parameter:  # the file is read before the other options
+            # click handles an eager option before the others, whose defaults are then known.
+            if param.name == CONFIG.parameter:
                 param.is_eager, param.expose_value, param.callback = True, False, _read_file
         self.params.append(
             click.Option(
@@ -108,6 +110,11 @@ def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 
 
 def _read_file(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
+    """Make the settings of the file the defaults of this command (click's `default_map`).
+
+    Example: with `lr = 0.1` in exp.toml, `train --config exp.toml` trains with 0.1, and
+    `train --config exp.toml --lr 0.2` with 0.2, as with TRAINBOX_LR=0.2 in the environment.
+    """
     if path is not None:
         found = ctx.meta[_FILE] = read_settings(path, ctx)
         ctx.default_map = found.defaults
@@ -120,9 +127,10 @@ def file_settings() -> FileSettings | None:
 
 
 def _drop_replaced(ctx: click.Context) -> None:
-    """Drop the settings of the file that a setting from elsewhere replaces.
+    """Drop settings of the file that contradict the command line or the environment.
 
-    A chosen device without GPUs replaces the GPUs.
+    Example: with `gpus = 4` in exp.toml, `train --config exp.toml --gpu-ids 0,2` drops `gpus`, and
+    so does `train --config exp.toml --device cpu`.
     """
     outside = {
         name
@@ -138,9 +146,10 @@ def _drop_replaced(ctx: click.Context) -> None:
 
 
 class ScriptCommand(click.Command):
-    """A command whose arguments after `--` are those of a user's own script.
+    """A command that passes the arguments after `--` to a user's own script.
 
-    `example` is a command line without the verb, for the message about other options.
+    Example: `trainbox run train.py -- --epochs 3` passes `--epochs 3` to train.py. The message for
+    `trainbox run --epochs 3 train.py` shows `example`, a correct command line without the verb.
     """
 
     def __init__(self, *arguments: Any, example: str, **attributes: Any) -> None:

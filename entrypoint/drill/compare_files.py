@@ -17,7 +17,7 @@ SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".npy", ".csv", ".jso
 
 @dataclass(frozen=True)
 class FileComparison:
-    """The digest of a file, and how it differs from that of the undisturbed training.
+    """The digest of a file, and how the file differs from the undisturbed training's file.
 
     `difference` is None if the files agree. `largest` is the largest difference of two numbers.
     """
@@ -47,7 +47,7 @@ def check_file(file: str) -> None:
 def compare(
     reference: tuple[Path, Path], other: tuple[Path, Path], tolerance: float, ignored: Sequence[str]
 ) -> FileComparison:
-    """Compare two files. Each has the folder of its training beside it.
+    """Compare two files, each given with the folder of its training.
 
     A file that is missing or damaged, or that has nothing to compare, is a difference.
     """

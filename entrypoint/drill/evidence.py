@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 from entrypoint.drill.training import Start, Training
 
-# A training is clearly shorter than another one with this share of its seconds, and this many less.
+# A start is clearly shorter than the undisturbed training if it takes at most 75 % of its seconds,
+# and at least 0.2 s less.
 _SHORTER, _SHORTER_S = 0.75, 0.2
 _INSTANT_S = 0.05
-_LEFT_OUT = 2  # reported steps that a start must leave out
-# A start trains everything again if it has this share of the seconds, and of the writes of a file
-# that the undisturbed training has written at least so often.
+_LEFT_OUT = 2  # a start that continues must leave out at least this many of the reported steps
+# A start has trained everything again if it takes at least 90 % of the undisturbed training's
+# seconds, and writes a file at least 90 % as often. The undisturbed training must have written the
+# file at least 3 times.
 _ALL, _OFTEN = 0.9, 3
 _MEASURABLE_S = 0.5  # in a shorter training, the seconds show nothing
 # The notes on a kill that is unusual, and what they mean.
@@ -45,10 +47,12 @@ class Repeated(NamedTuple):
 def judge(
     continued: bool | None, repeated: Repeated, read: frozenset[str] | None
 ) -> tuple[bool, str]:
-    """Return whether the start has resumed, and what shows it, or what does not and the cure.
+    """Return whether a start has resumed, and a sentence: the evidence, or what is missing.
 
-    `continued` is whether the reported steps continued after the kill, or None if they do not show
-    it. `read` is that of the start.
+    Args:
+        continued: whether the reported steps continued after the kill; None if they do not show it.
+        repeated: how much of the undisturbed training the start has repeated.
+        read: the files from before the kill that the start has read; None if this is not known.
     """
     if continued:
         return True, "the reported steps continued after a kill"
@@ -98,7 +102,7 @@ def resumption(
             notes.append(STARTED_OVER)
         else:
             notes.append(NOTHING_READ if continued is None and after.read == frozenset() else None)
-        # A start that was killed during its training can show something by its steps only.
+        # The seconds and writes of a start that was itself killed show nothing, only its steps do.
         is_whole = finished[number] or after is starts[-1]
         if not finished[number - 1] and (continued is not None or is_whole):
             judged.append((after, is_whole, continued, _repeated(after, undisturbed)))
@@ -119,14 +123,20 @@ def _steps(starts: Sequence[Start]) -> list[int]:
 def _continued(
     before: Sequence[int], new: Sequence[int], later: Sequence[int], undisturbed: Sequence[int]
 ) -> bool | None:
-    """Return whether the steps of a start, `new`, continued after those `before` its kill.
+    """Return whether a start continued after a kill, by its reported steps; None if unclear.
 
-    `later` begins with `new`, and has the steps of all later starts. A script that counts on from
-    its log, and trains everything again, reports more steps than the undisturbed training. A script
-    that has trained everything before the kill reports no more steps.
+    A start without steps has continued if the last step was reported before the kill. A start has
+    not continued if it begins with the first steps again, or if the steps go beyond the undisturbed
+    training: then the script counts on from its log, but trains everything again. Otherwise it has
+    continued if it left out at least 2 of the steps from before the kill, and at least half of
+    them. One step is not enough, because a script that reports by the clock begins with another
+    step at each start.
 
-    It is None if the steps do not show it. A script that reports by the clock begins with another
-    step at each start. So a start must leave out several steps, and most of those before its kill.
+    Args:
+        before: the steps of all starts up to the kill.
+        new: the steps of the start after the kill.
+        later: the steps of this start and of all later starts.
+        undisturbed: the steps of the undisturbed training.
     """
     last = max(undisturbed, default=0)
     if not new:
@@ -142,10 +152,11 @@ def _continued(
 def _repeated(start: Start, undisturbed: Start) -> Repeated:
     """Return how much of the undisturbed training the start has repeated.
 
-    The seconds begin with the first write of the same file, such as a checkpoint. So neither the
-    time of the imports counts, nor data that only the first start has prepared. If this file is the
-    last one, all seconds count. A script may also prepare data after its first write. So the share
-    is also that of the writes to the same files, without files that are written only once.
+    The share is the larger one of two shares. The first one is the share of the seconds since the
+    first write of a file that both have written, such as a checkpoint. So the imports do not count,
+    nor data that only the first start prepares. If the training writes this file only at its end,
+    all seconds count. The second one is the share of the writes of files that are written more than
+    once, because a script may also prepare data after its first write.
     """
     both = start.writes_s.keys() & undisturbed.writes_s.keys()
     first = min(both, key=lambda name: start.writes_s[name][0], default=None)

@@ -68,5 +68,5 @@ def kill_signals(kills: int, number: int) -> list[Signals]:
 
 
 def row(case: KillSchedule, kills: str, digest: str, verdict: str, width: int = 34) -> str:
-    """Return the row of a training in the table of a drill. `width` is that of the kills."""
+    """Return the row of a training in a drill's table, with `width` columns for the kills."""
     return f"  {case!s:<18} {kills:<{width}} {digest}  {verdict}"

@@ -26,16 +26,17 @@ from entrypoint.script.working_copies import WORK, UserFolder
 from trainbox.errors import ExitCode, Failure, WrongUse
 
 _KILLS_WIDTH = 50
-# A script that writes its first file after this share of its time may save at SIGTERM only.
+# If the undisturbed training writes its first file only after 95 % of its time, the script probably
+# saves during a training only at SIGTERM.
 _SAVED_BY = 0.95
 
 
 @dataclass(frozen=True)
 class DrillRequest:
-    """The script, the processes and the file of a drill.
+    """The request of a drill: the script, the processes and the file that is compared.
 
-    In `device`, the text {processes} is replaced by a number. `script` are the last arguments of
-    `trainbox run`. `ignored` has patterns of entries that are not compared.
+    In `device`, the text {processes} is replaced by the number of processes. `script` has the
+    script and its arguments. `ignored` has patterns of entries that are not compared.
     """
 
     script: tuple[str, ...]
@@ -49,7 +50,7 @@ class DrillRequest:
     def arguments(self, folder: Path, count: int, user: UserFolder) -> list[str]:
         """Return the arguments of `trainbox` for a start on `count` processes.
 
-        Paths of the user's folder in the script's arguments are those of the copy.
+        In the script's arguments, paths into the user's folder become paths into the copy.
         """
         device = [argument.replace("{processes}", str(count)) for argument in self.device]
         run = ["--nnodes", "1", "--runs-dir", str(folder), "--run", RUN]
@@ -59,7 +60,7 @@ class DrillRequest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A training of the drill, and the comparison of its file with that of the first training.
+    """A training of the drill, and the comparison of its file with the first training's file.
 
     A training with kills has `resumed`, or nothing shows this, for the `reason`. `notes` has a note
     on each kill that is unusual.
@@ -134,7 +135,8 @@ class _Drill:
             signals = kill_signals(request.kills, number - len(request.counts))
             outcome = self._outcome(case, signals, draw)
             yield outcome.row(first, request.tolerance)
-            # An early kill shows little, and the last one may come too late for such a script.
+            # If a kill came after the end of the training, the script may ignore SIGTERM. An early
+            # kill alone shows little, so train once more with kills that cannot be ignored.
             is_same = outcome.comparison.difference is None
             if is_same and not outcome.resumed and FINISHED in outcome.notes:
                 yield f"  {FINISHED}: {MEANINGS[FINISHED]}; so it trains again, with SIGKILL alone"
@@ -146,10 +148,10 @@ class _Drill:
         yield from self._conclusion()
 
     def _reference(self, case: KillSchedule) -> Generator[str, None, Training]:
-        """Return an undisturbed training. Yield what is left out of the copies for it.
+        """Return an undisturbed training, and yield which files it left out.
 
-        The script could load files that it writes itself, such as an old checkpoint in the current
-        folder. So they are left out, and the training begins again.
+        The copy of the user's folder may have files that the script writes itself, such as an old
+        checkpoint, which the script could load. They are left out, and the training begins again.
         """
         while found := (training := self._trained("case-0", case)).overwritten():
             shutil.rmtree(training.folder)
@@ -224,9 +226,9 @@ class _Drill:
                 continue
             if len(outcome.case.processes) == 1:
                 message = (
-                    f"the undisturbed training on {outcome.case} processes differs from that on "
-                    f"{first}: {what}; this is the number of processes and not the resume: give a "
-                    "--tolerance, or drill each number by itself"
+                    f"the undisturbed training on {outcome.case} processes differs from the one "
+                    f"on {first}: {what}; this is the number of processes and not the resume: give "
+                    "a --tolerance, or drill each number by itself"
                 )
             elif repeated := self._compared(
                 self.outcomes[0].training, self._trained("again", first)
@@ -281,10 +283,10 @@ class _Drill:
 
 
 def due(shares: Sequence[float], undisturbed: Start) -> list[Due]:
-    """Return the moments of kills at these shares of a training like the undisturbed one.
+    """Return a function for each of the kills, which tells when a start has reached its share.
 
-    They follow its steps, if it reports them. Otherwise they follow the time since a start has
-    written its first file, because a kill before the first checkpoint shows nothing.
+    If the training reports steps, the share counts steps. Otherwise it counts the time since the
+    start has written its first file, because a kill before the first checkpoint shows nothing.
     """
     steps = max(undisturbed.steps, default=0)
     saves = undisturbed.first_s <= _SAVED_BY * undisturbed.last_s

@@ -32,7 +32,8 @@ def wait(condition: Callable[[], bool], process: Process, progress: Callable[[],
             if (text := progress()) != shown:
                 show_progress(text)
                 shown = text
-            # To look through many files takes long, and the training needs the CPU.
+            # A look through many files takes long. Wait 4 times as long, so that the training has
+            # the CPU for most of the time.
             time.sleep(max(_POLL_S, 4 * (time.monotonic() - begin_s)))
     finally:
         show_progress()
@@ -65,7 +66,7 @@ def stop(process: Process) -> bool:
 def kill(process: Process) -> None:
     """Kill a start and all processes that it started, as the end of a job does.
 
-    `trainbox run` adopts orphans, so a process belongs to its tree also without its environment.
+    `trainbox run` adopts orphans, so its tree also has processes whose parents have ended.
     """
     kill_tree(process.pid, _END_S)
     process.wait()

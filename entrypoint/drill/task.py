@@ -54,8 +54,8 @@ def train(
 ) -> tuple[str, str]:
     """Train `case` in `folder`, and kill each start but the last one after a random step.
 
-    `arguments` are those of `trainbox`. Return the column of the kills, and the digest of weights,
-    optimizer and validations at the end.
+    `arguments` are the arguments of `trainbox`. Return the column of the kills, and the digest of
+    weights, optimizer and validations at the end.
 
     Raises:
         Failure: a start failed or left no digest, or the last one has not resumed.
@@ -83,7 +83,7 @@ def train(
 
 
 def kill_after(step: int, run: Path | None = None) -> Due:
-    """Return the moment after `step`, and after the first checkpoint of `run`."""
+    """Return a function that tells whether `step` is done, and whether `run` has a checkpoint."""
 
     def is_due(now: StartProgress) -> bool:
         return now.step >= step and (run is None or any(run.glob("checkpoints/step-*.json")))

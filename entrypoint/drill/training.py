@@ -28,13 +28,19 @@ _DIGITS = re.compile(r"\d+")
 
 
 def numberless(name: str) -> str:
-    """Return the same text for `checkpoint-100.pt` and `checkpoint-200.pt`."""
+    """Return a name with its numbers replaced: `checkpoint-0.pt` for `checkpoint-100.pt`."""
     return _DIGITS.sub("0", name)
 
 
 @dataclass(frozen=True)
 class StartProgress:
-    """How far a start is: its seconds, those until it has written a file, and its newest step."""
+    """How far a start is.
+
+    Attributes:
+        elapsed_s: the seconds since its begin.
+        first_s: the seconds until it wrote its first file; None if it has written none.
+        step: its newest reported step.
+    """
 
     elapsed_s: float
     first_s: float | None
@@ -42,22 +48,25 @@ class StartProgress:
 
 
 Due = Callable[[StartProgress], bool]
-Kill = tuple[Due, Signals]  # its moment and its signal
+Kill = tuple[Due, Signals]  # what tells the moment of the kill, and the signal
 
 
 @dataclass(frozen=True)
 class Start:
-    """What was seen of a start.
+    """What the drill saw of a start.
 
-    `first_s` and `last_s` are the seconds until it wrote its first and its last file, or those
-    until its end. `writes_s` has the seconds of all observed writes of each file that is left at
-    its end, by the path with all numbers replaced. `steps` are those that it has reported. `read`
-    has the files of earlier starts that this one has read, or is None if the file system does not
-    record reads.
-
-    `killed_by` is None if the start has ended by itself. The kill came after `end_s` seconds. A
-    script has `ignored` SIGTERM if it did not exit within the budget, and was then killed. `output`
-    is a copy of the compared file at the kill, if the script has written it.
+    Attributes:
+        first_s: the seconds until it wrote its first file, or until its end if it wrote none.
+        last_s: the seconds until it wrote its last file, or until its end if it wrote none.
+        end_s: the seconds until its end or its kill.
+        writes_s: the seconds of the observed writes of each file that is left at the end. Files
+            whose names differ only in their digits are one file.
+        steps: the steps that it has reported.
+        read: the files of earlier starts that it has read; None if the file system does not record
+            reads.
+        killed_by: the signal that killed it; None if it has ended by itself.
+        ignored: whether the script did not exit in time after SIGTERM, and was then killed.
+        output: a copy of the compared file at the kill; None if the script had not written it.
     """
 
     first_s: float
@@ -85,10 +94,13 @@ def drill_folder(name: str) -> Iterator[Path]:
 
 @dataclass
 class Training:
-    """A training in `folder`, which has its run folder and maybe a copy of the user's folder.
+    """A training of a drill, with its starts.
 
-    `arguments` returns those of `trainbox` for a number of processes. `file` is the path in the run
-    folder of the file that is compared. Each of the `starts` but the last one was killed.
+    Attributes:
+        folder: contains the run folder, and for a script a copy of the user's folder.
+        arguments: returns the arguments of `trainbox` for a number of processes.
+        file: the path in the run folder of the file that is compared.
+        starts: the starts so far, each of which was killed, but not the last one of all.
     """
 
     folder: Path
@@ -113,10 +125,10 @@ class Training:
         return self.run / self.file
 
     def train(self, counts: Sequence[int], kills: Iterable[Kill] = ()) -> None:
-        """Train on `counts`, one start after the other, and kill each but the last.
+        """Start once for each of `counts`, the numbers of processes; kill each start but the last.
 
-        Each of the `kills` is taken when its start begins. A start that ends before its kill is the
-        last.
+        The iterable `kills` is asked for the next kill when a start begins. A start that ends
+        before its kill is the last one.
 
         Raises:
             Failure: a start failed, with its exit code.
@@ -130,7 +142,7 @@ class Training:
     def overwritten(self) -> list[str]:
         """Return the initial files that the training has written, or that have a similar name.
 
-        A name that differs only in its digits is similar, such as that of an older checkpoint.
+        Names that differ only in their digits are similar, such as `step-100.pt` and `step-200.pt`.
         """
         now, before = self._now, self._initial
         changed = {

@@ -10,12 +10,12 @@ from trainbox.files.entries import EntryReader, is_of_script, step_of
 from trainbox.folders.record_folder import METRICS, OWN_NAMES
 
 RUN = "run"  # the run folder in the folder of a training
-_MOST_FILES = 200  # whose reads are seen, as each of them stays open
+_MOST_FILES = 200  # the files whose reads are observed, because each of them stays open
 _EARLIER_NS = 3600 * 10**9
 
 
 def versions(training: Path) -> dict[str, Version]:
-    """Return the files in the folder of a training, without those of Trainbox, by their path."""
+    """Return the versions of the files in a training's folder by path, without Trainbox's files."""
     found = {}
     for top in (training / RUN, training / WORK):
         for folder, folders, files in os.walk(top):
@@ -31,8 +31,9 @@ def versions(training: Path) -> dict[str, Version]:
 class Reads:
     """Shows which files are read from now on, by their access times.
 
-    An access time before the last write makes Linux note the next read, also with `relatime`. The
-    files stay open, so that reads of a file that is replaced or removed later are seen as well.
+    With `relatime`, Linux updates the access time at a read only if it is before the last write, so
+    it is set to an hour before. The files stay open, so that reads of a file are also seen if the
+    file is replaced or removed later.
     """
 
     def __init__(self, training: Path, written: Mapping[str, Version]) -> None:
@@ -50,7 +51,8 @@ class Reads:
         for name, (file, before) in [*self._files.items()]:
             now = os.fstat(file)
             if now.st_atime_ns != before.st_atime_ns:
-                # A start that does not resume may read what it has itself written into the file.
+                # A read counts only before the start itself has written into the file: a start that
+                # does not resume may read what it has just written.
                 if now.st_mtime_ns == before.st_mtime_ns or now.st_atime_ns < now.st_mtime_ns:
                     self.found.add(name)
                 del self._files[name]

@@ -8,7 +8,7 @@ from trainbox.errors import DeviceMissing, WrongUse
 Value = int | str | tuple[int, ...]
 NO_ANSWER = 10  # NVML's TIMEOUT, for a driver that does not answer
 NOT_NVML = -1  # the code of a value that could not be read for another reason than an error of NVML
-# Values that the driver reports for a whole GPU only, so that they are not those of its MIG slices.
+# Values that the driver reports only for a whole GPU, and not for each of its MIG slices.
 _OF_WHOLE_GPUS = {"utilization_percent", "memory_used_mib", "power_w", "energy_mj"}
 
 
@@ -43,7 +43,7 @@ class Sample:
     fault: Unread | None = None
 
     def of(self, gpu: "Gpu") -> Readings:
-        """Return the readings of a whole GPU, or those that are also true of a MIG slice."""
+        """Return the readings of a whole GPU; for a MIG slice, only what is true of the slice."""
         readings = self.gpus.get(gpu.whole_uuid, {})
         if gpu.mig_parent is None:
             return readings

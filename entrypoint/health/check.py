@@ -29,19 +29,26 @@ from trainbox.errors import DeviceMissing, WrongUse
 
 _SAMPLES = 10  # several samples, to distinguish a lasting state from a short one
 _SAMPLE_INTERVAL_S = 0.1
-# A reading that hangs costs two deadlines before it is left out. If more than two readings hang, it
-# is the whole driver.
+# A reading that hangs is tried twice, until the deadline each time, and then left out. If more than
+# two readings hang, the whole driver hangs.
 _MOST_DEADLINES = 4
 
 
 @dataclass(frozen=True)
 class Question:
-    """The subject and the mode of an examination.
+    """What to examine, and in which mode.
 
-    `gpus`, `gpu_ids` and `processes` are the options of these names. `ask` finds the `selection`
-    of GPUs, and `wanted`, the option that requested them, or empty. `required` are the checks that
-    must have a result. `runs_dir` is the folder to check for output, or None. With `one_node`, the
-    network between nodes is not judged.
+    Attributes:
+        mode: the purpose of the examination.
+        gpus: the option --gpus.
+        gpu_ids: the option --gpu-ids.
+        processes: the option --processes.
+        selection: the GPUs that `ask` has found for these options.
+        wanted: the option that requested GPUs, or "".
+        limits: the limits of the rules.
+        required: the checks that must have a result.
+        runs_dir: the folder in which runs are written; None to leave out this check.
+        one_node: whether to leave out the network between nodes.
     """
 
     mode: Mode
@@ -92,7 +99,7 @@ def required_checks(require: str, mode: Mode) -> tuple[str, ...]:
 
 
 def ask(detect: Callable[[], Detection], question: Question) -> Question | Verdict:
-    """Return the question about the GPUs that its options name, of those that `detect` returns.
+    """Return the question with its selection: the GPUs found by `detect` that its options name.
 
     Without a working driver, or for --gpus 0, return the verdict instead.
 
@@ -111,7 +118,7 @@ def ask(detect: Callable[[], Detection], question: Question) -> Question | Verdi
         visible = found.gpus if found.absent else visible_to_cuda(found)
         chosen = select(visible, gpu_ids, "--gpu-ids") if gpu_ids else visible
         requested = len(chosen) if gpu_ids or gpus is None else gpus
-        # "all" requests one GPU at least.
+        # "all" requests at least one GPU.
         count = max(1, len(chosen)) if requested == "all" else int(requested)
         selection = Selection(chosen[:count], missing=max(0, count - len(chosen)))
     except DeviceMissing as error:
@@ -119,7 +126,7 @@ def ask(detect: Callable[[], Detection], question: Question) -> Question | Verdi
     question = dataclasses.replace(question, selection=selection, wanted=wanted)
     if not found.absent:
         return question
-    # The liveness probe of a training on CPUs does not end it because of such a machine.
+    # A liveness probe must not end a training on CPUs because a GPU of the machine has no driver.
     seen = "" if question.mode is Mode.LIVE else unusable_gpus(_in_container())
     return without_driver(question, found.absent, seen)
 
@@ -138,7 +145,7 @@ def examine(
     The modes `check` and `deep` take ten samples, other modes one. `on_sample` is called after each
     sample with the number of samples so far and the number of all samples.
 
-    If readings hang, the others are still made, until the examination has waited for some
+    If a reading hangs, the other readings are still made, until the examination has waited for four
     deadlines.
     """
     give_up_s = time.monotonic() + _MOST_DEADLINES * driver.deadline_s
@@ -217,7 +224,7 @@ def _of(
 def without_driver(question: Question, reason: str, seen: str = "") -> Verdict:
     """Return the verdict without an NVIDIA driver.
 
-    It is CRITICAL if a GPU was requested, or if the machine has one, as is `seen`.
+    It is CRITICAL if a GPU was requested, or if the machine has a GPU: `seen` then describes it.
     """
     findings = [Finding("driver", Result.NA, reason)]
     if question.wanted:

@@ -283,7 +283,7 @@ def _why_alone(device: Device, devices: Sequence[Device]) -> Finding:
         return probe.finding("all-reduce", Result.NA, "CUDA shows a process only one MIG slice")
     if len([each for each in devices if not each.is_slice]) == 1:
         return probe.finding("all-reduce", Result.NA, "no other device to exchange with")
-    read = "not tested: its own tests, or those of all others, did not finish"
+    read = "not tested: its own tests, or the tests of all others, did not finish"
     return probe.finding(
         "all-reduce", Result.UNKNOWN, read, action="ask_host" if probe.on_gpus else "make_room"
     )

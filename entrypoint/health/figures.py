@@ -10,11 +10,17 @@ from entrypoint.driver.gpus import Gpu, Readings, Unread
 
 @dataclass(frozen=True)
 class Figure:
-    """The figure `name`, which is `of` the driver's value `reading`, or of the one with its name.
+    """A figure of a GPU, and its metric for Prometheus.
 
-    Prometheus gets it as `metric` with the description `text`, multiplied with `factor` to its base
-    unit. With `counts`, it counts since the driver was loaded. Figures of the same metric have
-    different labels `kind`.
+    Attributes:
+        name: the name of the figure in --json.
+        metric: the name of the metric, without `trainbox_gpu_`.
+        text: the description of the metric.
+        factor: converts the figure to Prometheus' base unit.
+        counts: whether the figure counts since the driver was loaded.
+        kind: a label that distinguishes figures of the same metric.
+        reading: the driver's value that the figure is computed from; by default `name`.
+        of: computes the figure from this value.
     """
 
     name: str
@@ -61,12 +67,12 @@ FIGURES = (
         of=sum,
     ),
 )
-# The values that are read for the figures, and those that only describe the GPU.
+# The values that are read for the figures, and values that only describe the GPU.
 READ_FOR_FIGURES = ("name", "vbios", *(figure.reading or figure.name for figure in FIGURES))
 
 
 def description(gpu: Gpu, readings: Readings) -> dict[str, Any]:
-    """Return the properties of a GPU and its figures, without those that could not be read."""
+    """Return the properties of a GPU and its figures, except what could not be read."""
     found = {name: v for name, v in readings.items() if not isinstance(v, Unread)}
     figures = {
         figure.name: figure.of(found[figure.reading or figure.name])

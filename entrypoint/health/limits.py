@@ -61,7 +61,7 @@ _RESULTS = ("remap_pending", "nvlink_inactive")
 
 
 def read_limits(file: Path | None) -> Limits:
-    """Return the limits, with those of `file` (TOML: `remapped_rows = 100`).
+    """Return the default limits, some replaced by `file` (TOML: `remapped_rows = 100`).
 
     Raises:
         WrongUse: the file is missing or not TOML, or has an unknown limit or a wrong value.

@@ -66,7 +66,7 @@ def monitor(
 
 
 class _Examinations:
-    """Successive verdicts on the samples so far; GPUs that are missing are searched for again."""
+    """Makes the next verdict from the newest samples, and searches again for missing GPUs."""
 
     def __init__(self, driver: Driver, question: Question) -> None:
         self.xids: dict[tuple[str, int], int] = {}  # by (UUID, Xid), the newest last
@@ -77,7 +77,7 @@ class _Examinations:
         self._samples: list[Sample] = []
 
     def news(self, seen: Verdict) -> list[str]:
-        """Return the lines of the findings whose results the previous verdict did not have."""
+        """Return a line for each finding whose result has changed since the previous verdict."""
         lines = {
             (f.check, f.gpu or "", f.result, f.read if f.check == "xid" else ""): f.line
             for f in seen.findings
@@ -100,9 +100,9 @@ class _Examinations:
         return self._judged(take_sample(self._driver, question, events=True), question)
 
     def _awaited(self) -> Verdict | None:
-        """Return a verdict while a late answer is missing, or None once it has come.
+        """Return a verdict while the driver's answer is late, or None when it has come.
 
-        The late answer itself is dropped.
+        The late answer itself is not used.
         """
         try:
             self._driver.answer(0)

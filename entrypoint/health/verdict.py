@@ -53,9 +53,9 @@ class Finding:
     """The result of one check on a GPU, between several GPUs, or on the node.
 
     `read` describes the reading. `limit` is the limit for it, and `source` is the origin of the
-    limit. `action` is a name of `ACTIONS`, or empty. Between GPUs, `gpu` is a label such as `0+1`,
-    and `uuid` is None. On the node, both are None. `optional` marks an UNKNOWN that closes
-    nothing: of a missing permission, or of a rule that does not need its value to open the gate.
+    limit. `action` is a name in `ACTIONS`, or "". Between GPUs, `gpu` is a label such as `0+1`, and
+    `uuid` is None. On the node, `gpu` and `uuid` are None. `optional` marks an UNKNOWN that does
+    not close the gate: because a permission is missing, or because of the rule.
     """
 
     check: str
@@ -123,8 +123,8 @@ ACTIONS = {
 class Verdict:
     """All findings of an examination, and whether a run may start or continue.
 
-    An NA or UNKNOWN of a check in `required` closes too. `overridden` has the limits that differ
-    from the defaults.
+    A check in `required` also closes the gate if its result is NA or UNKNOWN. `overridden` has the
+    limits that differ from the defaults.
     """
 
     mode: Mode

@@ -38,7 +38,7 @@ _LOGGED = (Result.WARN, Result.UNKNOWN, Result.CRITICAL)
 
 
 class Telemetry(Protocol):
-    """What the watch also reads for a program that does not read its GPUs itself.
+    """Where the watch records GPU values for a script. A training reads its GPUs itself.
 
     Attributes:
         metrics: the file to which events are appended.
@@ -58,17 +58,19 @@ class Telemetry(Protocol):
 class Watch:
     """The watch over the `gpus` of one training.
 
-    A finding that changed is printed to standard error and appended to `events` as a line of JSON.
+    A finding whose result changed is printed to standard error, and appended to `events` as a line
+    of JSON, or with `telemetry` to its file. `known` has the results at the start by (check, GPU
+    label). Without `ends_a_run`, no finding ends the training.
+
     Two processes query the driver: `driver` reads values, and `listener` only waits for Xids. When
-    a GPU fails, the next reading often hangs, which must not delay the Xid. `known` are the results
-    at the start, by (check, GPU label). Without `ends_a_run`, no finding is fatal. With
-    `telemetry`, events are written to its file.
+    a GPU fails, the next reading often hangs, which must not delay the Xid.
 
-    `needs_reset` is the first finding after which no program can use the GPU until it is reset. The
-    driver only reports the event, so no later reading shows it.
+    A link that is down may be up again at the next reading, because the hardware trains it again.
+    So the first CRITICAL reading is only a warning.
 
-    A link that is down may be back at the next reading, because the hardware trains it again. So
-    the first such reading is only a warning.
+    Attributes:
+        needs_reset: The first finding after which no program can use the GPU until a reset. The
+            driver reports such an event once, and no later reading shows it.
     """
 
     def __init__(
@@ -160,7 +162,7 @@ class Watch:
     def _confirmed(self, finding: Finding) -> Finding:
         """Return `finding`, as a warning if it is CRITICAL for the first time.
 
-        After the training, no reading follows, so the finding stays.
+        After the training, no reading follows that could confirm it, so it stays CRITICAL.
         """
         key, before = (finding.check, finding.gpu or ""), self._suspected.copy()
         self._suspected.discard(key)
@@ -179,8 +181,8 @@ class Watch:
     def _with_links(self, heard: "Sample") -> "Sample":
         """Return the listener's sample with the state of the NVLinks.
 
-        The listener must not read it, because a reading after an Xid often hangs. A link is down if
-        it was down at both of the last two readings.
+        The state comes from the other process: the listener must not read it, because a reading
+        after an Xid often hangs. A link is down if it was down at the last two readings.
         """
         gpus = {}
         for uuid, readings in heard.gpus.items():

@@ -26,7 +26,8 @@ _FOR_SPEED = {
 class LaunchPlan:
     """The command to start: `argv`, with `env` added to the environment.
 
-    `reason` explains the plan in one line. `settings` lists those of the environment and the file.
+    `reason` explains the plan in one line. `settings` lists the settings from the environment and
+    the file.
     """
 
     strategy: str

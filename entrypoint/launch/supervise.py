@@ -165,8 +165,9 @@ def _exit_code(
 ) -> int:
     """Return this process's exit code for the child's `code`. The child got the signals `sent`.
 
-    If a GPU failed, the code is 3 (hardware) instead of that of a crash or a stop. After a hang, it
-    is 7 unless the child finished. `memory` is that of the cgroups before the start.
+    If a GPU failed, the code is 3 (hardware) instead of the child's code for a crash or a stop.
+    After a hang, the code is 7, unless the child finished. `memory` has the cgroups' limits and
+    counts of kills before the start.
     """
     if code in _OF_A_KILL and (used_up := used_up_since(memory, memory_of_cgroups())):
         message(

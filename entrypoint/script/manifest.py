@@ -46,7 +46,7 @@ def describe(target: Target, env: Mapping[str, str]) -> dict[str, Any]:
 def describe_start(
     plan: LaunchPlan, target: Target, env: Mapping[str, str], begin_unix_s: float
 ) -> dict[str, Any]:
-    """Return the entry of one start in the manifest. `processes` are those of the first node."""
+    """Return the manifest's entry of one start; `processes` counts only the first node."""
     return {
         "time_unix_s": round(begin_unix_s, 3),
         "arguments": arguments_without_secrets(target.arguments),

@@ -104,7 +104,7 @@ def python_of_path(env: Mapping[str, str]) -> Python | None:
 def ask(
     python: Python, env: Mapping[str, str], script: str | None
 ) -> tuple[str | None, dict[str, str]]:
-    """Return the version of the Python, and that of each package that it finds.
+    """Return the version of the Python, and the version of each package that it finds.
 
     No module of the user runs: Python starts in the root folder and without PYTHONPATH. If it does
     not answer, nothing is known.

@@ -55,7 +55,7 @@ class ScriptFolder(RecordFolder):
         return found[-1] if found else None
 
     def _check_config(self, target: Target) -> None:
-        """Write config.json of a new run, and compare that of an old one with `target`."""
+        """Write config.json of a new run; compare config.json of an old run with `target`."""
         wanted = {"kind": KIND, "script": target.name, "is_module": target.is_module}
         if not (self.path / CONFIG).exists():
             others = [name for name in (MANIFEST, METRICS) if (self.path / name).exists()]

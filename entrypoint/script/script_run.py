@@ -54,7 +54,8 @@ class ScriptRun:
 
     Attributes:
         restarts: the number of automatic restarts.
-        restart_on: `any` for a restart after every failure, `temporary` for those that it can fix.
+        restart_on: `any` for a restart after every failure, `temporary` after failures that it can
+        fix.
         hang_minutes: the time without output and computation after which the script is ended.
         prefix: whether each line of the output has its rank in front.
         trial: whether this is a trial of a sweep: it runs in a copy of the current folder, and its

@@ -120,7 +120,7 @@ class UserFolder:
         return sorted({name for name, version in changed if version})
 
     def replaced(self, argument: str, folder: Path) -> str:
-        """Return a script's argument with the path of the folder replaced by that of its copy."""
+        """Return a script's argument with the folder's path replaced by the path of its copy."""
         return re.sub(rf"{re.escape(str(self.path))}(?=/|$)", lambda _: str(folder), argument)
 
     def _entries(self) -> Iterator[Path]:
@@ -156,7 +156,7 @@ class UserFolder:
         if top.name in _LEFT_OUT or top == self._drill or not os.access(top, os.R_OK):
             return
         if top.is_file():
-            if _EVENTS not in top.name:  # a reader would take old curves for those of the copy
+            if _EVENTS not in top.name:  # a reader would show old curves as curves of the copy
                 yield top
         elif top.is_dir() and not (top / "pyvenv.cfg").exists():
             yield top

@@ -97,8 +97,8 @@ def memory_of_cgroups(root: Path = _ROOT, own_cgroup: Path = _OWN) -> list[Cgrou
 def used_up_since(before: list[CgroupMemory], now: list[CgroupMemory]) -> str | None:
     """Return which memory is used up if the kernel has killed a process since `before`, or None.
 
-    Only the kills in the cgroup of this process count. Those of a cgroup above it may have been of
-    other jobs. The limit may be that of a cgroup above it.
+    Only kills in the cgroup of this process count: a kill in a cgroup above it may belong to
+    another job. The limit may be the limit of a cgroup above it.
     """
     first, last = (
         next((each.kills for each in cgroups if each.kills is not None), 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 from entrypoint.system.cgroup import file_text
 
 _LIBRARY = "libibverbs.so.1"
-# By the link layer of a port. NCCL needs a plugin for others, such as that of Amazon's EFA.
+# By the link layer of a port. NCCL needs a plugin for others, such as Amazon's EFA.
 _KINDS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
 _ACTIVE = "4:"
 

@@ -270,7 +270,7 @@ def test_a_project_that_does_not_exist_is_reported(wrapper: Wrapper) -> None:
     done = wrapper.run("run", "a.py", PROJECT_DIR="none")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "trainbox.sh: PROJECT_DIR=none is not a folder: set it to that of the script\n"
+        "trainbox.sh: PROJECT_DIR=none is not a folder: set it to the script's folder\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""deploy/extra: packages beside those of requirements.lock. uv reads wheels that the tests make."""
+"""deploy/extra: packages beside requirements.lock. uv reads wheels that the tests make."""
 
 import hashlib
 import os

@@ -466,7 +466,7 @@ def rdzv_of(plan: Object) -> dict[str, str]:
 
 
 def plan_of(run: Run, pod: Pod) -> Object:
-    """Return the plan of `train`, or that of `run`, which is `plan run`."""
+    """Return the plan of `train`, or of `run` with `plan run`."""
     name, words = pod.train["name"], pod.train["args"]
     assert words[0] in ("train", "run")
     ended = run(pod, name, ["plan", *words[words[0] == "train" :]])
@@ -536,7 +536,7 @@ SCRIPT = ["run", "my_tasks/train.py", "--", "--epochs", "3"]
 def test_a_script_on_several_nodes(
     name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The changes are those of the page."""
+    """The changes are taken from the page."""
     page = PAGE.read_text()
     if name == "trainjob":
         (line,) = re.findall(r"`args: (\[.*?\])`", page)

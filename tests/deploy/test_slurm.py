@@ -181,7 +181,7 @@ def test_a_full_disk_does_not_change_the_exit_code(tmp_path: Path) -> None:
 
 
 def test_after_a_warning_run_sh_waits_for_the_step(tmp_path: Path) -> None:
-    """The exit code is that of the step."""
+    """run.sh exits with the step's exit code."""
     step = (
         "trap 'exit 0' USR1; while [ -e /proc/$PPID/fd/3 ]; do :; done; kill -USR1 $PPID; "
         "while :; do sleep 0.1; done"
@@ -201,7 +201,7 @@ def test_a_cancelled_job_is_not_requeued(tmp_path: Path) -> None:
 
 
 def test_only_the_stopped_task_of_an_array_is_requeued(tmp_path: Path) -> None:
-    """The job number of the last task is that of the array."""
+    """The last task of an array has the same job number as the array."""
     array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
     _, calls, _ = run_in_a_job(tmp_path, "sweep", step="exit 75", **array)
     assert calls[1:] == [["scontrol", "requeue", "7_3"]]

@@ -1,4 +1,4 @@
-"""The exit code of a node follows from those of its ranks."""
+"""The exit code of a node follows from its ranks' exit codes."""
 
 import argparse
 import signal

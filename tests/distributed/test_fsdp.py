@@ -1,6 +1,6 @@
 """--strategy fsdp on two and four processes.
 
-The numbers are those of one process, and any number of processes resumes from a checkpoint.
+The numbers are the same as on one process, and any number of processes resumes from a checkpoint.
 """
 
 import contextlib
@@ -278,7 +278,7 @@ def test_evaluate_has_the_figures_of_the_training_on_its_own_number_of_processes
     run = runs.folder / "runs" / "on2"
     ended = ranks(2, "evaluate", str(run), "--device", "cpu")
     assert (ended.codes, ended.errs) == ([0, 0], ["", ""])
-    assert f"equal to those of training at step {_LAST}\n" in ended.out
+    assert f"equal to the training's validation at step {_LAST}\n" in ended.out
     # The weights are whole on one process, which has the same batches.
     code, out, _ = here.command("evaluate", str(run), "--device", "cpu", "--out", "alone")
     assert code == 0
@@ -363,7 +363,7 @@ def test_a_run_is_verified_only_by_the_same_number_of_processes(
 def test_bf16_with_batch_norm_is_near_to_one_process_with_two_shards(
     ranks: Ranks, here: Here
 ) -> None:
-    """Weights are gathered in bf16, and those of batch norm in float32.
+    """Weights are gathered in bf16, and weights of batch norm in float32.
 
     The buffers of batch norm are averaged over the processes.
     """

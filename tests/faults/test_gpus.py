@@ -1,6 +1,6 @@
 """GPUs that fail while two processes train.
 
-The GPUs are those of the NVML stub, and everything else is real (watched.py).
+The NVML stub provides the GPUs, and everything else is real (watched.py).
 """
 
 import json

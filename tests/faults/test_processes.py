@@ -35,7 +35,7 @@ def test_row_01_a_rank_killed_again_and_again(
 ) -> None:
     """Kill one of two ranks at random steps; at most the steps after a checkpoint are lost.
 
-    The first and the last start are those of the real command. In the others, the ranks are forks.
+    The first and the last start run the real command. In the others, the ranks are forks.
     """
     draw = random.Random(1)  # noqa: S311
     starts = range(10, 370, 30)

@@ -10,7 +10,7 @@ from tests.gpu.check import Check
 from tests.gpu.digests import by_step, last
 from tests.support.commands import logged
 
-# The last digest is that of the end; --checkpoint-steps adds entries, which a resume repeats.
+# The last digest is from the end; --checkpoint-steps adds entries, which a resume repeats.
 _TASK = ("digits_augmented", "--max-steps", "150", "--checkpoint-steps", "25")
 _END = 150
 

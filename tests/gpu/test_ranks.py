@@ -138,7 +138,7 @@ def test_a_rank_that_hangs_over_nccl_ends_the_others_with_exit_code_7(check: Che
 def _nccl(check: Check) -> dict[str, str]:
     """Return the variables of an NCCL for several ranks on one GPU, or skip the check.
 
-    GPU_NCCL is the path of a libnccl.so.2 that replaces that of torch.
+    GPU_NCCL is the path of a libnccl.so.2 that replaces torch's library.
     """
     check.needs_training()
     check.needs_gpu()

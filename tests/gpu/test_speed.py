@@ -10,7 +10,7 @@ from tests.gpu.profiles import profiled
 from tests.gpu.rows import table
 
 _MODELS = [(name, form) for name in ("Mlp", "RandomMnist") for form in ("fp32", "bf16")]
-_RATE = {"learning_rate": 1e-6, "batch_size": 128}  # those of benchmarks/loop.py
+_RATE = {"learning_rate": 1e-6, "batch_size": 128}  # as in benchmarks/loop.py
 # Steps alone, and trainings with what Trainbox records beside the steps.
 _ALONE = {"eager": {"capture": "off"}, "captured": {"capture": "auto"}}
 _RECORDS: dict[str, dict[str, Any]] = {

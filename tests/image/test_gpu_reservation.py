@@ -175,7 +175,7 @@ def stubbed(gpu_host: Checkout) -> Checkout:
 
 
 def test_compose_up_trains_on_healthy_gpus(stubbed: Checkout) -> None:
-    """The gate of the service opens, and so does that of the training.
+    """The gates of the service and of the training open.
 
     Then torch reports that it cannot use the GPUs of the stub.
     """

@@ -130,10 +130,10 @@ def test_no_file_can_be_written_by_all_users_and_no_package_of_apt_is_left(docke
 
 
 def test_every_library_of_torch_finds_the_libraries_that_it_is_linked_with(docker: Docker) -> None:
-    """torch loads some of them only when they are used, such as that of linear algebra.
+    """torch loads some of them only when they are used, such as the library of linear algebra.
 
-    That of nvrtc is linked with the driver, which is not in the image. NCCL loads those of
-    InfiniBand itself, and uses TCP without them.
+    nvrtc's library is linked with the driver, which is not in the image. NCCL loads InfiniBand's
+    libraries itself, and uses TCP without them.
     """
     program = """
 import ctypes, pathlib, torch

@@ -108,7 +108,7 @@ class Gated(Task):
 class HeldInSaves(Gated):
     """A task that waits in a save while the FIFO `gate-0-save` exists.
 
-    It waits in the fsync number HELD_FSYNC of those during which a temporary file exists.
+    It counts calls of fsync while a temporary file exists, and waits in number HELD_FSYNC.
     """
 
     def train_dataset(self, data_dir: Path) -> Dataset[Any]:

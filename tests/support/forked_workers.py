@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def groups(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
-    """Return the tests that stay together: those of a file, which share fixtures.
+    """Return the tests that stay together: the tests of a file, which share fixtures.
 
     The tests of a file that wait are another group than the rest. A slow test is its own group,
     so that no worker is left with several of them.
@@ -68,7 +68,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     forks = [queues[0]] * option.forks + [queues[1]] * min(_WAITING, len(waiting))
     # The files of the workers alternate, so the lines of dots do not name them.
     session.config.pluginmanager.getplugin("terminalreporter").showfspath = False  # type: ignore[union-attr]
-    # The folder of each worker is in that of this process.
+    # The folder of each worker is in the folder of this process.
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     sys.stdout.flush()
     workers: dict[Connection, int] = {}

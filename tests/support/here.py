@@ -257,7 +257,7 @@ def _train(patch: pytest.MonkeyPatch, argv: Sequence[str], env: Mapping[str, str
 
 
 def files_of(run: Path, without: str = "") -> dict[str, bytes]:
-    """Return the contents of a run's files, except those in the folder `without`."""
+    """Return the contents of a run's files, except files in the folder `without`."""
     files = (path for path in run.rglob("*") if path.is_file() and without not in path.parts)
     return {str(path.relative_to(run)): path.read_bytes() for path in files}
 

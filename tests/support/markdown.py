@@ -78,7 +78,7 @@ def _broken(page: Path, target: str, root: Path) -> str:
 
 @cache
 def _anchors(page: Path) -> set[str]:
-    """Return the anchors that GitHub gives to the page's headings, and those that the page sets
+    """Return the anchors that GitHub gives to the page's headings, and anchors that the page sets
     itself.
     """
     prose, _ = _split(page.read_text(encoding="utf-8"))

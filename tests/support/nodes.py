@@ -19,7 +19,7 @@ from trainer.programs.ranks.rendezvous import meet
 def free_port() -> int:
     """Return a port on which no program listens, and which no other program can get.
 
-    Servers that allow to reuse an address, as those of Trainbox and torch do, can listen on it.
+    Servers that allow to reuse an address, such as Trainbox's and torch's, can listen on it.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

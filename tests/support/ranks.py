@@ -196,11 +196,11 @@ class Ranks:
         return self.started[-1]
 
     def __call__(self, processes: int, *words: str, **options: Any) -> EndedRanks:
-        """Run a command until it has ended on each rank; `options` are those of `start`."""
+        """Run a command until it has ended on each rank; `start` gets the `options`."""
         return self.start(processes, *words, **options).wait()
 
     def train(self, processes: int, *words: str, **options: Any) -> EndedRanks:
-        """Run a training that must succeed; `options` are those of `start`."""
+        """Run a training that must succeed; `start` gets the `options`."""
         ended = self(processes, "train", *words, **options)
         assert ended.codes == [0] * processes, ended
         return ended

@@ -233,7 +233,7 @@ def test_the_predictions_of_the_validation_files_are_those_of_evaluate(here: Her
         make_pictures(here.folder / "data/shapes" / part, _CLASSES, 5, seed=seed)
     here.train(**_SHORT | {"fields": FIELDS | {"ema": 0.75}})
     out = here.succeeds("evaluate", "runs/r", "--device", "cpu", "--predictions", "out.csv")
-    assert "  equal to those of training at step " in out
+    assert "  equal to the training's validation at step " in out
     header, *rows = [row.split(",") for row in Path("out.csv").read_text().splitlines()]
     assert header == ["id", "truth", "prediction", *(f"probability_{name}" for name in _CLASSES)]
     assert all(Path(row[0]).parent == Path("data/shapes/val") / row[1] for row in rows)
@@ -736,7 +736,7 @@ def test_a_size_that_a_transformer_cannot_have_is_named(model: str, size: int) -
 def test_a_size_that_is_too_small_is_named_with_the_least_one(
     monkeypatch: pytest.MonkeyPatch, model: str, size: int, least: int
 ) -> None:
-    # The least size of the weights can be larger than that of the layers.
+    # The weights can need larger pictures than the layers.
     meta = models.get_model_weights(model)["DEFAULT"].meta
     monkeypatch.setitem(meta, "min_size", (100, 100))
     message = f"^--set size={size}: model {model} needs pictures of {least} pixels or more: use "

@@ -149,7 +149,7 @@ def test_a_train_state_with_other_parts_is_refused(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, TrainState(model=nn.Linear(1, 1), epoch=2))
     message = (
-        r"^the saved parts are model, epoch, and those of the TrainState are model, scheduler "
+        r"^the saved parts are model, epoch, and the TrainState's parts are model, scheduler "
         r"\(different: epoch, scheduler\): use the same parts, or a new folder$"
     )
     with pytest.raises(WrongUse, match=message):

@@ -1,4 +1,4 @@
-"""Which examples a Classification's pictures show: those that the model mistakes, wherever in the
+"""A Classification's pictures show the examples that the model mistakes, wherever in the
 validation set they are.
 """
 

@@ -317,8 +317,8 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
      "task Tiny: figures() raised AttributeError: "),
     "a function that draws random numbers": (Tiny,
      {"figures": _given({"curve": lambda: torch.rand(3, 8, 8)})}, "task Tiny: a function that "
-     "figures() returned draws random numbers, which would change those of the training: draw "
-     "them in figures()"),
+     "figures() returned draws random numbers, which would change the training: draw them in "
+     "figures()"),
     "a figure of another form": (Tiny, {"figures": _given({"curve": torch.zeros(8, 8)})},
      "task Tiny: figures() returned 'curve' as Tensor of shape (8, 8): return a uint8 picture of "
      "shape (3, H, W)"),

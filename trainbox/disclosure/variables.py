@@ -1,4 +1,4 @@
-"""The environment variables that set up a launch, and those whose values may be shown."""
+"""The environment variables that set up a launch, and variables whose values may be shown."""
 
 from collections.abc import Mapping
 

@@ -8,7 +8,7 @@ _JOULES_PER_KWH = 3.6e6
 
 
 def with_energy(manifest: Mapping[str, Any], begin_j: float, end_j: float) -> dict[str, Any]:
-    """Return the manifest with the energy of this start added to that of earlier starts.
+    """Return the manifest with the energy of this start added to the earlier starts' energy.
 
     The energy is None if it was not measured in each of them.
 

@@ -116,7 +116,7 @@ class RecordFolder:
     def close(self) -> None:
         """Release the lock, so that another process can use the folder.
 
-        A folder without any record, such as that of a refused training, is removed.
+        A folder without any record, as after a refused training, is removed.
         """
         if self._lock is None:
             return

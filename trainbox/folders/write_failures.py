@@ -21,7 +21,7 @@ def storage_failure(
     """Return the failure for `error`, which was raised while writing to `path` or below it.
 
     The message has a remedy for the cause. `needed_bytes` is the size of a checkpoint, or 0 for
-    another file. `instead` is how to choose another folder, by default that of the runs.
+    another file. `instead` is how to choose another folder, by default another folder for the runs.
     """
     if isinstance(error.filename, str | bytes):
         path = Path(os.fsdecode(error.filename))

@@ -208,7 +208,7 @@ _LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "mape", "nll", 
 def split_metric(text: str, option: str) -> tuple[str, str]:
     """Return (`min` or `max`, name) of a metric such as `max:accuracy`.
 
-    Without a direction, lower is better for names that end as those of an error do, such as
+    Without a direction, lower is better for names that end like a loss or an error, such as
     `val_loss` and `rmse`. Higher is better for other names.
 
     Raises:
@@ -299,8 +299,8 @@ def scaled_learning_rate(
 ) -> float:
     """Return the peak learning rate for `batch_size`.
 
-    `learning_rate` is that of `base_batch_size`. `scaling` is none, linear (Goyal et al., 2017) or
-    sqrt.
+    `learning_rate` is the peak for `base_batch_size`. `scaling` is none, linear (Goyal et al.,
+    2017) or sqrt.
     """
     ratio = batch_size / base_batch_size
     return learning_rate * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[scaling]

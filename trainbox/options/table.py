@@ -40,8 +40,8 @@ class Option:
         type: the type of click; None is a text, and bool is a switch.
         help: the text of the help page, which adds the default unless the text names one.
         default: the value if no source has one.
-        name: the parameter with the value; by default that of the first long flag.
-        metavar: the name of the value in the help, if it is not that of the type.
+        name: the parameter with the value; by default the name of the first long flag.
+        metavar: the name of the value in the help; by default the name of the type.
         repeats: whether the option can be given several times.
         everyday: whether `--help` shows it; `--help-all` shows all options in sections.
         hidden: whether no help shows it.
@@ -316,7 +316,8 @@ _SETTINGS = (
             "Steps between entries in metrics.jsonl. Default: 50, or more if that takes long."),
     ),
 )
-# The settings by the names that a task could give them: that of the option and that of `Config`.
+# The settings by the names that a task could give them: the option's name and the field's name in
+# `Config`.
 SETTINGS_BY_NAME = {
     name: row for row in _SETTINGS for name in (row.key.replace("-", "_"), row.parameter)
 }
@@ -371,12 +372,13 @@ _SCRIPT: tuple[Row, ...] = (
         "Start the script again up to N times after code 75, 3 or 7, or if a process was killed.",
         0),
     Option("--restart-on", click.Choice(["temporary", "any"]), "any: also after other codes than "
-        "0, such as that of an exception. Default: temporary, the codes of --restarts.",
+        "0, such as after an exception. Default: temporary, the codes of --restarts.",
         "temporary"),
     Option("--hang-minutes", Number(0), "End the script with code 7 if no process prints or "
         "computes for N minutes. Default: no limit.", metavar="N"),
-    Option("--python", None, "The Python that runs the script. Default: that of the active virtual "
-        "environment or conda, else of the script's first line, else of Trainbox.", metavar="PATH"),
+    Option("--python", None, "The Python that runs the script. Default: the Python of the active "
+        "virtual environment or conda, else of the script's first line, else of Trainbox.",
+        metavar="PATH"),
     Option("--prefix", bool, "Put the process's number in front of each line of output."),
     Option("--trial", bool, "For `trainbox sweep run`.", hidden=True),
     dataclasses.replace(_REST, metavar="SCRIPT [--] [ARGS]"),

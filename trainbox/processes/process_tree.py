@@ -22,13 +22,13 @@ _TIMES = slice(11, 15)  # of the process and its ended children, in ticks
 
 
 def heeded_stop_signals() -> dict[signal.Signals, Any]:
-    """Return the handlers of the stop signals, without those that stay ignored, as under nohup."""
+    """Return the handlers of the stop signals, except signals that stay ignored, as under nohup."""
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     return {n: handler for n, handler in handlers.items() if handler is not signal.SIG_IGN}
 
 
 def ignore_stop_signals() -> None:
-    """Ignore the signals that stop a job, with that which the trainer gets instead of SIGINT."""
+    """Ignore the signals that stop a job, also the one that replaces SIGINT for the trainer."""
     for number in (*STOP_SIGNALS, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
@@ -46,7 +46,7 @@ def die_with_parent(started_by: int | None = None) -> None:
 
 
 def start_child(argv: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
-    """Start a program that ends with this process. `options` are those of `Popen`.
+    """Start a program that ends with this process; `Popen` gets the `options`.
 
     This process must not have other threads, as the child runs Python before the program.
     """
@@ -127,7 +127,7 @@ def forward_signal(leader: int, number: signal.Signals) -> None:
 
 
 def children(ancestor: int) -> list[int]:
-    """Return the ids of the processes whose parent is `ancestor`, with those that have ended."""
+    """Return the ids of the processes whose parent is `ancestor`, also of ended processes."""
     return [pid for pid in _pids() if (stat := _stat(pid)) and stat[_PARENT] == str(ancestor)]
 
 

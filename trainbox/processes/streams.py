@@ -38,7 +38,7 @@ def _opened(number: int, stream: Any) -> Any:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return `text` with control characters as escapes, except for those in `keep`.
+    """Return `text` with control characters as escapes, except the characters in `keep`.
 
     Text from another machine must not move the cursor or colour the terminal.
     """

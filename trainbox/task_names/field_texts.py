@@ -14,7 +14,7 @@ def field_texts(
     Args:
         pairs: the values of --set, such as `width=64`.
         of_file: the fields of the file of settings.
-        swept: the fields that a sweep varies; those of the file give way to it.
+        swept: the fields that a sweep varies, instead of their values in the file.
 
     Raises:
         WrongUse: a pair is malformed.

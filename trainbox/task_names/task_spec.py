@@ -1,6 +1,6 @@
 """Find the source of a task by its name, and which files its imports load, without importing it.
 
-A task's own modules never replace those of the standard library, torch or Trainbox.
+A task's own modules never replace modules of the standard library, torch or Trainbox.
 """
 
 import ast

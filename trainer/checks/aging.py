@@ -7,18 +7,22 @@ from typing import NamedTuple
 
 from trainer.checks.fingerprint import ATTRIBUTE, Part, Position
 
-# Of each row, the largest multiple that a count reaches is tried. It is a multiple of most numbers
-# after which people do something, such as 4, 10, 100 or 1,000.
+# Code often acts every 10, 100 or 1,000 steps: `if self.calls % 100 == 0`. For each row, a count is
+# tried with its largest value that is a multiple of the row's first number within its reach. 12,000
+# is a multiple of most such intervals, so few trials are enough.
 _ROUND = (12000, 6000, 1200, 600, 120, 60, 12, 4, 2), (10, 5)
-_NEEDS_ONE = 60  # from this count on, the multiple of the first row is also one of the second row
+_NEEDS_ONE = 60  # from this count on, the first row's number is also a multiple of 10
 
-Numbers = dict[str, dict[Position, int | float]]  # by part and position
-State = Mapping[str, Part]
+Numbers = dict[str, dict[Position, int | float]]  # by the attribute's name and the position in it
+State = Mapping[str, Part]  # the fingerprint of each attribute
 
 
 @dataclass(frozen=True)
 class Count:
-    """A number that each step or validation changes, with a `value` that it has later."""
+    """A number in the attribute `part` that steps or validations change.
+
+    `value` is a value that it has later in the training.
+    """
 
     part: str
     position: Position
@@ -32,7 +36,10 @@ class Count:
 
 @dataclass(frozen=True)
 class _Observed(Count):
-    """A count, whose `value` is that of the last step of the training."""
+    """A count with its `value` before the training's last step.
+
+    Before the rehearsed step it was `before`, and each step adds `per_step`.
+    """
 
     before: int | float
     per_step: int | float
@@ -41,8 +48,8 @@ class _Observed(Count):
 class States(NamedTuple):
     """The hidden state of a job at six times.
 
-    The job trained a step and validated, trained up to `before`, trained one more step and
-    validated again.
+    At its start, after step 1, after a validation, before and after the step that is compared, and
+    after another validation.
     """
 
     start: State
@@ -61,12 +68,18 @@ def counts(
     validations: int,
     share: float = 1.0,
 ) -> list[_Observed]:
-    """Return the numbers in the parts `hidden` that count, with their values at the last step.
+    """Return the counts in the attributes `hidden`, with their values before the last step.
 
-    The job trained `first_steps` up to `states.before`. Its training has `steps` steps and
-    `validations`, each with `share` times the batches of the job. An int counts. A
-    float counts if all steps changed it by the same amount; another float, such as a mean of
-    losses, has no value that could be predicted.
+    An int that changes is a count. A float is a count only if all steps changed it by the same
+    amount: the later value of another float, such as a mean of losses, cannot be predicted.
+
+    Args:
+        hidden: the names of the attributes.
+        states: the hidden state of the job.
+        first_steps: the number of steps that the job trained up to `states.before`.
+        steps: the number of steps of the whole training.
+        validations: the number of validations of the whole training.
+        share: the batches of a validation of the training, divided by the batches of the job's.
     """
     found = []
     for part in sorted(hidden & states.before.keys()):
@@ -98,7 +111,10 @@ def counts(
 
 
 def ages(found: Sequence[_Observed]) -> Iterator[list[Count]]:
-    """Yield the counts with values to try before a step: of the last step, and round numbers."""
+    """Yield trials: the counts with values to give them before a step.
+
+    In the first trial, the values belong to the training's last step. The others are round numbers.
+    """
     tried: list[list[Count]] = []
     for row in ((), *_ROUND):
         for reaches in (True, False):  # the step ends or begins with the round number
@@ -112,7 +128,7 @@ def ages(found: Sequence[_Observed]) -> Iterator[list[Count]]:
 
 
 def values_of(trial: list[Count]) -> Numbers:
-    """Return the values of counts by part and position."""
+    """Return the values of counts by the attribute's name and the position in it."""
     numbers: Numbers = {}
     for count in trial:
         numbers.setdefault(count.part, {})[count.position] = count.value
@@ -120,9 +136,10 @@ def values_of(trial: list[Count]) -> Numbers:
 
 
 def _round(count: _Observed, row: Sequence[int], before: int | float) -> int | float:
-    """Return `before` less than the largest multiple of a number in `row` that the count reaches.
+    """Return the largest round number that the count reaches, minus `before`.
 
-    Without such a multiple, return its value at the end.
+    It is a multiple of the first number in `row` that is not above the count's last value. If there
+    is none, or the count has already passed it, return the last value.
     """
     value = count.value
     most = next((number for number in row if number <= value), None)

@@ -1,4 +1,4 @@
-"""Compare the losses of a batch with those of its parts."""
+"""Compare the losses of a batch with the losses of its parts."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -61,11 +61,11 @@ def _size(batches: Sequence[Any]) -> int:
     sizes = {
         len(tensor) if tensor.ndim else 0 for batch in batches[:1] for tensor in tensors_in(batch)
     }
-    return sizes.pop() if len(sizes) == 1 else 0  # 0 such as of a packed sequence
+    return sizes.pop() if len(sizes) == 1 else 0  # for example, a packed sequence has no size
 
 
 def _computed(losses: Callable[[], Losses]) -> Losses | None:
-    """Return `losses()`, or None if they cannot be computed, such as of a part of a batch."""
+    """Return `losses()`, or None if they raise an error, as a small part of a batch may."""
     try:
         return losses()
     except Exception:  # noqa: BLE001 - a part that cannot be computed shows no difference

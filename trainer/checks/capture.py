@@ -26,11 +26,11 @@ from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
 from trainer.records.digest import value_digest
 
-COMPARED_STEPS = 2  # one replay does not show that a buffer is replaced
-LATE_STEPS = 1
+COMPARED_STEPS = 2  # a single replay does not show whether a step replaces a buffer
+LATE_STEPS = 1  # a step with the learning rate and the settings of the training's end
 FEWEST_STEPS = 200  # a shorter training does not win back the time of the capture
-# Of several shards. Larger ones are exchanged during the backward, and the graph of each shard
-# would keep them.
+# The largest gradients of a captured step with several shards. An eager step exchanges larger
+# gradients during the backward, and the graph of each shard would keep its own copy of them.
 _MOST_EXCHANGED_BYTES = 2**25
 _STRATEGIES = ("single", "ddp")
 
@@ -60,7 +60,11 @@ def reason_for_eager_steps(job: Job) -> str:
 
 
 class TracedStep(EagerStep):
-    """An eager step that can note its operations, and whether it draws random numbers elsewhere."""
+    """An eager step that can note its operations.
+
+    With a `trace`, it also notes as `problem` if a random number does not come from the device's
+    generator, because a CUDA graph would repeat this number.
+    """
 
     trace: OpTrace | None = None
     problem = ""
@@ -95,7 +99,7 @@ class TracedStep(EagerStep):
         trace.give([parameter.grad for parameter in self.parameters], "gradient")
 
     def _generators(self) -> dict[str, Any]:
-        """Return the states of the generators that a graph does not have."""
+        """Return the states of the generators that a replay of a graph does not advance."""
         of_numpy = repr(numpy.random.get_state(legacy=False))
         found: dict[str, Any] = {"Python": random.getstate(), "NumPy": of_numpy}
         if self._job.world.device.type != "cpu":
@@ -130,8 +134,9 @@ class CaptureRehearsal:
     ) -> None:
         """Compare eager steps of `job`, which `train` trains.
 
-        The hidden state was `validated` after the first validation: what changes later may act in
-        a later step. The last step has the learning rate and the settings of the training's end.
+        `validated` is the hidden state after the first validation. An attribute that has changed
+        since then may act in a later step. The last step has the learning rate and the settings of
+        the training's end.
         """
         traces, eager = list[OpTrace](), list[dict[str, Any]]()
         self._copies = copies_fit(job)

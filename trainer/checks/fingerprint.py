@@ -34,7 +34,7 @@ _GENERATORS: dict[type, Callable[[Any], object]] = {
 }
 # Objects of these modules have addresses and counters of their own, and no state of a user.
 _OPAQUE = ("torch._", "torch.cuda.", "torch.distributed.", "torch.utils.hooks", "trainer.")
-# Code is known by its name. What functions, classes and modules keep is not looked at.
+# Of code, only the name is read, and not what functions, classes and modules contain.
 _CODE = (
     types.FunctionType,
     types.BuiltinFunctionType,
@@ -52,11 +52,13 @@ _DEEPEST = 20
 
 
 class Part(NamedTuple):
-    """One attribute.
+    """The fingerprint of one attribute, such as `Net.calls`.
 
     Attributes:
-        numbers: The numbers in it that count something of the user's, by their position.
-        is_saved: Whether the object that has it decides itself what checkpoints save.
+        digest: The SHA-256 of the attribute's content.
+        numbers: The numbers in it that the user's code may use as counts, by their position.
+        is_saved: Whether a checkpoint may have the attribute, because its object has its own
+            `get_extra_state()` or `state_dict()`.
     """
 
     digest: str
@@ -65,7 +67,7 @@ class Part(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """An object whose attributes are parts, and what they are without those of torch."""
+    """An object whose attributes are fingerprinted, and these attributes without torch's own."""
 
     value: Any
     attributes: dict[str, Any]
@@ -75,7 +77,7 @@ class Owner(NamedTuple):
 def owners(
     task: Any, model: nn.Module, optimizer: Optimizer, datasets: Mapping[str, Any]
 ) -> dict[str, Owner]:
-    """Return the objects whose state a step may use, by the names that users know them by."""
+    """Return the objects whose state a step may use, by a name such as `Net.conv1`."""
     found = {type(task).__name__: Owner(task, _attributes(task))}
     for path, module in model.named_modules():
         name = f"{type(model).__name__}.{path}".rstrip(".")
@@ -95,12 +97,15 @@ def owners(
 
 @functools.cache
 def _of_optimizers() -> frozenset[str]:
-    """Return the attributes of each optimizer of torch. The first one imports much of torch."""
+    """Return the names of the attributes that every optimizer of torch has.
+
+    They are found once, because the first optimizer imports much of torch.
+    """
     return frozenset(vars(torch.optim.SGD([torch.zeros(1)], 0.1)))
 
 
 def of_dataset(name: str, dataset: Any) -> dict[str, Owner]:
-    """Return a dataset and the datasets in it, such as that of a Subset."""
+    """Return a dataset and the datasets in it, such as the dataset of a Subset."""
     found = dict[str, Owner]()
     waiting = [(name, dataset)]
     while waiting:
@@ -114,10 +119,11 @@ def of_dataset(name: str, dataset: Any) -> dict[str, Owner]:
 
 
 def fingerprint(found: Mapping[str, Owner], saved: Iterable[Any] = ()) -> dict[str, Part]:
-    """Return the attributes of the owners `found` by name.
+    """Return the fingerprints of all attributes of the owners `found`, by name.
 
     Numbers, texts, containers, tensors, random generators, and objects with such attributes are
-    read. A tensor that shares the memory of a tensor in `saved`, the states of checkpoints, is not.
+    read. Of a tensor that shares its memory with a tensor in `saved`, which checkpoints save, only
+    the dtype and the shape are read.
     """
     known = {id(owner.value) for owner in found.values()}
     memory = {_memory(tensor) for tensor in saved if isinstance(tensor, Tensor)}
@@ -134,7 +140,10 @@ def fingerprint(found: Mapping[str, Owner], saved: Iterable[Any] = ()) -> dict[s
 def set_numbers(
     found: Mapping[str, Owner], wanted: Mapping[str, Mapping[Position, int | float]]
 ) -> None:
-    """Give the numbers of the owners `found` the values `wanted`, by part and position."""
+    """Set numbers in attributes of the owners `found` to the values `wanted`.
+
+    `wanted` has them by the name of the attribute and the position of the number in it.
+    """
     for name, positions in wanted.items():
         owner, _, attribute = name.rpartition(".")
         for position, number in positions.items():
@@ -168,14 +177,17 @@ class _Reading:
     """Reads one attribute into a digest, which does not depend on addresses."""
 
     def __init__(self, known: set[int], memory: set[int]) -> None:
-        """Leave out the content of objects with the ids `known`, and tensors in `memory`."""
+        """Leave out the content of objects with the ids `known`.
+
+        Of tensors at the addresses `memory`, read only the dtype and the shape.
+        """
         self._known, self._memory, self._left = set(known), memory, _MOST_VALUES
         self._kept: list[Any] = []  # so that no id is used again
         self.sha256 = hashlib.sha256()
         self.numbers = dict[Position, int | float]()
 
     def read(self, position: Position, value: Any, is_users: bool) -> None:
-        """Read `value` at `position`. Numbers count only in the user's objects and containers."""
+        """Read `value` at `position`; note its numbers if the object or container `is_users`."""
         self._left -= 1
         if self._left < 0 or len(position) > _DEEPEST:
             return
@@ -210,9 +222,9 @@ class _Reading:
 
 
 def _inside(value: Any, is_users: bool) -> Iterator[tuple[tuple[str, Any], Any, bool]]:
-    """Yield the position and the value of what is in a container or an object.
+    """Yield what is in a container or an object: its position, its value, and if it `is_users`.
 
-    Also yield whether numbers there may be changed as the user's.
+    Only numbers in the user's own objects and containers are ever set to other values.
     """
     if isinstance(value, Mapping):
         for key, part in _some(list(value.items())):
@@ -231,7 +243,7 @@ def _inside(value: Any, is_users: bool) -> Iterator[tuple[tuple[str, Any], Any, 
 
 
 def _some(elements: list[Any]) -> list[Any]:
-    """Return the elements, or the number of all and every k-th one if there are many."""
+    """Return the elements, or every k-th and the last one if there are many."""
     step = -(-len(elements) // _MOST_ELEMENTS)
     return elements if step <= 1 else [*elements[::step], *elements[-1:]]
 
@@ -251,7 +263,7 @@ def _attributes_of(value: Any) -> dict[str, Any]:
 
 
 def _of_module(module: nn.Module) -> dict[str, Any]:
-    """Return what a module has, except for its hooks and what checkpoints have."""
+    """Return a module's attributes, without its hooks and the tensors that checkpoints have."""
     own = _attributes(module)
     loose = own.get("_non_persistent_buffers_set", ())
     found = {name: value for name, value in own.items() if name not in _OF_MODULES}
@@ -268,7 +280,10 @@ def _generator_state(value: Any) -> object | None:
 
 
 def _of_tensor(tensor: Tensor, saved: set[int]) -> str:
-    """Return a digest of a tensor, without the numbers that a checkpoint has or that it lacks."""
+    """Return a digest of a tensor.
+
+    If a checkpoint has its numbers, or if it has none (on `meta`), return its dtype and its shape.
+    """
     share = local(tensor.detach())
     if share.is_quantized:
         share = share.dequantize()
@@ -280,12 +295,12 @@ def _of_tensor(tensor: Tensor, saved: set[int]) -> str:
 
 
 def sampled_digest(tensor: Tensor) -> str:
-    """Return a digest of a tensor, of about 4 MiB of it if it is larger."""
+    """Return a digest of a tensor; of a tensor above 4 MiB, of about 4 MiB of its slices."""
     return _of_tensor(tensor, set())
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, also those in slots."""
+    """Return the attributes of an object, also attributes in slots."""
     in_slots: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # some objects of compiled code have no such state
         state = object.__getstate__(value)

@@ -37,7 +37,7 @@ def hidden_state(job: Job) -> dict[str, Part]:
 
 
 def differing(before: Mapping[str, Part], after: Mapping[str, Part]) -> set[str]:
-    """Return the names of the parts that differ or that only one has."""
+    """Return the names of the attributes that differ, or that only one of the two has."""
     absent = Part("", {}, False)
     return {
         name
@@ -72,21 +72,21 @@ def of_all_ranks(world: World, own: Collection[str]) -> list[str]:
 
 
 class HiddenState:
-    """The hidden state of a training.
+    """The hidden state of a training, which is compared at each checkpoint.
 
-    It may change in the parts `changing`, which the rehearsal has seen to change, and in objects
-    that decide themselves what checkpoints save, such as with `get_extra_state`.
+    Two kinds of attributes may change without a note: the attributes `changing`, which changed in
+    the rehearsal, and attributes of objects with their own `get_extra_state()` or `state_dict()`.
     """
 
     def __init__(
         self, job: Job, changing: Collection[str], noted: Callable[[Collection[str], int], Any]
     ) -> None:
-        """Compare with the state of now. `noted` is called once with the names and the step."""
+        """Begin with the state of now. `check` calls `noted` with new names and the step."""
         self._job, self._known, self._noted = job, set(changing), noted
         self._start = hidden_state(job)
 
     def check(self) -> None:
-        """Note the parts that have changed since the start; all ranks must call this."""
+        """Print a note on attributes that changed since the start; all ranks must call this."""
         now = hidden_state(self._job)
         saved = {name for name, part in now.items() if part.is_saved}
         changed = differing(self._start, now) - self._known - saved

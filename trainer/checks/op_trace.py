@@ -12,7 +12,7 @@ from trainbox.tensor_trees import tensors_in
 from trainer.checks.fingerprint import sampled_digest
 
 T = TypeVar("T")
-# A graph has one learning rate in memory, which each step sets.
+# This argument may differ between steps: a graph reads the learning rate from a tensor.
 _FREE_ARGUMENT = "lr"
 _LONG = 60
 _OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -37,11 +37,12 @@ class Op(NamedTuple):
 class OpTrace(TorchDispatchMode):
     """Notes the operations of one step, in one or several parts. It never raises an error.
 
-    A tensor is known by the origin of its memory: the operation of this step that has made it, its
-    number among the tensors that the step was given, or an address from before the step.
+    Each step has its tensors at other addresses. So a tensor is identified by the origin of its
+    memory: the operation of this step that has made it, its number among the inputs of the step,
+    or, for memory from before the step, the address.
     """
 
-    supports_higher_order_operators = True  # which then cannot be compared
+    supports_higher_order_operators = True  # they run, and are reported as not comparable
 
     def __init__(self, device: torch.device, state: Iterable[Tensor]) -> None:
         """Trace a step on `device`. A checkpoint has the tensors `state`."""
@@ -51,13 +52,14 @@ class OpTrace(TorchDispatchMode):
         self._inputs = set[int]()
         self._device, self._state = device, {_address(tensor) for tensor in state}
         self._places: dict[int, str] = {}
-        # The memory from outside of this step and of checkpoints: the first operation that reads
-        # it, and a digest of its values then. And the memory that operations write.
+        # `_outside` has the addresses from before the step that are not in `state`: for each, the
+        # first operation that reads it, and a digest of its values at this time. `_written` has the
+        # addresses that operations write.
         self._outside: dict[int, tuple[str, str]] = {}
         self._written = set[int]()
 
     def give(self, tensors: Sequence[Tensor | None], what: str) -> None:
-        """Know the memory of `tensors`, which is other memory in each step."""
+        """Name the memory of `tensors` by `what` and a number, as each step has other addresses."""
         for number, tensor in enumerate(tensors):
             if tensor is not None:
                 place = f"{what} {number}"
@@ -126,7 +128,7 @@ class OpTrace(TorchDispatchMode):
         return f"{place} {layout}"
 
     def _look_at(self, tensor: Tensor, name: str) -> None:
-        """Note the values of a tensor that is from outside of this step and of checkpoints."""
+        """Note the values of a tensor from before the step that a checkpoint does not have."""
         address = _address(tensor)
         if address not in self._places and address not in self._state:
             what = f"op {len(self.ops) + 1} {_short(name)}"
@@ -172,7 +174,7 @@ def _difference(number: int, one: Op, other: Op) -> str:
 
 
 def _short(name: str) -> str:
-    """Return the name of an operation without that of its overload."""
+    """Return the name of an operation without its overload: `aten.add` for `aten.add.Tensor`."""
     return name.rpartition(".")[0] or name
 
 

@@ -11,7 +11,7 @@ _MOST_STEPS = 2000
 
 
 def check_schedule(job: Job) -> None:
-    """Call schedule() twice for each step, or for some of many, on rank 0.
+    """Call schedule() twice for each step on rank 0; if there are many steps, for some of them.
 
     Raises:
         WrongUse: It returned no number, or two different ones for the same step.

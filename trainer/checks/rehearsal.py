@@ -1,9 +1,10 @@
 """The rehearsal: before it trains, a run shows that its own resume gives the same bits.
 
 One job trains step 1, validates a sample, trains step 2, saves a checkpoint and trains step 3. A
-second job, with nothing in common, loads the checkpoint and trains step 3. Both must have the same
-bits. If numbers of Python count the steps, more jobs train step 3 with the values that the numbers
-have later in the training. The reasons are in docs/decisions/0007-the-rehearsal.md.
+second job is built from nothing, loads the checkpoint and trains step 3. The two steps 3 must have
+the same bits. If attributes of the task count steps, as in `self.calls += 1`, more jobs train step
+3 with the values that these counts have later in the training. The reasons are in
+docs/decisions/0007-the-rehearsal.md.
 """
 
 import contextlib
@@ -56,9 +57,12 @@ _FOLDER = "rehearsal"  # in the run's folder
 # The parts of a rehearsal on its progress bar: step 1, a validation, step 2 with a checkpoint, and
 # the next step; in the other job a load and the next step.
 _PARTS, _PARTS_IF_FAST = 6, 3
-# With later numbers, a step may not take this many times as long and this much longer.
+# If the counts have later values, step 3 is too slow above 10 times its usual seconds, or above its
+# usual seconds and 3 more, whichever is longer.
 _SLOWER, _SLOWER_S = 10, 3.0
-_MOST_ALONE = 8  # the most counts that are tried one at a time, to name what acts
+# If later values change the step, up to this many counts are tried one at a time, so that the error
+# can name the count that does it.
+_MOST_ALONE = 8
 _CURE = "make it a buffer, or save it with get_extra_state()"
 _CURE_OF_DATA = (
     "let an example depend only on its index and on the global generators of torch, NumPy and "
@@ -68,11 +72,17 @@ _CURE_OF_DATA = (
 
 @dataclass(frozen=True)
 class _First:
-    """The first job: its outcome, and its hidden state over time.
+    """What the first job has shown.
 
-    It saved at step `saved`. The training has `steps` steps and `validations`, each with `share`
-    times the batches of the sample. If it `validates`, the digests have the statistics of a
-    sample.
+    Attributes:
+        task: How messages name the task.
+        outcome: The values and the bits of its last step.
+        states: Its hidden state at six times.
+        validates: Whether the values of `outcome` contain the statistics of a validation sample.
+        saved: The step of its checkpoint.
+        steps: The number of steps of the whole training.
+        validations: The number of validations of the whole training.
+        share: The batches of a whole validation, divided by the batches of the sample.
     """
 
     task: str
@@ -112,7 +122,7 @@ class _Rehearsal:
             return self._new_job()
 
     def run(self) -> list[str]:
-        """Compare a resumed job with the first one, and return the names of changing state.
+        """Compare a resumed job with the first one, and return the attributes that steps change.
 
         Raises:
             WrongUse: A resume would not have the same bits.
@@ -122,7 +132,7 @@ class _Rehearsal:
         if first is None:
             return []
         one, other = first.outcome, self._resumed(first, replays=not self.capture.reason)
-        # What differs after the step depends on more than the checkpoint and the step.
+        # An attribute that differs after the same step depends on more than the checkpoint.
         hidden = differing(one.end, other.end)
         hidden |= {n for n in differing(one.after_step, other.after_step) if _counts(n, one, other)}
         if difference := self._difference(one, other):
@@ -217,8 +227,8 @@ class _Rehearsal:
     ) -> Outcome:
         """Load the checkpoint in a new job, then train the next step and validate.
 
-        The hidden state of the job gets the `numbers` before the step. If the job `replays`, it
-        then captures steps.
+        Before the step, attributes of the job get the values `numbers`. If the job `replays`, it
+        also captures a step as a CUDA graph, and replays it.
         """
         job = self._job()
         start, files = self._state(job), job.checkpoints.files
@@ -239,9 +249,9 @@ class _Rehearsal:
         return found
 
     def _refuse_later_bits(self, first: _First, resumed: Outcome, hidden: Set[str]) -> int:
-        """Train the step with the values that the counts in the parts `hidden` have later.
+        """Train the step with the values that the counts in the attributes `hidden` have later.
 
-        Return how often.
+        Return the number of these trials.
 
         Raises:
             WrongUse: The step then has other bits, fails, or takes much longer.
@@ -251,8 +261,9 @@ class _Rehearsal:
             hidden, first.states, first.saved, first.steps, first.validations, first.share
         )
         own_trials = list(ages(found))
-        # An error with later numbers beside earlier containers, such as a list, shows nothing. On
-        # several processes, an error cannot be ignored, because the other ranks wait in the step.
+        # Some hidden attributes, such as a list of losses, keep their early content while a count
+        # gets its later value. An error of such a mixture proves nothing. On several processes, an
+        # error cannot be ignored, because the other ranks wait in the step.
         consistent = all(self._world.from_each({count.part for count in found} == hidden))
         if not consistent and self._world.world_size > 1:
             return 0
@@ -270,7 +281,7 @@ class _Rehearsal:
     def _culprit(
         self, first: _First, resumed: Outcome, trial: list[Count], consistent: bool
     ) -> list[Count]:
-        """Return the count of `trial` that alone changes the step, or all of them."""
+        """Return the first count of `trial` that changes the step on its own, or all counts."""
         most = max(self._world.from_each(len(trial)))
         for number in range(most if 1 < most <= _MOST_ALONE else 0):
             alone = trial[number : number + 1]
@@ -317,11 +328,11 @@ def rehearse(
 ) -> dict[str, Any]:
     """Rehearse the resume of a new run with `checkpoints`, and return the entry of its manifest.
 
-    `build` returns a new job with the given checkpoints. The rehearsal uses up two jobs, and more
-    if numbers of Python count the steps or if it fails. In the entry, `result` is a line for the
-    header, `notes` are lines about what may be wrong, `seconds` has the time of each part,
-    `changing` has the names of the hidden state that changes in a step or a validation, and `eager`
-    is why the steps of the training are not captured, or "". All ranks must call this.
+    `build` returns a new job with the given checkpoints. The rehearsal builds two jobs, and more if
+    attributes of the task count steps or if the rehearsal fails. In the entry, `result` is a line
+    for the header, `notes` are lines about what may be wrong, `seconds` has the time of each part,
+    `changing` has the names of the attributes that a step or a validation changes, and `eager` is
+    why the steps of the training are not captured, or "". All ranks must call this.
 
     Raises:
         WrongUse: A resume would not have the same bits.
@@ -361,15 +372,15 @@ def rehearse(
 
 
 def remove_rehearsal(run: RunLog) -> None:
-    """Remove the checkpoint of the rehearsal, also that of a process that was killed."""
+    """Remove the checkpoint of the rehearsal, also after a process that was killed."""
     if run.writes:
         shutil.rmtree(run.path / _FOLDER, ignore_errors=True)
 
 
 def _counts(name: str, one: Outcome, other: Outcome) -> bool:
-    """Return whether the numbers in a part differ after the step of two jobs.
+    """Return whether the numbers in the attribute `name` differ after the same step of two jobs.
 
-    A validation may set a count back. Other parts may differ because a validation sets them.
+    The comparison is made before the validation, which may set a count back to 0.
     """
     states = (one.after_step, other.after_step)
     own, others = (state[name].numbers if name in state else {} for state in states)
@@ -377,10 +388,10 @@ def _counts(name: str, one: Outcome, other: Outcome) -> bool:
 
 
 def _digest_problem(difference: str, repeated: str | None, hidden: list[str]) -> str:
-    """Return why the digest `difference` differs after a resume.
+    """Return why the value `difference` differs after a resume, and the cure.
 
-    `repeated` is the digest that differs when the same step is computed again, or None. The state
-    `hidden` differed before the step.
+    `repeated` is the first value that differs if the same step is computed twice, or None. The
+    attributes `hidden` differed before the step.
     """
     if repeated is not None:
         return (

@@ -1,4 +1,4 @@
-"""The steps that a job of the rehearsal trains, and what it computes in step 2."""
+"""The steps that a job of the rehearsal trains, and what it computes after the checkpoint."""
 
 import contextlib
 import dataclasses
@@ -29,10 +29,10 @@ State = Mapping[str, Part]
 
 
 def steps_before(total_steps: int) -> int:
-    """Return how many steps the first job trains before it saves: 2, or 1 of a shorter training.
+    """Return the number of steps before the first job saves: 2, or 1 in a shorter training.
 
-    After one step, some state is as at the start, such as an average of the weights that was
-    updated before the weights.
+    One step is not enough: some state is then still as at the start, such as an average that is
+    updated before the weights change.
     """
     return max(1, min(_MOST_BEFORE, total_steps - 1))
 
@@ -158,10 +158,15 @@ def outcome(
     copies: bool,
     measured: Callable[[str], AbstractContextManager[None]],
 ) -> Outcome:
-    """Train the next step, if the run has one, and validate the sample again.
+    """Train the next step, if the run has one, and validate the sample again; return the results.
 
-    Keep `copies` of the tensors that this computes, or their digests. The context `measured`
-    measures a part of the rehearsal.
+    Args:
+        job: the job.
+        start: the hidden state of the job at its start.
+        steps: the steps of the job.
+        validates: whether to validate the sample.
+        copies: whether to keep copies of tensors, or else their digests.
+        measured: a context that adds the time of its body to a part of the rehearsal.
     """
     values: dict[str, Any] = {}
     begin_s = time.monotonic()

@@ -14,7 +14,8 @@ from trainer.loop.state import Job
 from trainer.parallel.buffers import local
 from trainer.records.digest import tensor_bytes, value_digest
 
-# The rehearsal keeps the values of five steps at most. A sixth part of the free memory remains.
+# The rehearsal keeps the values of at most five steps. If each of them takes at most a sixth of the
+# free memory, the last sixth stays free.
 _SHARE_OF_GPU = 1 / 6
 _MOST_HOST_BYTES = 2**29
 
@@ -60,7 +61,7 @@ def bits(value: Any) -> Bits | str:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two kept values, digests or texts are the same."""
+    """Return whether two results of `bits`, or two other values, are the same."""
     if isinstance(one, Bits) and isinstance(other, Bits):
         return one.kind == other.kind and torch.equal(one.data, other.data)
     return bool(one == other) if type(one) is type(other) else False

@@ -28,10 +28,14 @@ _FOR_ANY_BATCH = (AttributeError, ImportError, NameError, NotImplementedError, T
 
 
 class Sample(NamedTuple):
-    """The digests of a validated sample by name, its metrics and its totals.
+    """The result of a validated sample.
 
-    `share` is the number of batches of a whole validation on this rank, divided by their number in
-    the sample.
+    Attributes:
+        digests: The digests of the statistics and the texts of the metrics, by name.
+        metrics: The metrics by name.
+        totals: The sums from which the metrics are computed.
+        share: The number of batches of a whole validation on this rank, divided by the number of
+            batches in the sample.
     """
 
     digests: dict[str, str]
@@ -43,12 +47,12 @@ class Sample(NamedTuple):
 def validate_sample(job: Job, is_first: bool = False) -> Sample | None:
     """Validate a sample as in a validation, write nothing, and return digests of what it computed.
 
-    The first time, warn of outputs that are probabilities.
+    If it `is_first`, warn of model outputs that are probabilities.
 
-    Each rank validates the sample alone. A task may refuse a sample that is too small, for example
-    if a metric needs two classes. If it fails on any rank, all ranks validate the whole set
-    together, and the result is None. They must, because only rank 0 draws figures, and the other
-    ranks would wait for it until a timeout.
+    Each rank validates the sample alone. A task may fail with a sample that is too small, for
+    example if a metric needs two classes. If it fails on any rank, all ranks validate the whole set
+    together, and the result is None. The error may occur on rank 0 alone, for example in figures(),
+    but the validation of the whole set is a collective.
 
     Raises:
         OutOfMemory: The memory of some rank is used up.
@@ -108,7 +112,7 @@ def _use(job: Job, result: Evaluation, seed_parts: tuple[int | str, ...]) -> Non
         if _random_numbers() != before:
             raise WrongUse(
                 f"task {type(job.task).__name__}: a function that figures() returned draws random "
-                "numbers, which would change those of the training: draw them in figures()"
+                "numbers, which would change the training: draw them in figures()"
             )
 
 
@@ -116,7 +120,7 @@ def impure_methods(task: Task, sample: Sample) -> list[str]:
     """Return a note for metrics() and finished() if a second call has another result."""
     metrics, totals = sample.metrics, sample.totals
     again = None
-    with contextlib.suppress(Exception):  # such as of a metric that the first call has reset
+    with contextlib.suppress(Exception):  # for example because the first call has reset a metric
         again = checked_metrics(task, task.metrics(copied(totals)))
     found = [] if repr(again) == repr(metrics) else ["metrics()"]
     with contextlib.suppress(Exception):

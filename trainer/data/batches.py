@@ -156,7 +156,7 @@ class EvaluationBatches:
         self._loader = None
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
-        """Return the batches `numbers` on the device, including those of other ranks."""
+        """Return the batches `numbers` on the device, also batches of other ranks."""
         if isinstance(self.dataset, TensorDataset):
             return list(self._sliced(self.dataset, numbers))
         return [to_device(batch, self.device) for batch in self._read(self._positions(numbers))]

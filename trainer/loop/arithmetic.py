@@ -34,8 +34,8 @@ def set_arithmetic(config: Settings) -> None:
 def torchscript_repeats(deterministic: bool) -> AbstractContextManager[None]:
     """Return a context in which a function of TorchScript has the same bits in each call.
 
-    After its first calls, TorchScript would fuse operations, with other bits, and a resume begins
-    with first calls again.
+    By default, TorchScript fuses operations after the first calls of a function, which changes the
+    bits. A resume would then differ, because it begins with first calls again.
     """
     context: AbstractContextManager[None] = torch.jit.optimized_execution(not deterministic)
     return context

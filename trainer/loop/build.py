@@ -37,18 +37,25 @@ from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
 
 _MOST_LOADER_WORKERS = 16
-# A note about datasets that both methods draw.
+# A note for a validation set that is drawn at random and cannot be compared with the training set.
 MAY_SHARE = (
-    "validation_dataset() draws random numbers, and its examples cannot be compared with those of "
-    "train_dataset(): if both draw a random split, return Subsets, or seed a generator of their own"
+    "validation_dataset() draws random numbers, and its examples cannot be compared with the "
+    "examples of train_dataset(): if both draw a random split, return Subsets, or seed a generator "
+    "of their own"
 )
 
 
 class Data(NamedTuple):
-    """A task with what it has learned from its data, its two datasets, and how long this took.
+    """A task and its datasets.
 
-    `in_both` is how many examples of `evaluated` are also in an earlier dataset, if it is known. If
-    it is not, `may_share` is whether `evaluated` was drawn at random.
+    Attributes:
+        task: The task that `with_data` returned, for example with the number of classes.
+        train: The training set.
+        evaluated: The validation set, or the test set.
+        seconds: How long the datasets took.
+        in_both: The number of examples of `evaluated` that an earlier dataset has too, such as the
+            training set; None if the datasets cannot be compared.
+        may_share: Whether `in_both` is None and `evaluated` was drawn at random.
     """
 
     task: Task
@@ -112,9 +119,9 @@ def build(
 def build_inference(
     config: Settings, task: Task, strategy: Strategy, data_dir: Path, test: bool
 ) -> Inference:
-    """Build the data and the model to evaluate a run, without what a training needs as well.
+    """Build the data and the model to evaluate a run, without an optimizer and a schedule.
 
-    The evaluated dataset is that of `validation_dataset`, or that of `test_dataset` if `test`.
+    The evaluated dataset comes from `validation_dataset`, or from `test_dataset` if `test`.
 
     Raises:
         WrongUse: A method of the task is missing or returns something invalid.
@@ -139,7 +146,7 @@ def shared_examples(count: int, size: int, kind: str) -> str:
 def build_prediction(
     config: Settings, task: Task, strategy: Strategy, data_dir: Path, files: Sequence[Path]
 ) -> Inference:
-    """Build the examples of `files` and the model. The datasets of the task are not read.
+    """Build the model and the examples of `files`, without the task's own datasets.
 
     Raises:
         WrongUse: A file cannot be used, or a method of the task returns something invalid.
@@ -161,8 +168,8 @@ def build_prediction(
 
 def _inference(config: Settings, data: Data, strategy: Strategy) -> Inference:
     """Build the model, and the batches of the dataset `evaluated`."""
-    # A validation batch has the size of a training micro-batch, which fits in memory. The size is
-    # the same on all ranks, because it decides which rank computes which examples.
+    # A validation batch is as large as a training micro-batch, which fits in memory. All ranks must
+    # use the same size, because the examples are divided over the ranks by whole batches.
     task, train, evaluated = data[:3]
     world, size = strategy.world, examples_at_once(config)
     own = strategy.validation_batches(evaluation_batch_count(length(evaluated), size))
@@ -185,15 +192,15 @@ def _inference(config: Settings, data: Data, strategy: Strategy) -> Inference:
 def build_data(
     config: Settings, task: Task, world: World, data_dir: Path, test: bool = False
 ) -> Data:
-    """Return the task with what it learns from the data, and two datasets.
+    """Build the training set, and the validation set or the `test` set.
 
-    The two datasets: training, and validation or `test`. Rank 0 goes first, because it may download
-    files.
+    Rank 0 goes first, because it may download files.
 
-    A random split that both methods draw would put most validation examples into the training set.
-    So if a dataset draws random numbers, and has examples of an earlier dataset or is a Subset that
-    cannot be compared, it is built again with the random numbers of the training set: then the
-    split is the same. If the datasets can be compared, the one with fewer such examples counts.
+    A task may split its data at random in `train_dataset` and again in `validation_dataset`. Two
+    different splits would put most validation examples into the training set. So the validation set
+    is built again, with the random numbers that the training set had, if it draws random numbers
+    and shares examples with the training set, or is a Subset that cannot be compared. Of the two
+    validation sets, the one that shares fewer examples is used. The test set is treated alike.
     """
     begin = time.monotonic()
     world.seed(config.seed, "data")

@@ -49,12 +49,12 @@ class _Graph(NamedTuple):
 
 
 class CapturedStep(EagerStep):
-    """The same step as `EagerStep`, of which each micro-batch and the update are recorded once.
+    """The same step as `EagerStep`, as CUDA graphs: one for each micro-batch, one for the update.
 
-    The first steps are eager. A batch of another shape, type or structure is computed eagerly, and
-    after 16 of them all later steps are. So are all steps after a change of the Python state that
-    a step may read. The exchange between the ranks, the learning rate and the seeds stay outside of
-    the graphs.
+    The first steps are eager. A batch of another shape, type or structure than the recorded one is
+    computed eagerly. After 16 such batches, or if the Python state that a step may read changes,
+    all later steps are eager. The exchange between the ranks, the learning rate and the seeds stay
+    outside of the graphs.
 
     Attributes:
         others: How many batches were computed eagerly after the capture.
@@ -67,7 +67,7 @@ class CapturedStep(EagerStep):
         report: Callable[[str], None],
         eager_steps: int = FIRST_STEPS,
     ) -> None:
-        """Capture the step after `eager_steps`, in which the optimizer makes its state.
+        """Capture the step after `eager_steps` eager steps, in which the optimizer makes its state.
 
         `report` is called with the reason if later steps are eager.
         """
@@ -89,7 +89,7 @@ class CapturedStep(EagerStep):
 
     @property
     def overlaps(self) -> bool:
-        """Whether the last backward sends gradients: no, this begins after the last graph."""
+        """Whether the last backward sends gradients: no, the exchange follows the last graph."""
         return not self._may_record()
 
     def compute(self, number: int, batch: Any, checks: bool) -> dict[str, Tensor]:
@@ -180,7 +180,10 @@ class CapturedStep(EagerStep):
 
     @torch.no_grad()
     def _fill(self, graph: _Graph) -> bool:
-        """Copy the gradients to the memory that the graph reads; return False if it has others."""
+        """Copy the gradients to the memory that the graph reads.
+
+        Return False if other parameters have gradients than in the recording.
+        """
         read, moved = list[Tensor](), list[Tensor]()
         for old, parameter in zip(graph.before, self.parameters, strict=True):
             new = parameter.grad
@@ -224,7 +227,7 @@ def one_step(job: Job, micro_batches: Iterator[Any]) -> EagerStep:
 
 @contextlib.contextmanager
 def _as_captured(groups: Sequence[dict[str, Any]], rates: Sequence[Tensor]) -> Iterator[None]:
-    """Let the optimizer read its learning rates from tensors, and allow that it is recorded."""
+    """Let the optimizer read its learning rates from tensors, and allow its recording."""
     kept = [dict(group) for group in groups]
     for group, rate in zip(groups, rates, strict=True):
         group["lr"] = rate
@@ -238,7 +241,7 @@ def _as_captured(groups: Sequence[dict[str, Any]], rates: Sequence[Tensor]) -> I
 
 
 class KeptMemory(TorchDispatchMode):
-    """Keeps the memory that operations read and have not made themselves, as `storages`."""
+    """Keeps the memory that operations read but that none of them has allocated, as `storages`."""
 
     supports_higher_order_operators = True
 

@@ -25,7 +25,7 @@ class DigestLog:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._last: dict[str, Any] = {}
-        # The allocations of GPU memory that have failed on this rank before and on all ranks since.
+        # Failed allocations of GPU memory: on this rank before now, and on all ranks since then.
         self._failed_before, self._failed = failed_allocations(), 0
 
     def record(self, kind: str) -> None:
@@ -58,11 +58,11 @@ class DigestLog:
     def of_checkpoint(self) -> Callable[[Mapping[str, Any]], None]:
         """Return a function that records the digests of a saved state.
 
-        The thread that saves calls the function. Each reader of a checkpoint compares it with its
-        entry.
+        The thread that saves calls the function. Each reader of a checkpoint compares the
+        checkpoint with this entry of digests.jsonl.
         """
         step = self._job.state.progress.step
-        # Take the names now, because a forward of fully_shard replaces the parameters for a while.
+        # Read the names here, because during a forward fully_shard replaces the parameters.
         return functools.partial(self._record_saved, step, _names(self._job))
 
     def _record_saved(self, step: int, names: Mapping[int, str], saved: Mapping[str, Any]) -> None:

@@ -20,9 +20,11 @@ from trainer.parallel.world import World
 class Evaluation:
     """The result of a validation.
 
-    `totals` are the sums from which `metrics` are computed (float64, on the CPU). `first_batch` is
-    the first prepared batch, for pictures. `by_batch` has the statistics (N, ...) of the N batches
-    of all ranks, in the order of the batches.
+    Attributes:
+        metrics: The metrics by name.
+        totals: The sums from which the metrics are computed (float64, on the CPU).
+        first_batch: The first prepared batch, for pictures.
+        by_batch: The statistics (N, ...) of all ranks' N batches, in the order of the batches.
     """
 
     metrics: dict[str, float]
@@ -46,7 +48,7 @@ def evaluate(
 ) -> Evaluation | None:
     """Return the result of a validation, or None if it was stopped.
 
-    The arguments are those of `add_up`. All ranks must call this.
+    The arguments are passed to `add_up`. All ranks must call this.
     """
     found = add_up(job, job.evaluation, job.world, seed_parts, stopped, observers, shown)
     if found is None:
@@ -73,12 +75,18 @@ def add_up(
 ) -> tuple[dict[str, Tensor], Any, dict[str, Tensor]] | None:
     """Add up the task's statistics over the batches of all ranks, in the order of the batches.
 
-    Each batch is seeded by `seed_parts` and its number. `stopped` is called after each batch,
-    except after a last batch that not all ranks have. If it returns true, the result is None.
-    Otherwise the result is the totals, the first prepared batch and the statistics of each batch.
-    The `observers` are called with each prepared batch of this rank, in a forward. `shown` gets the
-    batches of this rank and their number, and it returns the batches with a progress bar. Without
-    `statistics`, the totals are only the number of examples.
+    Return the totals, the first prepared batch and the statistics of each batch, or None if the
+    validation was stopped.
+
+    Args:
+        job: The model and the task.
+        batches: This rank's batches.
+        world: The ranks whose statistics are added.
+        seed_parts: What seeds each batch, together with the number of the batch.
+        stopped: Called after each batch that all ranks have; true ends the validation.
+        observers: Called with each prepared batch of this rank, inside a forward.
+        shown: Gets this rank's batches and their number; returns them with a progress bar.
+        statistics: Whether to add the task's statistics, or only the number of examples.
 
     Raises:
         WrongUse: The shape or the name of a statistic differs between batches, so it cannot be a

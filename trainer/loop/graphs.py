@@ -21,11 +21,11 @@ def can_record(device: torch.device) -> bool:
 
 
 class Recorder:
-    """Records work of one job, which all of its graphs share memory for.
+    """Records the graphs of one job, which share one pool of memory, on a stream of their own.
 
-    The work before must be on the stream of the recording, because torch keeps the stream of a
-    gradient's first computation (pytorch #180090). Graphs that are recorded on one stream share
-    the workspaces of cuBLAS, so each job has a stream of its own (pytorch #193402).
+    The earlier eager steps must run on the same stream, because torch keeps the stream of a
+    gradient's first computation (pytorch #180090). Each job has its own stream, because all graphs
+    of a stream share the workspaces of cuBLAS (pytorch #193402).
     """
 
     def __init__(self, world: World) -> None:
@@ -40,8 +40,8 @@ class Recorder:
         """Record `work` without computing it; return its result and a function that computes it.
 
         The tensors of the result have no values before the first call of the function. Each call
-        reads and writes the same memory. The random numbers are those of the GPU's generator at
-        the time of the call.
+        reads and writes the same memory. Each call draws its random numbers from the GPU's
+        generator.
 
         Raises:
             Exception: `work` cannot be recorded, for example because it waits for the GPU.
@@ -49,10 +49,11 @@ class Recorder:
         graph, device = torch.cuda.CUDAGraph(), self._world.device
         generator = torch.cuda.default_generators[device.index or 0]
         before = generator.clone_state()
-        # The watch of the GPU pauses in the recording, so another process is waited for here.
+        # Wait here for work that needs another process: GpuWatch, which has a time limit for such a
+        # wait, pauses during the recording.
         torch.cuda.synchronize(device)
-        # Other threads may allocate meanwhile, as those of loaders and checkpoints do (pytorch
-        # #175425). The garbage collector must not free a tensor in the recording.
+        # Other threads may allocate meanwhile, as the threads of loaders and checkpoints do
+        # (pytorch #175425). The garbage collector must not free a tensor in the recording.
         try:
             with (
                 self._world.recording(),
@@ -63,7 +64,8 @@ class Recorder:
             ):
                 result = work()
         except BaseException:
-            # The generator may take the recording for unfinished. The eager step needs its seed.
+            # The generator may still be in the state of the recording. Put back its earlier state,
+            # because the eager step draws the numbers of this seed.
             generator.graphsafe_set_state(before)
             raise
         return result, graph.replay

@@ -147,9 +147,10 @@ class TrainingLog:
     def _shares(self, seconds: float) -> tuple[list[float], list[float]]:
         """Return for each rank the shares of `seconds` for waiting for data and for the exchange.
 
-        The part of an exchange that overlaps a backward is not visible. Both lists are empty for
-        the first entry, which includes the time to connect and to start loader workers. A single
-        rank exchanges nothing. If each forward communicates, this time is not measured.
+        The exchange counts only while the rank waits for it, and not while it overlaps a backward.
+        Both lists are empty for the first entry, whose time includes the connections and the start
+        of loader workers. The second list is empty for a single rank, and for a strategy whose
+        forwards communicate.
         """
         job = self._job
         exchanges = job.world.world_size > 1 and not job.strategy.forward_is_collective
@@ -168,7 +169,8 @@ class TrainingLog:
         self, data: list[float], exchange: list[float], steps: int, seconds: float
     ) -> None:
         """Warn once of a slow network, and once of slow data, by their shares on each rank."""
-        # If one rank computes slowly, the others wait for it, but its own share is small.
+        # If one rank computes slowly, the others wait for it in the exchange, but this rank itself
+        # does not wait. If the network is slow, all ranks wait.
         if exchange and self._job.world.nnodes > 1:
             self._network.add(self._job, min(exchange), steps, seconds)
         # If one rank waits for data, the others wait for it in the exchange.

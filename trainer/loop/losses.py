@@ -26,9 +26,10 @@ class LossModule(nn.Module):
 
     The task's `train_metrics` are among them, without a gradient.
 
-    They are computed in the forward because DDP sees only the wrapped forward, DataParallel runs it
-    in one thread per GPU, and autocast applies to one thread. There is one value per example,
-    because the mean of the means of unequal shards is not the mean of the batch.
+    The losses are computed in the forward, because DDP sees only the wrapped forward, DataParallel
+    runs the forward in one thread per GPU, and autocast applies to one thread. There is one value
+    per example, because shards may have unequal sizes: the mean of their means is not the mean of
+    the batch.
     """
 
     def __init__(
@@ -159,7 +160,10 @@ def check_running(job: Job, running: Mapping[str, Sequence[float]]) -> None:
 
 
 def _bad_example(job: Job) -> int | None:
-    """Return the first example since the last log entry with such a number, or None."""
+    """Return the first example since the last log entry whose tensors have NaN or infinity.
+
+    Return None if there is none, or if the search takes too long.
+    """
     steps = max(job.state.running.steps, job.state.progress.skipped_in_a_row)
     indices = job.schedule.indices(job.state.progress.step - steps)
     examples, until_s = SeededExamples(job.train, job.schedule.seed), time.monotonic() + _SEARCH_S

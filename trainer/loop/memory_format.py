@@ -1,4 +1,4 @@
-"""Choose the memory format of a model's pictures, which a run keeps because it changes bits.
+"""Choose the memory format of a model's 2D convolutions, which a run keeps because it changes bits.
 
 The reasons are in docs/decisions/0013-speed.md.
 """
@@ -9,8 +9,8 @@ from torch import nn
 from trainbox.options.config import CHANNELS_LAST, CONTIGUOUS, Config
 from trainer.parallel.strategy import Strategy
 
-# The types of devices and the precisions in which convolutions of pictures are faster with the
-# channels last.
+# The types of devices and the precisions for which 2D convolutions are faster with weights in the
+# memory format channels_last.
 _FASTER = {("cpu", "bf16"), ("cuda", "bf16"), ("cuda", "fp16")}
 
 
@@ -26,8 +26,8 @@ def memory_format(config: Config, strategy: Strategy, model: nn.Module) -> str:
 
     The choice depends only on the model, the device and the precision, so each start of a command
     has the same bits. Convolutions in bf16, and on a GPU in fp16, are faster with the channels
-    last. If the first steps then fail, for example at a `view`, the start begins again and is
-    contiguous. An error of the task itself is then raised again.
+    last. If the first steps then fail, for example at a `view`, the start begins again with
+    contiguous weights. If the task itself caused the error, it fails once more and is reported.
     """
     if config.memory_format is not None:
         return config.memory_format

@@ -78,7 +78,7 @@ def _check_tensors(task: Task, model: nn.Module) -> None:
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> str:
-    """Let the parameters that match a pattern not train, and return a line about them.
+    """Freeze the parameters that match a pattern, and return a line about them.
 
     A pattern matches the whole name of a tensor, as `layer1.0.conv1.weight`, or the name of a
     module that has it, as `layer1`. If it matches the `running_mean` of a batch norm, this batch

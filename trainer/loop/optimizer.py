@@ -74,7 +74,7 @@ def _check(task: Task, built: Any, model: nn.Module) -> None:
 
 
 class _Joined(Optimizer):
-    """Steps each of its `parts`, whose parameter groups and state it has."""
+    """Several optimizers, the `parts`, as one: it shares their parameter groups and their state."""
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = tuple(parts)
@@ -103,8 +103,8 @@ class _Joined(Optimizer):
 def joined(parts: Sequence[Optimizer]) -> Optimizer:
     """Return one optimizer, which steps the `parts` in their order, or the only part.
 
-    The name of its class has the names of theirs. A resume compares this name with that of the
-    checkpoint.
+    The name of its class consists of the names of the parts' classes. A resume compares this name
+    with the name in the checkpoint.
 
     Raises:
         ValueError: Two optimizers have the same parameter.

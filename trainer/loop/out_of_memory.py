@@ -24,9 +24,9 @@ from trainer.task_errors import original_error
 # The second step is the first one with the optimizer's state, and so with all that a step needs.
 FIRST_STEPS = 2
 
-# For these errors torch raises a plain RuntimeError. The signs are those of CUDA, of its libraries
-# (such as CUBLAS_STATUS_ALLOC_FAILED and CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED), of
-# MAGMA, and of mmap in a loader worker.
+# For these errors torch raises a plain RuntimeError. The signs come from CUDA, from its libraries
+# (such as CUBLAS_STATUS_ALLOC_FAILED and CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED),
+# from MAGMA, and from mmap in a loader worker.
 _GPU_SIGN = re.compile(
     "(?i)out of memory|[A-Z]_ALLOC_FAILED|(DEVICE|STATUS)_ALLOCATION_FAILED"
     "|cusparse: allocation failed|cannot allocate memory on GPU|not enough memory for workspace"
@@ -34,8 +34,8 @@ _GPU_SIGN = re.compile(
 # Libraries of the host may report "out of memory" as well.
 _OF_A_GPU = re.compile("(?i)cuda|cudnn|cublas|cusolver|cusparse|cufft|hip|mps|gpu")
 _HOST_SIGN = re.compile("(?i)can(no|')t allocate memory|HOST_ALLOCATION_FAILED")
-# torch tries the algorithms of cuDNN in turn, and hides their errors. So this is also the message
-# if the workspace of none of them fits in memory.
+# torch tries the algorithms of cuDNN in turn, and hides their errors. So this message may mean that
+# cuDNN has no algorithm, or that the workspace of each algorithm does not fit in memory.
 NO_ENGINE = "unable to find an engine to execute this computation"
 
 
@@ -43,8 +43,7 @@ def memory_used_up(error: BaseException, failed_before: int = 0) -> str | None:
     """Return a message if `error` means that memory is used up, else None.
 
     The message names the host or the GPU, and it quotes the first line of the library's message.
-    `failed_before` allocations had
-    failed before the work that raised `error`.
+    `failed_before` is the number of failed allocations before the work that raised `error`.
     """
     failed = failed_allocations() - failed_before
     lines = text_of(error).splitlines() or [""]

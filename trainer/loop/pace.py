@@ -15,14 +15,14 @@ from trainbox.stop import steps_to_vote
 from trainer.loop.state import Job
 
 _LOG_STEPS = 50  # steps between log entries without --log-steps
-# The ranks agree on the steps to the next vote before they know how long these steps take. A stop
-# is answered at the second vote, so its delay is about 50 ms, and at most twice this number of
-# steps.
+# The ranks agree on the number of steps to their next vote before they know how long these steps
+# take. A stop is answered at the second vote after it, so after about 50 ms. If steps suddenly
+# become slow, the delay is at most twice this number of steps.
 _MOST_VOTE_STEPS = 10
 
-# All records together take at most this share of the time: log entries, digests, and the records of
-# validations. Validations follow --eval-every, so if their records take nearly all of this, entries
-# and digests still have the smaller share.
+# All records together take at most the first share of the time: log entries, digests, and the
+# records of validations. --eval-every sets the number of validations, so their records may take all
+# of this share. Log entries and digests then still have the second share.
 _MOST_SHARE, _LEAST_SHARE = 0.05, 0.01
 # They are measured over 16 entries, so the steps of the first entries do not depend on time. Slow
 # entries are measured until they have taken a second.
@@ -31,9 +31,10 @@ _WINDOW, _WINDOW_S = 16, 1.0
 
 @dataclass
 class Interval:
-    """A number of steps that may double, so longer intervals end at some of the steps of shorter.
+    """The number of steps between two entries, which doubles if entries take too much time.
 
-    Two runs thus have entries in common.
+    Because it only doubles, the steps of a slow run's entries are a part of a fast run's, and the
+    two runs can be compared.
 
     Attributes:
         fixed: Whether the user has chosen the number of steps, so it never doubles.
@@ -60,7 +61,7 @@ class Interval:
         return True
 
     def double(self) -> None:
-        """Wish an interval that is twice as long."""
+        """Vote from now on for an interval that is twice as long."""
         if self.wish <= self.factor:
             self.wish, self.share = 2 * self.factor, self.share / 2
 
@@ -97,8 +98,8 @@ class Pace:
     def measured(self, interval: Interval) -> Iterator[None]:
         """Measure an entry of `interval`, unless the user has chosen its steps.
 
-        If all records together take too much of the time, either the log entries or the digests
-        get a longer interval, whichever take more of it.
+        If all records together take too much of the time, the log entries or the digests get a
+        longer interval: whichever of the two takes more time.
         """
         if interval.fixed:
             yield
@@ -121,10 +122,11 @@ class Pace:
         return step >= self._next_vote
 
     def vote(self, stop: bool, save: bool) -> tuple[bool, bool]:
-        """Return whether any rank wished to stop and to save at the previous vote.
+        """Return whether any rank wished to stop, and whether any wished to save.
 
-        All ranks must call this. They also agree on the intervals and on their next vote. A
-        process that is alone asks itself after each step.
+        On several ranks, this is the result of the previous vote, whose exchange overlaps the steps
+        since then. All ranks must call this. They also agree on the intervals and on the step of
+        their next vote. A single rank votes after each step, and gets its own wishes at once.
         """
         if self._job.world.world_size == 1:
             self.log.factor, self.digests.factor = self.log.wish, self.digests.wish

@@ -63,7 +63,7 @@ def _report(job: Job, rows: Mapping[str, object], above: str = "") -> None:
 
 
 def _precision(job: Job) -> str:
-    """Return the precision of the run, that of RNNs if it differs, and what else changes bits."""
+    """Return the precision of the run, of RNNs if theirs differs, and what else changes bits."""
     config = job.config
     apart = any(isinstance(module, WithoutAutocast) for module in job.state.model.modules())
     return (

@@ -17,15 +17,15 @@ class Saving:
     def __init__(self, job: Job, stop: StopRequest, digests: DigestLog, pace: Pace) -> None:
         self._job, self._stop, self._digests, self._pace = job, stop, digests, pace
         job.checkpoints.may_write_held = job.is_unchanged
-        self._due = False  # a checkpoint was due just before a validation
+        self._due = False  # whether a vote has found that a checkpoint is due
 
     def prepare(self) -> None:
         """Reserve memory for checkpoints; all ranks must call this after a start's first step.
 
-        By then every module that a step needs is loaded, and the optimizer has its state.
+        By then, the modules that a step needs are imported, and the optimizer has its state.
         """
         job = self._job
-        if job.strategy.gathers_states:  # whole tensors would be gathered and dropped
+        if job.strategy.gathers_states:  # states are copies on the CPU, which need no buffers
             job.strategy.check_optimizer(job.state.optimizer)
         else:
             job.checkpoints.prepare(job.state.capture(job.strategy))
@@ -33,8 +33,8 @@ class Saving:
     def save(self, metrics: Mapping[str, float], later: bool = False) -> None:
         """Start to save a checkpoint of this step; all ranks must call this, and rank 0 writes.
 
-        A checkpoint to write `later` is copied now. It is written with the next one, which has the
-        same best step, or at the end.
+        With `later`, the state is only copied to memory. It is written together with the next
+        checkpoint, or at the end of the training. A newer best replaces it.
 
         Raises:
             Failure: A loss since the last log entry is infinite or NaN.
@@ -73,7 +73,8 @@ class Saving:
     def stopped(self) -> bool:
         """Return during a validation whether any rank was asked to stop; all must call this."""
         stop_now, save_now = self._pace.vote(bool(self._stop), False)
-        self._due |= save_now  # the ranks learn one vote late that a checkpoint is due
+        # On several ranks, this is the result of the vote before, so remember a save that is due.
+        self._due |= save_now
         return stop_now
 
     def save_and_stop(self) -> NoReturn:

@@ -146,7 +146,7 @@ class JobState:
         return {**state, **parts}
 
     def _change(self, model: Mapping[str, Any]) -> str | None:
-        """Return the first shape or type that the state dict `model` has and the built one not."""
+        """Return the first shape or type in the state dict `model` that the built model lacks."""
         if _layout(model) == self._layout:
             return None
         changed = _first_change(self._built, _shapes(model))
@@ -165,7 +165,7 @@ class JobState:
         Raises:
             WrongUse: The saved state is of another model or optimizer.
         """
-        # Compare the model and the optimizer with those of the checkpoint.
+        # Compare the model and the optimizer with the checkpoint.
         if changed := self.other_shape(saved):
             raise WrongUse(
                 f"the checkpoint in {path} is of another model or optimizer ({changed}): undo the "
@@ -190,7 +190,8 @@ class JobState:
         parameters = [
             parameter for group in self.optimizer.param_groups for parameter in group["params"]
         ]
-        # An optimizer may have state of its own beside that of parameters, under texts.
+        # Beside the state of parameters, under numbers, an optimizer may have other state, under
+        # texts.
         saved = {
             i: {n: strategy.share(v, parameters[i]) for n, v in values.items()}
             for i, values in state["state"].items()
@@ -267,14 +268,15 @@ class Job(Inference):
         state: The content of a checkpoint: the model, the optimizer, the progress.
         schedule: The number of steps, and the micro-batches of this rank in each step.
         reduction: Adds the gradients of all shards.
-        in_both: How many validation examples are also training examples, if it is known.
+        in_both: The number of validation examples that are also training examples, or None if it is
+            not known.
         initial: The origin of the weights that the run starts from, for its manifest.
-        sources: Set when the run's manifest is written.
+        sources: The loaded source files, to compare later; set when the manifest is written.
         end_step: The step after which this training ends.
         before_step: Called before each step with the number of steps of this start, and with the
             seconds that they waited for data.
         rehearsal: The entry of the manifest about the rehearsal of this start.
-        notes: What may be wrong with the data, and with the task, as the rehearsal has seen.
+        notes: Lines about what may be wrong with the data or the task, also from the rehearsal.
         eager: Why the steps are not captured as CUDA graphs, or "" if they are.
         check_hidden_state: Notes the state outside checkpoints that has changed.
     """
@@ -302,7 +304,7 @@ class Job(Inference):
         self.end_step = self.schedule.total_steps
 
     def check_unchanged(self) -> None:
-        """Compare the loaded source files with those of the start.
+        """Compare the loaded source files with the files at the start.
 
         All ranks must call this, and all raise the same error.
 
@@ -320,7 +322,7 @@ class Job(Inference):
             raise
 
     def is_unchanged(self) -> bool:
-        """Return whether the source files that this rank has loaded are those of the start."""
+        """Return whether the source files that this rank has loaded are as at the start."""
         try:
             if self.sources is not None:
                 self.sources.compare_and_add([self.sources.newly_loaded()])

@@ -19,7 +19,7 @@ from trainer.loop.task_checks import checked_factor
 
 # Shape suffix: B examples of a micro-batch.
 
-_SEEDED_STEPS = 64  # whose seeds are computed at once
+_SEEDED_STEPS = 64  # the seeds of so many steps are computed at once
 
 
 class EagerStep:
@@ -31,7 +31,7 @@ class EagerStep:
     def __init__(self, job: Job, micro_batches: Iterator[Any]) -> None:
         """Train `job` on `micro_batches`, this rank's micro-batches from the current step."""
         self._job, self._micro_batches = job, micro_batches
-        # A list, because a walk over all modules in each step would take longer than the clearing.
+        # A list, because a walk over all modules would take longer than clearing the gradients.
         self.parameters = list(job.state.model.parameters())
         config, schedule = job.config, job.schedule
         self.first_step = job.state.progress.step
@@ -70,7 +70,7 @@ class EagerStep:
         )
         _set_learning_rate(job, factor, self._on_gpu)
 
-        # Copy the running statistics, such as those of batch norm, if the step may be undone.
+        # Copy the running statistics, as of batch norm, if the step may be undone.
         old_statistics = (
             [buffer.clone() for buffer in _statistics(state.model)] if config.skip_nonfinite else []
         )
@@ -86,7 +86,7 @@ class EagerStep:
                 job.world.seed_with(next(self._seeds))
 
                 # Compute the losses and the gradient. At the end of a shard, `reduction` adds the
-                # shard's gradients to those of this rank's earlier shards.
+                # shard's gradients to the gradients of this rank's earlier shards.
                 with job.reduction.of(micro, overlaps):
                     losses_B = self.compute(number, batch, is_first)
 
@@ -144,7 +144,7 @@ class EagerStep:
 
 
 class _Modes:
-    """The modes of all modules of a model in training, such as those of dropout."""
+    """Whether each module of a model is in training mode, which dropout depends on."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -156,8 +156,8 @@ class _Modes:
     def train(self) -> None:
         """Put the model in training mode, as its own `train` does.
 
-        Most steps find the same modules in the same modes, and a look at them takes less time. A
-        `train` of the user may do more than set modes, so each step calls it.
+        A call of `train` is slow, so it is left out if all modules are still in training mode. A
+        `train` that the user has written may do more than set modes, so each step calls it.
         """
         if not self._has_own and self._modes and self._now() == (self._modes, self._children):
             return
@@ -174,7 +174,7 @@ class _Modes:
 def _seeds(job: Job) -> Iterator[int]:
     """Yield the seed of each micro-batch of this rank, from the current step.
 
-    The seeds of many steps are computed at once, because the processor's caches then keep the code.
+    The seeds of many steps are computed at once, which is faster: the code stays in the caches.
     """
     for first in itertools.count(job.state.progress.step, _SEEDED_STEPS):
         yield from [
@@ -237,7 +237,7 @@ def _may_update(job: Job, norm: Tensor | None) -> bool:
 
 
 def _skip(job: Job, old_statistics: list[Tensor]) -> None:
-    """Undo a step whose gradient is not finite. `old_statistics` are those before the step."""
+    """Undo a step whose gradient is not finite; put back `old_statistics` from before the step."""
     progress = job.state.progress
     progress.skipped += 1
     progress.skipped_in_a_row += 1

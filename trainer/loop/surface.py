@@ -34,7 +34,7 @@ class Surface:
         self._kept: list[Any] = []  # so that no id is used again
         # The name of an object, a function that returns its values, and the values.
         self._holders: list[tuple[str, Callable[[], Sequence[Any]], list[Any]]] = []
-        # Most modules have many empty dicts, such as those of hooks.
+        # Most modules have many empty dicts, such as dicts of hooks.
         self._empty: list[Any] = []
         model = job.state.model
         self._add_object(type(job.task).__name__, job.task)

@@ -22,7 +22,7 @@ from trainer.records.jsonl import KEYS_OF_ENTRIES
 if TYPE_CHECKING:
     from trainbox.pictures import Picture
 
-# Keys that an entry of a training also has. Others begin with "loss_" or "gpu_".
+# Reserved names: keys of `train` entries in metrics.jsonl. Other keys begin with "loss_" or "gpu_".
 _KEYS_OF_TRAINING = (
     *KEYS_OF_ENTRIES,
     "loss",
@@ -41,7 +41,7 @@ _REQUIRED = {
     "losses": "return {name: tensor (B,)}, or derive the task from Classification",
 }
 
-# The class of what a method returns, and its description for a message.
+# The class of a method's result, and for messages what the method must return.
 _RESULTS: dict[str, tuple[type, str]] = {
     "with_classes": (Classification, "the task, as in dataclasses.replace(self, ...)"),
     "with_data": (Task, "the task, as in dataclasses.replace(self, ...)"),
@@ -55,7 +55,7 @@ _RESULTS: dict[str, tuple[type, str]] = {
 }
 _NOT_EMPTY = ("losses", "predictions")
 
-# What an attribute of a task must be, and its description for a message.
+# The test that an attribute of a task must pass, and for messages what the attribute must be.
 _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "epochs": (lambda value: _is_positive(value, int), "a whole number from 1"),
     "batch_size": (lambda value: _is_positive(value, int), "a whole number from 1"),
@@ -86,7 +86,10 @@ _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_defines(task: Task, name: str, remedy: str) -> None:
-    """Raise WrongUse if the task has no method `name` of its own. `remedy` follows `define it`."""
+    """Raise WrongUse if the task does not define the method `name`.
+
+    The message ends with `define it` and the `remedy`, such as `, and return an nn.Module`.
+    """
     if getattr(type(task), name) is getattr(Task, name):
         raise WrongUse(f"task {_name(task)} has no method {name}(): define it{remedy}")
 
@@ -173,7 +176,7 @@ def checked_dataset(task: Task, method: str, returned: Any) -> "Dataset[Any]":
 
 
 def collate_of(task: Task) -> Collate:
-    """Return the task's collate(), or that of torch.
+    """Return the task's collate(), or torch's default_collate.
 
     The task's function raises WrongUse if its result has no tensor.
     """
@@ -269,10 +272,10 @@ def drawn_figures(task: Task, figures: Mapping[str, "Picture"]) -> dict[str, Ten
 
 
 def check_same(task: Task, methods: str, found: Iterable[Any], expected: Any, wanted: str) -> None:
-    """Check that the names and shapes `found` in each batch are those `expected`.
+    """Check that the names and shapes of each batch, `found`, equal `expected`.
 
     Raises:
-        WrongUse: they differ. The message has `wanted` as what to return.
+        WrongUse: they differ. The message ends with `return` and `wanted`.
     """
     if any(each != expected for each in found):
         raise WrongUse(

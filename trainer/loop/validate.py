@@ -91,7 +91,7 @@ def _validate(job: Job, saving: Saving, log: TrainingLog, pace: Pace) -> Mapping
     # Draw the task's pictures of the best and the last step.
     if (best or last) and defines(job.task, "figures"):
         # Do not draw while a thread draws: matplotlib cannot draw in two threads at once. The
-        # pictures of the last step do not replace those of the best.
+        # pictures of the last step do not replace the pictures of the best.
         with job.world.wait_for_all("the earlier pictures"):
             job.run.board.finish_pictures() if last else job.run.board.wait_for_pictures()
         with job.strategy.wait_for_all("the pictures"):

@@ -1,4 +1,4 @@
-"""Keep tensors and the mode of a module unchanged during a forward."""
+"""Put back the buffers, the parameters and the mode of a model after code that may change them."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 class Slot(NamedTuple):
     """A place in which a module keeps a tensor: the dict `home` of the module, and its `key`.
 
-    `name` is that of the tensor in the model.
+    `name` is the tensor's name in the model.
     """
 
     home: dict[str, Any]
@@ -43,9 +43,9 @@ def _slots(modules: Sequence[tuple[str, nn.Module]], kind: str) -> list[Slot]:
     ]
 
 
-# The object of a tensor, its version and its address. A version counts the writes that torch
-# records. Torch does not record a write through `.data`, but an assignment to `.data` changes the
-# address.
+# A tensor's id, its version and its address, to find out whether it was written. The version counts
+# the writes that torch records. torch does not record a write through `.data`, and an assignment to
+# `.data` changes the address.
 Mark = tuple[int, int, int]
 
 
@@ -101,7 +101,10 @@ class Kept:
 
 @contextlib.contextmanager
 def left_alone(model: nn.Module) -> Iterator[list[str]]:
-    """Collect the names of the buffers and parameters that the body is seen to change."""
+    """Collect the names of the buffers and parameters that the body changes.
+
+    A write in place through `.data` is not found.
+    """
     modules = list(model.named_modules())
     slots = [*_slots(modules, "_buffers"), *_slots(modules, "_parameters")]
     marks = [mark(slot) for slot in slots]
@@ -114,15 +117,17 @@ def left_alone(model: nn.Module) -> Iterator[list[str]]:
 def evaluating(model: nn.Module, on_host: bool) -> Iterator[Callable[[], None]]:
     """Run the body in evaluation mode, then put back the mode, the buffers and the parameters.
 
-    A checkpoint saves them, so an evaluation must not change them. The copies of parameters are on
-    the CPU if they are kept `on_host`. Frozen parameters, which have no gradients whose memory is
-    free meanwhile, are always copied there. The function that is yielded is called before each
-    batch, so that each batch begins with the same buffers and parameters.
+    Yield a function that puts back the buffers and the parameters. Call it before each batch, so
+    that each batch begins with the same values.
+
+    With `on_host`, the parameters are copied to the CPU. Otherwise the copies of trained parameters
+    take the place of their gradients on the GPU. Frozen parameters have no gradients, so their
+    copies are always on the CPU.
     """
     was_training = model.training
     before = _kept(model, on_host)
     model.eval()
-    # The modes of some modules change weights, such as those of LoRA.
+    # Some modules change weights if their mode changes, as LoRA does.
     changes = any(type(module).train is not nn.Module.train for module in model.modules())
     buffers, *parameters = _kept(model, on_host) if changes else before
 

@@ -11,7 +11,7 @@ from trainer.parallel.gpu_failures import gpu_failure
 
 
 def _refuse_without_code(index: int) -> None:
-    """Raise DeviceMissing if torch has no code for the GPU. Each kernel would fail there.
+    """Raise DeviceMissing if the installed torch has no kernels for the GPU's architecture.
 
     `trainbox` checks this before the start; this is for a rank that was started without it.
     """

@@ -22,22 +22,22 @@ from trainer.parallel.world import World
 from trainer.parallel.written_parameters import WrittenParameters
 from trainer.system.elapsed import Elapsed
 
-_BUCKET_BYTES = 8 * 2**20  # exchanged as soon as the backward has computed all its gradients
-# The buckets that are still on their way to the ranks that add them when the next one is sent.
+_BUCKET_BYTES = 8 * 2**20  # the gradients that are sent together, when all of them are computed
+# The number of buckets that are sent before the first of them is added.
 _ON_THE_WAY = 2
 
 
 class _Phase(enum.Enum):
     """A phase of a step."""
 
-    # The gradients of each shard are added to those of this rank's previous shards.
+    # The gradients of each shard are added to the gradients of this rank's earlier shards.
     COLLECT = enum.auto()
     # The last backward of this rank sends each bucket as soon as its sum is complete.
     OVERLAP = enum.auto()
 
 
 class Reduction:
-    """The sum of all shards' gradients on each rank, and the mean of the buffers that they moved.
+    """The sum of all shards' gradients on each rank, and the mean of their changes of buffers.
 
     In each step, `of` runs once for each micro-batch, and `finish` runs once. The step starts in
     the phase COLLECT: `of` adds gradients and moves at the end of each shard. If the step overlaps,
@@ -61,14 +61,15 @@ class Reduction:
         self._buckets = [
             _Bucket(world, shards, group) for group in ([] if is_single else _grouped(parameters))
         ]
-        # A strategy that adds the gradients itself keeps no change of a frozen parameter.
+        # Without `parameters`, the strategy adds the gradients itself (fsdp), and loses changes of
+        # frozen parameters.
         watches = not is_single and bool(parameters)
         self._written = WrittenParameters(module if watches else nn.Module())
         slots = [] if is_single else buffer_slots(module)
         self._moved = [MovedBuffers(world, shards, slots)]
         self._first_moves = FirstMoves(world, shards)
-        # The buckets that this step has not sent yet, and those that it has not added yet. All
-        # ranks send and add them in this order.
+        # The buckets that this step has not sent yet, and the buckets that it has not added yet.
+        # All ranks send and add them in this order.
         self._unsent, self._unadded = deque(self._buckets), deque(self._buckets)
         self._phase = _Phase.COLLECT
         # The visible part of the exchange: the waits during the backward, and all that follows it.
@@ -90,7 +91,7 @@ class Reduction:
         The shards come in order, each with all its micro-batches. If `overlaps` is false, nothing
         is sent before `finish`.
         """
-        # Small models would notice the time of the phases, which have nothing to add for one shard.
+        # One shard has nothing to add, and the phases would cost a small model noticeable time.
         return contextlib.nullcontext() if self._shards == 1 else self._phases(micro, overlaps)
 
     @contextlib.contextmanager
@@ -110,7 +111,7 @@ class Reduction:
         if not ends_shard:
             return
 
-        # Add the shard's gradients and moves to those of the previous shards of this rank.
+        # Add the shard's gradients and moves to the sums of this rank's earlier shards.
         for bucket in self._unsent:
             bucket.push(micro.shard)
         for moved in self._moved:
@@ -155,10 +156,11 @@ class Reduction:
         return self.exchange_time() if self._world.world_size > 1 else contextlib.nullcontext()
 
     def _send_next(self) -> None:
-        """Send the next bucket, and add the bucket that has been on its way for long enough.
+        """Send the next bucket, and add the bucket that was sent `_ON_THE_WAY` buckets before.
 
         So the sums of the first buckets are sent back during the backward as well. A rank must not
-        add a bucket as soon as it arrives: all ranks start their transfers in the same order.
+        add a bucket as soon as it arrives, because all ranks must start their transfers in the same
+        order.
         """
         self._unsent.popleft().exchange.start()
         if len(self._unadded) - len(self._unsent) > _ON_THE_WAY:
@@ -189,7 +191,7 @@ class Reduction:
 class _Bucket:
     """Parameters whose gradients are exchanged together.
 
-    `ready` has the ids of those whose gradient the last shard's backward has computed.
+    `ready` has the ids of the parameters whose gradients the last shard's backward has computed.
     """
 
     def __init__(self, world: World, shards: int, parameters: list[nn.Parameter]) -> None:

@@ -13,7 +13,7 @@ from trainbox.errors import (
     text_of,
 )
 
-# gloo raises plain RuntimeErrors. They name its source file in brackets, except for those of the
+# gloo raises plain RuntimeErrors. They name its source file in brackets, except the errors of
 # exchanges that are still open when another one times out. "Wait timeout" is raised by the store in
 # a file if another process starts too late. A task's own error may contain a path such as
 # /data/gloo/index.json.

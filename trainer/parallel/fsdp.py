@@ -87,10 +87,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """Return the modules that are gathered one at a time: the parts of ModuleList and Sequential.
+    """Return the modules whose weights are gathered one module at a time.
 
-    All other modules are gathered together. A part that shares a parameter with a module outside
-    is not a block, because the parameter would have two copies.
+    These blocks are the modules in each ModuleList and Sequential. The weights of all other modules
+    are gathered together. A module that shares a parameter with a module outside is not a block,
+    because the parameter would have two copies.
     """
     owners: dict[nn.Parameter, set[nn.Module]] = {}
     for owner in module.modules():

@@ -12,9 +12,9 @@ _FABRIC = "start NVIDIA's Fabric Manager (nvidia-fabricmanager) on the host, or 
 _OTHER = "give the same command again on another GPU or node, and check this one with `{health}`"
 
 # CUDA's code and text, and the remedy, of the errors that only the machine causes (driver_types.h).
-# A mistake in a kernel causes others as well: 700, 719 ("unspecified launch failure"), or 714,
-# "hardware stack error", whose stack is that of a kernel. For those the driver's Xids decide, which
-# the entrypoint reads. 3, "initialization error", is a fork that uses the GPU of its parent.
+# A mistake in a kernel can also cause others: 700, 719 ("unspecified launch failure"), or 714,
+# "hardware stack error", which means a kernel's stack. For these codes, the driver's Xids decide,
+# which the entrypoint reads. 3, "initialization error", is a fork that uses the GPU of its parent.
 _OF_THE_GPU = {
     46: ("CUDA-capable device(s) is/are busy or unavailable", _FREE),
     214: ("uncorrectable ECC error encountered", _OTHER),
@@ -24,8 +24,8 @@ _OF_THE_GPU = {
     999: ("unknown error", _OTHER),
 }
 _CODES = {text: code for code, (text, _) in _OF_THE_GPU.items()}
-# torch, also in the traceback of a loader worker or a replica, and its first call of CUDA; Triton;
-# NCCL.
+# The texts in which these codes appear: of torch (also in the traceback of a loader worker or of a
+# DataParallel replica, and at the first call of CUDA), of Triton, and of NCCL.
 _TEXT = re.compile(
     r"(?:CUDA (?:driver )?error: |Error \d+: |CUDA (?=unknown)|Triton Error \[CUDA\]: "
     r"|Cuda failure (?:\d+ )?')"

@@ -36,7 +36,7 @@ class RunningLosses:
         """Add the losses of one micro-batch, `{name: (B,)}`.
 
         Raises:
-            WrongUse: The names differ from those of the previous micro-batches.
+            WrongUse: The names differ from the names in earlier micro-batches.
         """
         if self._names is None:
             self._names = list(losses_B)

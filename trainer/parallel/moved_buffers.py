@@ -26,13 +26,14 @@ _ADDABLE = {
 
 
 class MovedBuffers:
-    """Buffers that a forward moves (running statistics) and frozen parameters (a mean teacher's).
+    """Tensors that forwards change: buffers (running statistics) and frozen parameters (EMA).
 
-    They are the same before each shard. After all shards they move by the mean over the shards.
-    Statistics are thus per shard, as they are per process under torch's DistributedDataParallel.
-    Integers, such as a count of batches, move by the mean rounded down. An element that is infinite
-    or NaN before the step, such as a running minimum at its start, becomes the mean of its new
-    values; so a mask stays as it is. A flag changes if it changes in any shard.
+    Each shard begins with the values from before the step. After all shards, the mean of the
+    shards' changes is added to these values. Statistics are thus per shard, as they are per process
+    under torch's DistributedDataParallel. For integers, such as a count of batches, the mean is
+    rounded down. An element that is infinite or NaN before the step, such as a running minimum at
+    its start, becomes the mean of the shards' values, so a mask stays as it is. A bool changes if
+    any shard changes it.
     """
 
     def __init__(self, world: World, shards: int, slots: Sequence[Slot]) -> None:
@@ -64,7 +65,7 @@ class MovedBuffers:
 
     @torch.no_grad()
     def end(self, shard: int) -> None:
-        """Add the moves of a shard to those of this rank's earlier shards.
+        """Add the moves of a shard to the moves of this rank's earlier shards.
 
         Raises:
             WrongUse: A forward has changed the size of a buffer.
@@ -110,7 +111,7 @@ class MovedBuffers:
 
 
 class _Rule(enum.Enum):
-    """What the shards do to a buffer: its moves in a shard, and its value after all shards."""
+    """How the changes of a buffer in all shards become one value."""
 
     MEAN = enum.auto()
     FROM_INFINITY = enum.auto()

@@ -36,8 +36,8 @@ class Exchange:
         if world.world_size == 1:
             return
 
-        # Each rank adds one slice of the bytes. Tensors and slices are aligned, so a slice does not
-        # cut an element.
+        # Each rank adds one slice of the bytes. Tensors and slices begin at multiples of 512 bytes,
+        # so no element is cut in two.
         sizes = [_aligned(like.nbytes) for like in likes]
         starts = list(itertools.accumulate(sizes, initial=0))
         self._slice = _aligned(-(-starts[-1] // world.world_size))
@@ -60,7 +60,7 @@ class Exchange:
 
     @torch.no_grad()
     def push(self, shard: int, tensors: list[Tensor]) -> None:
-        """Add the tensors of the next shard of this rank; the sum takes them over."""
+        """Add the tensors of this rank's next shard. The sum may use their memory."""
         self._own.push((0, shard), tensors)
 
     @torch.no_grad()
@@ -136,6 +136,6 @@ def _type_ranges(
 
 
 def _add_lists(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
-    if left:  # a slice of padding has nothing to add
+    if left:  # a slice may have only padding
         torch._foreach_add_(left, right)
     return left

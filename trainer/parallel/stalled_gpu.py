@@ -23,7 +23,8 @@ class GpuWatch:
 
     Attributes:
         stream: The stream of the training's work.
-        recording: Held while a CUDA graph is recorded, whose stream then takes no other work.
+        recording: A lock that is held while a CUDA graph is recorded, so that the watch does not
+            queue work on the stream of the recording.
     """
 
     def __init__(self, device: torch.device, limit_s: float) -> None:

@@ -27,7 +27,7 @@ class Strategy:
     Attributes:
         name: The strategy's name in the launch plan and in the manifest.
         world: This rank's view of the process group.
-        rules: What it supports.
+        rules: The features that the strategy supports.
         forward_is_collective: Whether a forward communicates, so that all ranks must call it.
         gathers_states: Whether `gathered` returns a copy of a state instead of the state itself.
     """
@@ -139,7 +139,7 @@ class Strategy:
         found = []
         for ordinal in self._gpus():
             gpu = torch.cuda.get_device_properties(ordinal)
-            # CUDA lets a process see one MIG slice only, and torch may report its GPU's UUID.
+            # A process can use only one MIG slice, for which torch may report the UUID of the GPU.
             slice_ = visible[ordinal] if ordinal < len(visible) else ""
             found.append((slice_ if slice_.startswith("MIG-") else f"GPU-{gpu.uuid}", gpu.name))
         return found

@@ -1,7 +1,7 @@
 """Add values along a fixed tree over the shards of a batch.
 
 The tree depends only on the number of shards. A sum along the tree thus has the same bits on any
-number of ranks. The method is that of EasyScale (Li et al., SC'23), with a tree instead of a fixed
+number of ranks. The method is from EasyScale (Li et al., SC'23), with a tree instead of a fixed
 assignment; see docs/decisions/0006-one-tree-of-shards.md.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-# (level, number): the shards from number * 2**level up to those of the next number, or to the last.
+# (level, number): the shards from number * 2**level to (number + 1) * 2**level - 1, or to the last.
 Node = tuple[int, int]
 
 

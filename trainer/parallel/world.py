@@ -130,7 +130,7 @@ class World:
         dist.all_reduce(values_N)
 
     def gather_rows(self, rows_NK: Tensor, counts: Sequence[int] = ()) -> Tensor:
-        """Return the rows of all ranks on the CPU, those of rank 0 first.
+        """Return the rows of all ranks on the CPU, in the order of the ranks.
 
         `counts` has the number of rows of each rank, by default one.
         """
@@ -175,10 +175,10 @@ class World:
         return unpacked(packed_N)
 
     def vote(self, *wishes: int) -> list[int]:
-        """Return the largest of all ranks' wishes, each alone; all ranks get the same answer.
+        """Return for each wish the largest number of all ranks; all ranks get the same answer.
 
         The answer is for the wishes of the previous call, and 0 at the first call. The exchange
-        thus overlaps training steps and costs no time.
+        thus overlaps the steps between two calls, and costs no time.
         """
         if self.world_size == 1:
             return list(wishes)
@@ -211,7 +211,10 @@ class World:
         return [unpacked(part_N1) for part_N1 in self.gather_rows(packed_N1, counts).split(counts)]
 
     def seed(self, *parts: int | str) -> None:
-        """Seed all generators that a task may use, by what is computed and never by the rank."""
+        """Seed all generators that a task may use by `parts`, such as the seed and the epoch.
+
+        Never seed by the rank: any number of ranks must compute the same.
+        """
         self.seed_with(derive_seed(*parts))
 
     def seed_with(self, value: int) -> None:
@@ -243,12 +246,12 @@ class World:
     def wait_for_all(self, what: str) -> Iterator[None]:
         """Run the body, and wait until all ranks have run theirs, however long this takes.
 
-        A thread of each rank exchanges a value twice a minute meanwhile. So the time limit of a
-        collective ends only the wait for a process that is lost or stopped. After each such time,
-        rank 0 prints which ranks work on `what`.
+        Meanwhile, a thread of each rank exchanges a value twice a minute. So the time limit of
+        collectives (10 minutes) ends only the wait for a process that is lost or stopped. After
+        each 10 minutes, rank 0 prints which ranks still work on `what`.
 
-        If the body of a rank raises an error, the other ranks wait no longer. So all ranks may use
-        collectives again, as they do if the body has too little memory.
+        If the body of a rank raises an error, the other ranks wait no longer, and all ranks may use
+        collectives again, for example to agree on smaller micro-batches.
         """
         if self.world_size == 1:
             yield
@@ -288,7 +291,7 @@ class World:
                 message(line)
 
     def _states(self, own: int) -> list[int]:
-        """Return the state of the body on each rank; `own` is that of this rank."""
+        """Return the state of the body on each rank; `own` is this rank's state."""
         states_1 = [torch.empty(1, dtype=torch.int64) for _ in range(self.world_size)]
         dist.all_gather(states_1, torch.tensor([own]), group=self._waits)
         return [int(state_1) for state_1 in states_1]

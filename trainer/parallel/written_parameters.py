@@ -12,9 +12,9 @@ from trainer.parallel.buffers import Mark, Slot, mark, parameter_slots
 class WrittenParameters:
     """The parameters of a model that is trained in several shards, watched in every forward.
 
-    A forward must not change trained parameters. It may change frozen ones, such as those of a mean
-    teacher. torch does not record a write through `.data`, so the values are compared as well: in
-    the first forward, and in the forward after each `look_again`.
+    A forward must not change trained parameters. It may change frozen ones, such as the weights of
+    a mean teacher. torch does not record a write through `.data`, so the values are compared as
+    well: in the first forward, and in the forward after each `look_again`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -24,12 +24,12 @@ class WrittenParameters:
         self._begin: dict[str, Mark] = {}
         self._end: dict[str, Mark] = {}
         self._looks, self._looked = True, False
-        # The values of the frozen parameters before the first forward, which their first change
-        # needs. They are on the CPU, because few models ever change them. Parameters that change
-        # between forwards, such as those of an average of the weights, have none.
+        # The values of frozen parameters before the first forward: after its first change, a
+        # parameter's old values are needed. They are on the CPU, because few models ever need them.
+        # Parameters that change between forwards, such as an average of the weights, are left out.
         self._of_frozen: dict[str, Tensor] = {}
-        # The trained parameters that each forward compares: those that a forward has written with
-        # the same values, as clamp_ may do.
+        # The trained parameters whose values are compared in each forward, because a forward has
+        # written them without a change, as clamp_ may do.
         self._compared: list[Slot] = []
         self._before: list[tuple[Slot, Tensor]] = []
         self._frozen_before: list[tuple[Slot, Tensor]] = []
@@ -106,7 +106,8 @@ class WrittenParameters:
         """Return the values of a frozen parameter before its first change.
 
         Raises:
-            WrongUse: An earlier change may have left no trace, or it changes between forwards too.
+            WrongUse: The parameter may have changed before without a record of torch, or it also
+                changes between forwards.
         """
         if unseen and self._looked:
             raise WrongUse(

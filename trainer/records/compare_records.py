@@ -173,8 +173,8 @@ def verdict(run: Evidence, again: Evidence, until: int | None = None) -> str:
         if run.best_step != again.best_step:
             raise _different(
                 "BEST WEIGHTS",
-                f"the model.safetensors of {one} is of step {run.best_step}, that of {other} of "
-                f"step {again.best_step}{entries}",
+                f"the model.safetensors of {one} is of step {run.best_step}, and the file of "
+                f"{other} of step {again.best_step}{entries}",
             )
     last = next(entry["model"] for entry in reversed(run.digests) if entry["step"] == common[-1])
     return (

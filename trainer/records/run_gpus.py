@@ -121,7 +121,7 @@ class RunGpus:
     def _gather(self, readings: list["GpuReading"]) -> tuple[list[float | None], ...]:
         """Return the utilisation in percent, the memory in MiB and the energy in J of each GPU.
 
-        `readings` are those of the GPUs of this rank.
+        `readings` has the newest values of this rank's GPUs.
         """
         own, world = torch.tensor(readings, dtype=torch.float64), self._strategy.world
         rows = world.gather_rows(own.flatten()[None])

@@ -25,21 +25,21 @@ from trainer.parallel.gpu_failures import gpu_failure
 from trainer.task_errors import mistake_of, original_error, original_line
 
 _SHM = "/dev/shm"  # noqa: S108 - the system's name of it
-# A loader worker could not allocate shared memory, or had a bus error.
+# torch's messages if shared memory is full: the allocation failed, or the worker had a bus error.
 _LOADER_SHARED_MEMORY = re.compile(
     r"shared memory ?\(shm\)[^\n]*No space left|workers are out of shared memory"
 )
 
-# A process may not open the file of another tensor.
+# The limit of open files (ulimit -n) is reached, because each tensor that a worker sends is a file.
 _TOO_MANY_FILES = re.compile(r"Too many open files|received \d+ items of ancdata")
-# torch's messages for a loader worker or a pinning thread that has ended, and how it has.
+# torch's messages if a loader worker or the pinning thread has ended, with the signal or the code.
 _LOADER_ENDED = re.compile(
     r"^DataLoader worker(?: \(pid.*?\))?(?: is killed by signal: (?P<signal>[^.]*)"
     r"| exited unexpectedly(?: with exit code (?P<code>\d+))?)|^Pin memory thread exited",
     re.MULTILINE,
 )
 
-# Part of torch's message, and the message for the user.
+# A part of torch's message, and the message that the user gets instead.
 _WRONG_USES = {
     "mixed torch.Tensor and DTensor": (
         "--strategy fsdp gathers a block's weights only during the block's own forward, and the "
@@ -62,8 +62,12 @@ def errors_as_failures(
 ) -> Iterator[None]:
     """Raise known errors of the body as Failures. Unknown errors are raised unchanged.
 
-    The traceback goes to the log of this rank, whose path is `log`, if there is one. Without
-    `task`, no error is attributed to the task. `instead` is that of `storage_failure`.
+    Args:
+        runs_dir: the folder of the runs; an error of its disk is a StorageFailure.
+        task: the name of the task whose code runs in the body; "" if none does, so that no error
+            is reported as a mistake of the task.
+        log: the log of this rank, which gets the traceback; None for no log.
+        instead: how the user can choose another folder, for the message of a StorageFailure.
     """
     try:
         yield
@@ -74,7 +78,7 @@ def errors_as_failures(
     except SystemExit as end:
         raise called_exit(end) from end
     except KeyboardInterrupt as interrupt:
-        # Ctrl-C is a request to stop, so this one comes from the task.
+        # At Ctrl-C, Trainbox's handler raises nothing, so the task raised this KeyboardInterrupt.
         raise raised_interrupt(interrupt) from interrupt
     except Exception as error:
         if log is not None:
@@ -84,7 +88,7 @@ def errors_as_failures(
             failure = mistake_of(error, task, log)
         if failure is None and isinstance(source, OSError) and is_of_disk(source, runs_dir):
             failure = storage_failure(runs_dir, source, instead=instead)
-        # A task may connect to a server. Other connections are those of Trainbox's processes.
+        # A task may connect to a server. Other connections are between Trainbox's processes.
         if failure is None and isinstance(error, ConnectionError):
             failure = NetworkFailure(f"lost contact with another process: {text_of(error)}")
         if failure is None:
@@ -106,7 +110,7 @@ def _of_the_machine(error: Exception) -> Failure | None:
         )
     if not isinstance(error, RuntimeError):
         return None
-    # torch raises an error about a worker because of another one, which has the cause.
+    # torch raises an error about a worker `from` the error that has the cause.
     cause = "" if error.__cause__ is None else text_of(error.__cause__)
     return _of_torch(f"{cause}\n{text_of(error)}")
 
@@ -153,7 +157,7 @@ def _of_loaders(text: str) -> Failure | None:
 
 
 def _of_torch(text: str) -> Failure | None:
-    """Return the failure for loader workers or what torch does not support, by its `text`."""
+    """Return the failure for the `text` of an error of torch, or None if it is not known."""
     if failure := _of_loaders(text):
         return failure
     for sign, message in _WRONG_USES.items():

@@ -33,7 +33,7 @@ _CHANGED = "changed_later"  # the hidden state that has changed, with the step, 
 
 
 def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool) -> None:
-    """Compare the settings with those of the run's start.
+    """Compare the settings with the settings at the run's start.
 
     A user may have edited config.json or the manifest since.
 
@@ -47,7 +47,8 @@ def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool
         # The number of shards is the number of processes, which is compared as part of the plan.
         changed.pop("settings.shards", None)
     if settled.memory_format is None:
-        changed.pop("settings.memory_format", None)  # config.json is lost: the rule chooses again
+        # Without config.json, the memory format is chosen again.
+        changed.pop("settings.memory_format", None)
     if anyway or not world.from_first(run.folder.has_had_a_checkpoint()):
         changed.pop("settings.accumulation", None)  # each start chooses what fits in memory
     if changed:
@@ -60,10 +61,7 @@ def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool
 
 @dataclass(frozen=True)
 class DataRecord:
-    """Digests of datasets and of source files.
-
-    The source files are those that are loaded after the datasets were read.
-    """
+    """Digests of the datasets, and of the source files that are loaded after they were read."""
 
     digests: dict[str, str]
     sources: dict[str, str]
@@ -91,7 +89,7 @@ def look_at_data(job: Inference, datasets: Mapping[str, Dataset[Any]]) -> DataRe
 def record_start(
     job: Job, data: DataRecord, anyway: bool, did_not_fit: Sequence[str], complete: bool
 ) -> None:
-    """Write the manifest and config.json, or compare them with those of the run's start.
+    """Write the manifest and config.json, or compare them with the files of the run's start.
 
     `did_not_fit` has a message for each earlier attempt, whose micro-batches did not fit in memory.
     A `complete` run is compared, and its manifest does not change.
@@ -138,7 +136,7 @@ def changing_state(job: Job) -> list[str] | None:
 def eager_by_rehearsal(job: Job, anyway: bool) -> str:
     """Return why the rehearsal of this run does not allow captured steps, or "".
 
-    A run that resumes `anyway` may compute other steps than those of its rehearsal.
+    A run that resumes `anyway` may compute other steps than its rehearsal.
     """
     if anyway and job.state.progress.step:
         return "--resume anyway"
@@ -217,8 +215,8 @@ def _write_manifest(
         run.folder.write_json("manifest.json", content)
         return data.sources
     job.notes += _notes(stored)
-    # Compare with the manifest. A module that is imported later is compared now, before anything is
-    # computed.
+    # Compare with the manifest. The files of modules that the task imports only later are compared
+    # now as well, before anything is computed.
     known: dict[str, str] = stored.get("sources", {})
     found["sources"] |= located_sources(known.keys() - data.sources.keys())
     changed = manifest_differences(stored, found)

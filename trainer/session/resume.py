@@ -18,7 +18,7 @@ def find_checkpoint(
 ) -> int | None:
     """Return the step of the run's newest valid checkpoint, which rank 0 chooses, or None.
 
-    A run without one starts, and gets its id here.
+    A run without a checkpoint starts from the beginning, and gets its id here.
 
     Raises:
         WrongUse: There is a checkpoint, and `resume` is `never`.

@@ -52,9 +52,10 @@ def refuse_difference(world: World, found: Mapping[str, Any], remedy: str) -> No
 
 
 def refuse_other_classes(task: Task, path: Path, classes: Sequence[str] | None) -> None:
-    """Check that the outputs of the model mean the `classes` in the manifest of a run.
+    """Check that the task has the same `classes` as the manifest of the run in `path`.
 
-    A task may find its classes in the data.
+    A task may find its classes in the data, so other data could give the model's outputs another
+    meaning.
 
     Raises:
         WrongUse: A class differs.

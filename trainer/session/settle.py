@@ -38,8 +38,8 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
     Raises:
         WrongUse: The run was started with other settings.
     """
-    # Read the settings with which this run was started. If they have no shards, or if the strategy
-    # ignores shards, there is one shard per rank.
+    # Read the settings with which this run was started. Without a stored number of shards, and for
+    # a strategy that does not use shards, there is one shard per rank.
     world = strategy.world
     check_task(task)
     read, stored = world.from_first(run.folder.read_config()), None
@@ -49,16 +49,16 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
             stored = dataclasses.replace(stored, shards=None)
         stored = completed(stored, world.world_size)
     check_strategy(config, strategy.name)
-    # Translate the options that replace each other.
+    # Convert options that have two forms, such as --batch-size-per-gpu.
     given = dataclasses.asdict(config) | {"batch_size_per_gpu": None}
     if config.batch_size_per_gpu is not None:
         given["batch_size"] = config.batch_size_per_gpu * world.world_size
     if config.max_steps is None and config.epochs is None:
         given["epochs"] = stored.epochs if stored else task.epochs or DEFAULT_EPOCHS
         given["max_steps"] = stored and stored.max_steps
-    # Fill in what is not given. Bits depend on the number of threads, and machines may have
-    # different CPUs, so rank 0 decides. With --shards, a rank has the threads of one shard, which
-    # are the same on any number of ranks.
+    # Choose what is not given. Rank 0 chooses the number of threads, because bits depend on it and
+    # machines may have different CPUs. With --shards, this is the number for one shard, so that it
+    # is the same on any number of ranks.
     threads = torch.get_num_threads()
     if config.shards is not None:
         threads = max(1, cpu_count() // config.shards)

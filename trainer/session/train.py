@@ -101,7 +101,7 @@ def train_task(
         Failure: The training did not succeed. The class of the failure has the exit code.
     """
     with errors_as_failures(runs_dir), torchscript_repeats(config.deterministic):
-        # A loss of (B, 1) and (B,) has (B, B) values, whose mean trains to nonsense.
+        # torch warns of a loss of shapes (B, 1) and (B,), which has (B, B) wrong values: refuse it.
         warnings.filterwarnings("error", message="Using a target size")
         # The import of a task may use the GPU.
         if config.deterministic:
@@ -115,7 +115,7 @@ def train_task(
         config = dataclasses.replace(config, fields=fields)
         task = load_task(config.task, fields)
         run = RunLog(runs_dir / (run_name or default_name(config, strategy, runs_dir)), world.rank)
-        # This path is the same on all ranks, so that an error of several ranks is printed once.
+        # The launcher prints a message of several ranks once if it is the same text on all of them.
         log = run.path / "logs" / f"rank-{0 if world.world_size == 1 else '*'}.log"
         with (
             contextlib.closing(run),
@@ -123,7 +123,7 @@ def train_task(
             errors_as_failures(runs_dir, type(task).__name__, log),
             contextlib.closing(RunGpus(strategy, run.folder)) as gpus,
         ):
-            # Choose all settings, and compare them with those of the run's start.
+            # Choose all settings, and compare them with the settings at the run's start.
             settled = settle(config, task, strategy, run)
             refuse_difference(world, dataclasses.asdict(settled), SAME_HARDWARE)
             refuse_edited(settled, strategy, run, resume == "anyway")
@@ -213,8 +213,8 @@ class _Jobs:
         """Check that the model of each job begins with the same weights.
 
         Raises:
-            WrongUse: build_model() returned other weights, such as those of a model that an earlier
-                job has trained.
+            WrongUse: build_model() returned other weights, such as the weights of a model that an
+                earlier job has trained.
         """
         found = {name: sampled_digest(p) for name, p in job.state.model.named_parameters()}
         first = self._initial or found
@@ -249,7 +249,7 @@ class _Jobs:
             if of_a_view is not None:
                 self.settled = self._contiguous(of_a_view)
                 continue
-            # After the `except` block, the error no longer keeps the memory of the job.
+            # Only after the `except` block does the error release the memory of the job.
             world, accumulation = self.strategy.world, self.config.accumulation
             fixed = reason_to_keep_micro_batches(self.checkpoints, world, accumulation, resume)
             smaller = with_smaller_micro_batches(self.settled, self.has_batch_norm, found, fixed)
@@ -318,7 +318,7 @@ def _train(
     """Check the data and the task, record this start, train, and log the results.
 
     `did_not_fit` has a message for each earlier attempt, whose micro-batches did not fit in memory.
-    A run that `rehearses` compares its hidden state with that of the start.
+    A run that `rehearses` compares its hidden state with the hidden state at its start.
 
     Raises:
         OutOfMemory: The first steps do not fit in memory.

@@ -16,9 +16,7 @@ from trainer.system.signals import StopRequest
 def verify_run(
     path: Path, steps: int | None, stop: StopRequest, device_name: str, data_dir: Path
 ) -> None:
-    """Repeat the run in `path`, or its first `steps`, and compare the digests.
-
-    The repeated run is in a temporary folder.
+    """Repeat the run in `path`, or its first `steps`, in a temporary folder; compare the digests.
 
     Raises:
         Failure: A digest differs. The message has the first difference, and the manifest entries
@@ -49,7 +47,7 @@ def verify_run(
                 *(record.config, stop, device_name, folder, again.name, data_dir, "never", steps),
                 rehearses=False,
             )
-        except Preempted as stopped:  # its message is about a checkpoint in the temporary folder
+        except Preempted as stopped:  # its message names a checkpoint that is removed here
             raise Preempted(
                 f"the verification was stopped by {stop.cause}: the same command begins it again"
             ) from stopped
@@ -59,14 +57,14 @@ def verify_run(
 
 
 def _refuse_another_plan(run: RunRecord, steps: int | None) -> None:
-    """Raise WrongUse if the run's bits depend on the world size, and this world size differs."""
+    """Raise WrongUse if this strategy and world size would give the run other bits."""
     # Collect the strategy and the world size of each start up to `steps`.
     plans = [start["plan"] for start in run.starts if steps is None or start["step"] < steps]
     starts = list(dict.fromkeys((plan["strategy"], plan["world_size"]) for plan in plans))
     now = launched_as()
     if not any(bits_depend_on_processes(name) for name, _ in [*starts, now]):
         return
-    # All starts must have the plan of this start.
+    # Refuse to repeat a run whose starts had another strategy or number of processes than this one.
     if len(starts) > 1:
         raise WrongUse(
             f"{run.path} was trained by {', then '.join(f'{s} on {n}' for s, n in starts)} "

@@ -37,7 +37,7 @@ class Reports:
         """
         self._source, self._metric, self._last = source, metric, last
         self.newest: dict[str, float] = {}
-        self._compared: dict[int, dict[str, float]] = {}  # by step, those with the metric
+        self._compared: dict[int, dict[str, float]] = {}  # by step, the reports with the metric
 
     def read(self) -> list[Report]:
         """Return the new reports that have the metric."""

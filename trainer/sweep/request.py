@@ -142,7 +142,7 @@ def _converted(
 ) -> tuple[str, list[Value]]:
     """Return the name of a field or of a setting (`lr` is learning_rate), and its values.
 
-    The values are checked as those of --set and of the options are.
+    The values are checked in the same way as values of --set and of the options.
 
     Raises:
         WrongUse: The name is unknown, a value is not valid, or the option cannot be swept.

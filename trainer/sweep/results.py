@@ -26,14 +26,14 @@ _SHARE = re.compile(
 
 @dataclass(frozen=True)
 class CombinationRow:
-    """A combination: its trials counted by state, and a metric of those that are done."""
+    """A combination: its trials counted by state, and a metric of the trials that are done."""
 
     point: dict[str, Value]
     counts: dict[str, int]
     mean: float
     deviation: float
     interval: tuple[float, float]  # 95 % confidence interval of the mean (Student's t)
-    trials: tuple[int, ...] = ()  # the numbers of the trials of the mean, else of those done
+    trials: tuple[int, ...] = ()  # the numbers of the trials of the mean, else of the done ones
 
 
 def goal_of(records: Sequence[Record], requested: str | None) -> tuple[str, str] | None:

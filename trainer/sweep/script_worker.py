@@ -28,7 +28,7 @@ _SLOW_LOOK_EVERY_S = 10.0  # for files of TensorBoard, which are slower to read
 # The script has this long to save and exit after SIGTERM. It is less than the time that the sweep
 # itself has after a signal.
 _SAVE_S, _KILL_S = 40.0, 5.0
-# Codes of the script that mean the same for the sweep as those of a task. Others are failures.
+# Exit codes of the script that mean the same as a task's exit codes. Others are failures.
 _SAME_CODES = (ExitCode.WRONG_USE, ExitCode.NOT_FINITE)
 
 
@@ -123,7 +123,7 @@ class Attempt:
         return {"code": 0, "metrics": metrics}
 
     def _failed(self, start: Mapping[str, Any]) -> dict[str, Any]:
-        code = start["exit_code"]  # that of `trainbox run` is 1 if the script exits with 75
+        code = start["exit_code"]  # `trainbox run` exits with 1 if the script exits with 75
         number = signal_of(code)
         cause = exit_cause(code if number is None else -number, "the script")
         output = last_output(self._log, self._log_from)

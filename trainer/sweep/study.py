@@ -72,7 +72,7 @@ class Study:
             self._study.pruner = optuna.pruners.MedianPruner()
 
     def _identity(self, name: str, sweep: Sweep | None) -> dict[str, Any]:
-        """Return the stored settings, which must be those of `sweep`. Store them if none are.
+        """Return the stored settings, which must agree with `sweep`. Store them if none are.
 
         Raises:
             WrongUse: the study has other settings, or has none and `sweep` is None.

@@ -114,7 +114,7 @@ class Images(Classification):
         return tuple(self.classes.split("/")) if self.classes else ()
 
     def with_classes(self, names: tuple[str, ...]) -> Self:
-        # The weights of the run replace those of a file, which may be missing now.
+        # The weights of the run replace the weights of a file, which may be missing now.
         weights = "" if self.weights.endswith(WEIGHTS_FILES) else self.weights
         return replace(self, classes="/".join(names), weights=weights)
 
@@ -203,8 +203,8 @@ class Images(Classification):
     def prepare(self, batch: Any, training: bool) -> tuple[Tensor, Tensor]:
         """Return the images and their labels (B,), or the targets (B, K) of a training.
 
-        A training without mixing, smoothing and weights has labels, whose losses have the same
-        bits as those of targets.
+        A training without mixing, smoothing and weights has labels. The losses of labels and of
+        targets have the same bits.
         """
         pictures_BHWC, labels_B, weights_B = batch
         if training and self.augment:
@@ -258,7 +258,7 @@ class Images(Classification):
             WrongUse: a class has no picture, or a picture cannot be read, or is damaged and not
                 skipped.
         """
-        # Find the pictures, and choose those for validation.
+        # Find the pictures, and choose the pictures for validation.
         folder = data_dir / self.folder
         train_folder, validation_folder = find_layout(folder)
         found = find_pictures(train_folder, self.class_names)

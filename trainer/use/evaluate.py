@@ -66,7 +66,7 @@ def evaluate_run(request: EvaluateRequest, stop: StopRequest) -> None:
     If the run has a validation of the same step and data, the figures are compared with it.
 
     Raises:
-        Failure: The figures differ from those of the training, and nothing explains it.
+        Failure: The figures differ from the training's figures, and nothing explains it.
         WrongUse: The run cannot be evaluated.
     """
     out = request.out or request.run / "evaluations" / f"{request.checkpoint}-{request.data}"
@@ -114,7 +114,7 @@ def _evaluate(model: StoredModel, request: EvaluateRequest, out: Path, stop: Sto
     """
     job, world = model.job, model.job.world
 
-    # Evaluate each example once. The seed is that of the training's validation after this step.
+    # Evaluate each example once, with the same seed as the training's validation after this step.
     predictions = Predictions(job) if request.predictions is not None else None
     statistics = statistics_of(job) if request.intervals else None
     observers = [each for each in (predictions, statistics) if each is not None]
@@ -178,7 +178,7 @@ def _evaluate(model: StoredModel, request: EvaluateRequest, out: Path, stop: Sto
 
 
 def write_results(out: Path, entry: Mapping[str, Any], pictures: Mapping[str, Any]) -> None:
-    """Write the pictures and then evaluation.json, which replaces that of an earlier call."""
+    """Write the pictures and then evaluation.json, which replaces an earlier call's file."""
     with writing(out, ANOTHER_FOLDER):
         for name, picture in pictures.items():
             write_png(out / f"{name.replace('/', '-')}.png", picture)
@@ -189,7 +189,7 @@ def write_results(out: Path, entry: Mapping[str, Any], pictures: Mapping[str, An
 def _comparison(
     model: StoredModel, figures: Mapping[str, Any], part: str
 ) -> tuple[bool | None, str, str]:
-    """Compare `figures` of the data `part` with those that the training recorded for the step.
+    """Compare `figures` of the data `part` with the training's record of the step.
 
     Return whether they are equal, or None if they are not compared; a line; and what may have
     changed them, or an empty text.
@@ -202,7 +202,7 @@ def _comparison(
     if (before := record.figures_at(step)) is None:
         return None, f"not compared: metrics.jsonl has no validation at step {step}", ""
     if (difference := first_figure_difference(before, figures)) is None:
-        return True, f"equal to those of training at step {step}", ""
+        return True, f"equal to the training's validation at step {step}", ""
     changed = {
         name: values
         for name, values in model.changed.items()
@@ -211,5 +211,5 @@ def _comparison(
     reason = f"; changed: {listed_changes(changed)}" if changed else ""
     if not record.config.deterministic:
         reason = "; the run has --fast"
-    line = f"different from those of training at step {step}: {difference}{reason}"
+    line = f"different from the training's validation at step {step}: {difference}{reason}"
     return False, line, reason

@@ -143,7 +143,7 @@ def compared(found: Sequence[Tensor], wanted: Sequence[Tensor], what: str) -> fl
         if apart > allowed:
             raise Failure(
                 f"DIFFERENT OUTPUTS: {what} validation example(s), the outputs of the exported "
-                f"file differ from those of the model by up to {apart:.3g}, and {allowed:.3g} is "
+                f"file differ from the model's outputs by up to {apart:.3g}, and {allowed:.3g} is "
                 "allowed; no file was written. A model or a prepare() that draws random numbers in "
                 "a validation cannot be exported",
                 exit_code=ExitCode.DIFFERENT,
@@ -215,7 +215,8 @@ def card_text(
 def _metrics(model: StoredModel) -> Mapping[str, Any]:
     """Return the metrics of the validation at the step of the weights, or none.
 
-    The checkpoint has those of the best step. Its digest is verified, and metrics.jsonl has none.
+    The checkpoint has the metrics of the best step. Its digest is verified; metrics.jsonl has no
+    digest.
     """
     if model.progress["best_step"] == model.origin["step"]:
         return dict(model.progress["best_metrics"])

@@ -92,7 +92,7 @@ def predict_run(request: PredictRequest, stop: StopRequest) -> None:
 
 
 def given_files(given: Sequence[Path], endings: tuple[str, ...]) -> list[Path]:
-    """Return the files in `given`, and those in its folders with one of the `endings`.
+    """Return the files in `given`, and files in its folders with one of the `endings`.
 
     The files of a folder and of its folders are sorted by name. Links are followed, but not to a
     folder that contains the link. Names that start with a dot are left out. Without `endings`, all

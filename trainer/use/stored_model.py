@@ -62,7 +62,7 @@ class StoredRun:
     """A run that a command uses, on this rank.
 
     Attributes:
-        settings: Those of the run's newest start, or those that the command needs instead.
+        settings: The settings of the run's newest start, some replaced for the command.
         console: Prints lines and writes the log, or None if standard output is for rows.
     """
 
@@ -125,7 +125,7 @@ def opened(
 ) -> Iterator[StoredRun]:
     """Read the run, join the other ranks, load the task and run the body on all ranks.
 
-    `settings` replace those of the run. With a folder `out`, which is made, lines are printed on
+    `settings` replace the run's settings. With a folder `out`, which is made, lines are printed on
     standard output and written to the file `log` there. Otherwise lines are printed on standard
     error. Errors of the body are attributed to the task.
 
@@ -235,7 +235,7 @@ def _load(run: StoredRun, job: Inference) -> tuple[dict[str, Any], Mapping[str, 
         ) from error
     path = record.files.path(step, ".pt") if is_whole else record.files.best
     if not is_whole:
-        run.report(f"the checkpoint of step {step} was removed: the weights are those of {path}")
+        run.report(f"the checkpoint of step {step} was removed: the weights are from {path}")
     weights = {f"the digest of the weights in {path}": digest}
     refuse_difference(world, weights, "copy the same run to all machines")
     load_weights(job.model, state["model"], job.strategy, path)

@@ -25,7 +25,7 @@ LOST = {15: "reboot", 16: "reset_gpu"}  # the GPU is lost, or must be reset firs
 CORRUPTED_INFOROM = 14
 
 RULES = (*memory.RULES, *heat.RULES, *links.RULES, *settings.RULES)
-# Values of the examination and not of one GPU.
+# Values from `_of_all`, which are not read from the driver.
 _NEVER_READ = ("per_gpu", "gpus_in_use", "nvlink_peers", "nvswitch")
 
 
@@ -75,7 +75,7 @@ def judge_gpus(
 
 
 def _of_all(sample: Sample, selection: Selection) -> Values:
-    """Return the values that need more than one GPU's readings."""
+    """Return the values that do not belong to one GPU, such as the state of all GPUs' NVLinks."""
     links = [readings.get("nvlink_active") for readings in sample.gpus.values()]
     return {
         "per_gpu": selection.per_gpu,

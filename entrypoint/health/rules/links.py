@@ -30,7 +30,7 @@ def _pcie_replays(values: Values, limits: Limits) -> Judgement:
 
 
 def _nvlink(values: Values, limits: Limits) -> Judgement:
-    """Judge the links that are down by those of the other GPUs in use: `nvlink_peers`."""
+    """Judge the links that are down: `nvlink_peers` has the links of the other GPUs in use."""
     active, peers = values["nvlink_active"], values["nvlink_peers"]
     used = [link for link, state in enumerate(active) if state >= 0]
     down = [link for link in used if not active[link]]

@@ -73,7 +73,8 @@ def judge_uuids(selection: Selection) -> list[Finding]:
 def judge_architectures(architectures: Sequence[str], selection: Selection) -> list[Finding]:
     """Return a finding for each GPU on whether torch has code for it.
 
-    `architectures` are those that the installed torch is built for, empty if they are not known.
+    `architectures` has the GPU architectures that the installed torch is built for. It is empty if
+    they are not known.
     """
     return [
         replace(_judge_architecture(architectures, gpu), gpu=gpu.label, uuid=gpu.uuid)

@@ -45,12 +45,18 @@ WATCHED = USUAL | {Mode.WATCH}
 class Rule:
     """A health rule for one GPU.
 
-    `judge` gets the limits, the values named in `reads`, and the values named in `also`. A value of
-    `also` may be `Unread`. `modes` are the modes in which the rule runs. With `ends_a_run`, a
-    CRITICAL during a training (Mode.WATCH) makes the training save and stop. With `may_recover`, it
-    does so if the next reading is CRITICAL as well. With `unknown_closes`, no training starts while
-    a value of `reads` cannot be read. This is for damage that nothing else would show: sandboxes
-    and virtual GPUs fail many other calls on healthy hardware.
+    Attributes:
+        check: the name of the rule.
+        reads: the names of the driver's values; if one cannot be read, `judge` is not called.
+        judge: gets all values by name, and the limits.
+        source: the origin of the rule.
+        also: the names of more values, each of which may be `Unread`.
+        modes: the modes in which the rule runs.
+        ends_a_run: whether a CRITICAL during a training (Mode.WATCH) makes it save and stop.
+        may_recover: whether it stops only if the next reading is CRITICAL as well.
+        unknown_closes: whether no training starts while a value in `reads` cannot be read. This is
+            for damage that nothing else would show. Sandboxes and virtual GPUs fail to read many
+            other values on healthy hardware.
     """
 
     check: str
@@ -101,8 +107,10 @@ def window(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _slow_samples(series: Sequence[tuple[float, Any]]) -> tuple[int, int, int, int, float]:
-    """Return the newest reasons, the samples slowed by hardware, those slowed by anything, all
-    samples, and their time span in seconds.
+    """Return numbers about the newest ten samples of a GPU's reasons for lower clocks.
+
+    They are: the newest bits of reasons, the number of samples that hardware slowed, the number of
+    samples that anything slowed, the number of all samples, and their time span in seconds.
     """
     recent = series[-SLOWDOWN_WINDOW:]
     hard = sum(bool(reasons & HARDWARE_SLOWDOWN) for _, reasons in recent)

@@ -64,7 +64,7 @@ def _memory_in_use(values: Values, limits: Limits) -> Judgement:
     if used <= limits.memory_in_use_mib:
         return Judgement(Result.PASS, read, limit)
     known = "by the programs that use the GPU" if pids and not isinstance(pids, Unread) else ""
-    hidden = "by programs that are not visible here, such as those of another container"
+    hidden = "by programs that are not visible here, such as programs of another container"
     return Judgement(Result.WARN, f"{read} {known or hidden}", limit, "wait")
 
 

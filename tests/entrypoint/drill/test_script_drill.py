@@ -221,7 +221,7 @@ def test_a_result_that_depends_on_the_number_of_processes(runs: _Runs) -> None:
     runs.replace('"total": total', '"total": total + 1e-6 * processes')
     with pytest.raises(
         Failure,
-        match="the undisturbed training on 2 processes differs from that on 1: entry total: .*"
+        match="the undisturbed training on 2 processes differs from the one on 1: entry total: .*"
         "this is the number of processes and not the resume",
     ):
         _drill(runs, counts=(1, 2), kills=1)

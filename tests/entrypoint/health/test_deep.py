@@ -184,7 +184,7 @@ def test_a_program_that_hangs_is_killed_at_its_deadline(trainbox: Trainbox) -> N
         ),
         ("deep-memory", "UNKNOWN", "CPU process 0: not tested after the failure", "", ""),
     ]
-    left_out = "not tested: its own tests, or those of all others, did not finish"
+    left_out = "not tested: its own tests, or the tests of all others, did not finish"
     assert [(f["result"], f["read"]) for f in findings if f["check"] == "deep-all-reduce"] == [
         ("UNKNOWN", f"CPU process {number}: {left_out}") for number in (0, 1)
     ]

@@ -154,7 +154,7 @@ sys.exit(75)
 
 
 def test_a_gpu_that_needs_a_reset_is_not_used_by_a_restart(forked: Trainbox, library: Path) -> None:
-    """After this Xid, the other values of the stub are those of a healthy GPU."""
+    """After this Xid, the stub's other values are as on a healthy GPU."""
     code = """
 if (run / "started").exists():
     sys.exit(0)

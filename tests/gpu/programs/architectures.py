@@ -1,4 +1,4 @@
-"""Compare the architectures of torch as the launcher reads them with those that torch reports."""
+"""Compare torch's architectures as the launcher reads them with the list that torch reports."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -21,7 +21,7 @@ def measure(
 ) -> Iterator[tuple[str, Any]]:
     """Yield the pictures per second of one batch in each memory format, by how cuDNN chooses.
 
-    Then yield those from files, with the channels last and the fastest choice.
+    Then yield the pictures per second from files, with the channels last and the fastest choice.
     """
     augment = (v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), v2.PILToTensor())
     data = ImageFolder(folder, v2.Compose(augment))

@@ -43,7 +43,7 @@ def share_one_gpu() -> None:
     if seconds := os.environ.get("SHARED_TIMEOUT_S"):
         world.TIMEOUT = timedelta(seconds=float(seconds))
     if os.environ["SHARED_BACKEND"] == "gloo":
-        # One object of gloo then serves CPU and GPU, so its limit must not be that of NCCL.
+        # One object of gloo then serves CPU and GPU, so its limit must not be NCCL's limit.
         world._NCCL_TIMEOUT = world.TIMEOUT
     if (limit := os.environ.get("SHARED_LIMIT_MIB")) and torch.cuda.is_available():
         limit_memory(float(limit))

@@ -1,4 +1,4 @@
-"""Trainings that rehearse their resume, as those of users do."""
+"""Trainings that rehearse their resume, as users' trainings do."""
 
 import pytest
 

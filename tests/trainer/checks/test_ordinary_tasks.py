@@ -43,7 +43,7 @@ class _Metric(nn.Module):
 
 
 class _Handle:
-    """A logger such as that of W&B, which must be called with steps that grow."""
+    """A logger such as W&B's, which must be called with steps that grow."""
 
     def __init__(self) -> None:
         self.step, self.lines, self.lock = 0, list[str](), threading.Lock()

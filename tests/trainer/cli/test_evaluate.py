@@ -70,7 +70,7 @@ def test_any_number_of_processes_has_the_figures_of_the_training(ranks: Ranks) -
                 f"  {name:8}  {recorded[name]:.6g}  [{low:.4g}, {high:.4g}]"
                 for name, (low, high) in _evaluation(ranks.folder)["intervals"].items()
             ),
-            "  equal to those of training at step 3",
+            "  equal to the training's validation at step 3",
             f"  written to runs/r/evaluations/best-validation and out-{processes}.csv",
         ]
         assert ended.outs[1:] == [""] * (processes - 1)
@@ -106,7 +106,7 @@ def test_the_best_and_the_last_checkpoint_are_evaluated_while_the_run_trains(her
             if json.loads(line)["step"] == step
         )
         assert out.startswith(f"runs/r: {which} checkpoint, step {step}, weights {digest[:16]}\n")
-        assert f"equal to those of training at step {step}\n" in out
+        assert f"equal to the training's validation at step {step}\n" in out
         assert found["weights_sha256"] == digest
         recorded = here.entries("validation")[steps.index(step)]
         assert found["figures"] == _recorded(recorded)
@@ -133,7 +133,7 @@ def test_other_figures_than_those_of_the_training_exit_with_8(here: Here) -> Non
     code, out, err = here.command(*_EVALUATE)
     assert code == 8
     now = math.nextafter(last, 1e9)
-    line = f"different from those of training at step 18: loss ({now!r} -> {last!r})"
+    line = f"different from the training's validation at step 18: loss ({now!r} -> {last!r})"
     assert line in err and line in out
     found = _evaluation(here.folder)
     assert (found["training"]["equal"], found["figures"]["loss"]) == (False, last)
@@ -149,7 +149,7 @@ def test_a_run_with_fast_may_have_other_figures(here: Here) -> None:
     metrics = here.path() / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"loss": ', '"loss": 9'))
     out = here.succeeds(*_EVALUATE)
-    assert "different from those of training" in out and "; the run has --fast\n" in out
+    assert "different from the training's validation" in out and "; the run has --fast\n" in out
 
 
 def test_other_data_and_test_data_are_not_compared(here: Here) -> None:
@@ -158,7 +158,7 @@ def test_other_data_and_test_data_are_not_compared(here: Here) -> None:
         (here.folder / folder / "shift").write_text(shift)
     here.train(task=SPLIT)
     code, out, _ = here.command(*_EVALUATE)
-    assert code == 0 and "equal to those of training at step 18" in out
+    assert code == 0 and "equal to the training's validation at step 18" in out
     out = here.succeeds(*_EVALUATE, "--data-dir", "other", "--out", "results/other")
     assert "changed since the run's start: data.validation: " in out
     assert "not compared: the validation data differ from the training's\n" in out

@@ -227,7 +227,7 @@ def test_the_best_weights_of_a_run_without_their_checkpoint_are_used(
         path.unlink()
     code, out, err = here.command(*_READERS[reader])
     assert code == 0, err
-    line = f"the checkpoint of step {best} was removed: the weights are those of runs/r/model.safe"
+    line = f"the checkpoint of step {best} was removed: the weights are from runs/r/model.safe"
     assert line in out + err
     with (run / "model.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)

@@ -95,7 +95,8 @@ _VERDICTS = [
     (_DIGESTS[:2], (4,), 4,
      "DIFFERENT ENDS: A ends at step 8 and B at step 4: the same bits up to step 4, the"),
     (_DIGESTS, (4, 8), 4,
-     "DIFFERENT BEST WEIGHTS: the model.safetensors of A is of step 8, that of B of step 4"),
+     "DIFFERENT BEST WEIGHTS: the model.safetensors of A is of step 8, and the file of B of "
+     "step 4"),
 ]
 # fmt: on
 

@@ -210,7 +210,7 @@ def test_many_tensors_share_a_block() -> None:
     assert value_digest(batch) == value_digest(_MANY)
     assert batch["other"][0].stride() == (1, 3)
     files = {tensor.untyped_storage().data_ptr() for tensor in tensors_in(batch)}
-    assert len(files) <= 4  # the block, the large tensor, and those with other strides
+    assert len(files) <= 4  # the block, the large tensor, and tensors with other strides
     batch["small"][0].add_(1)
     assert value_digest(batch["small"][1:]) == value_digest(_MANY["small"][1:])
 

@@ -818,7 +818,7 @@ def test_memory_that_is_used_up_in_the_capture_leaves_the_training_eager(
 
     def full(recorder: Any, work: Any) -> Any:
         records.append(1)
-        if len(records) > 2:  # those of the rehearsal
+        if len(records) > 2:  # the first two are the rehearsal's
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return record(recorder, work)
 

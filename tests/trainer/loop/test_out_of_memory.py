@@ -88,7 +88,7 @@ def test_the_old_model_is_freed_before_the_next_is_built(
     def recorded(task: Large) -> nn.Module:
         assert [model for model in built if model() is not None] == []
         model = build_model(task)
-        model.itself = [model]  # type: ignore[assignment]  # a cycle, like those of hooks
+        model.itself = [model]  # type: ignore[assignment]  # a cycle, as hooks make
         built.append(weakref.ref(model))
         return model
 

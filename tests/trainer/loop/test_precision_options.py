@@ -323,7 +323,7 @@ def test_fast_trains_without_deterministic_algorithms(here: Here) -> None:
 def test_a_checkpoint_that_falls_due_before_a_validation_is_not_lost(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several ranks learn the result of a vote at the next vote, here that of the validation."""
+    """Several ranks learn the result of a vote at the next vote, here in the validation."""
     votes = [(False, False)]  # stop, save
 
     def one_later(_pace: Pace, stop: bool, save: bool) -> tuple[bool, bool]:

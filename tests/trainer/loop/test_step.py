@@ -26,7 +26,7 @@ def test_a_learning_rate_is_the_same_as_in_a_float32_tensor_on_a_gpu() -> None:
 
 
 class Bad(Tiny):
-    """Normalizes its inputs. Those of the steps 2 and 4 are infinite."""
+    """Normalizes its inputs. The inputs of the steps 2 and 4 are infinite."""
 
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1), nn.Flatten(0))

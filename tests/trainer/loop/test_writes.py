@@ -51,7 +51,7 @@ def test_an_evaluation_puts_back_the_weights(here: Here, kind: str) -> None:
 def test_each_batch_of_a_validation_begins_with_the_same_buffers(here: Here) -> None:
     here.train("counts", **_of("count_eval", shards=4, threads=1, accumulation=2))
     assert float(here.weights("counts")["seen"]) == 0
-    # Each batch has seen itself alone, so the loss is that of a constant output.
+    # Each batch has seen itself alone, so the loss is the same as for a constant output.
     code, out, _ = here.command("evaluate", "runs/counts")
     assert code == 0
     assert f"{here.entries('validation', 'counts')[-1]['loss']:.4f}" in out

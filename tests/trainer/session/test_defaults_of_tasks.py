@@ -163,7 +163,7 @@ def test_a_default_of_the_wrong_kind_is_refused(here: Here, line: str, text: str
 
 
 def test_a_name_elsewhere_in_the_file_is_not_a_read_of_the_task(here: Here) -> None:
-    """Such as that of a metric, of numpy or in a comment."""
+    """Such as the name of a metric, of a module of numpy, or a name in a comment."""
 
     def written(name: str, *lines: str) -> str:
         spec = _write(here, name, lines)

@@ -39,7 +39,7 @@ def test_a_run_starts_from_the_best_weights_of_another(
     assert "\nfrozen     4 of 6 tensors (42 of 77 parameters), and the statistics of 1 batc" in out
     after = here.weights("b")
     assert len(after["head.bias"]) == 5
-    # Also the running statistics are those of the file.
+    # Also the running statistics come from the file.
     body = {name: value for name, value in trained.items() if name.startswith("body")}
     assert len(body) == 7 and _differing(body, after) == set()
     initial = here.json("manifest.json", "b")["init"]

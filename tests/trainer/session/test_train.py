@@ -536,7 +536,7 @@ def test_a_run_without_a_checkpoint_restarts_and_logs_it(
     out = here.train(log_steps=1)
     assert "stopped after step 4, before its first checkpoint: it restarts at step 0\n" in out
     assert [entry["step"] for entry in here.entries("train")] == list(range(1, 19))
-    # The digests and the manifest are those of the new start, whose id the checkpoints have.
+    # The digests and the manifest belong to the new start, whose id the checkpoints have.
     steps = {entry["step"] for entry in here.digests()}
     assert steps == {0, 6, 12, 18}
     described = here.json("manifest.json")

@@ -44,7 +44,7 @@ _ENV = {"PYTHONPATH": str(ROOT)}
 
 
 def _records(folder: Path) -> list[Record]:
-    """Return the trials of the sweep "s", without those of a sweep that is not started yet."""
+    """Return the trials of the sweep "s", or none if it is not started yet."""
     try:
         return open_study(folder / "runs/s", None).records()
     except (FileNotFoundError, WrongUse):

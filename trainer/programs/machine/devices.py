@@ -79,7 +79,7 @@ def _largest_error(product_MM: Tensor, left_MM: Tensor, right_MM: Tensor) -> flo
 def memory_copy(device: torch.device) -> DeviceResult:
     """Test copies of a large buffer within the device's memory, and check each value.
 
-    The speed counts the bytes that are read and those that are written.
+    The speed counts the bytes that are read and the bytes that are written.
     """
     free = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else _CPU_BYTES
     count = min(1024 * _MIB, free) // 4

@@ -127,7 +127,7 @@ def _of_csv(path: Path) -> dict[Key, Entry]:
 
 
 def _of_column(cells: list[str]) -> Entry:
-    """Return the entry of a column, as that of a list in JSON. An empty cell is NaN.
+    """Return the entry of a column, as of a list in JSON. An empty cell is NaN.
 
     In text, 1 may be a whole number or a rounded 0.9999, so all numbers are of one kind.
     """

@@ -26,8 +26,8 @@ class Meeting:
 
     `address` is the address of node 0, and `store_port` is the port for torch's store. `store` is
     the listening socket of the store on node 0, and None on other nodes. `processes` has the number
-    of ranks of each node. `connections` are those to each other node on node 0, and otherwise the
-    one to node 0.
+    of ranks of each node. On node 0, `connections` has the connections to all other nodes; on other
+    nodes, it has the connection to node 0.
     """
 
     address: str

@@ -37,7 +37,7 @@ class Hello(NamedTuple):
         """Return the hello in `message`.
 
         Raises:
-            ValueError: A value is missing or has another type, or the rank is not that of a node.
+            ValueError: A value is missing or has another type, or no node has this rank.
         """
         hello = cls(
             **{name: _value(message, name, kind) for name, kind in cls.__annotations__.items()}

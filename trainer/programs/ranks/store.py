@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from trainbox.processes.environment import Internal
 
-_TIMEOUT = timedelta(minutes=15)  # that of torchrun's own rendezvous
+_TIMEOUT = timedelta(minutes=15)  # as in torchrun's own rendezvous
 _BACKEND = "trainbox"
 
 

@@ -7,7 +7,7 @@
 5. It keeps the current folder out of the sys.path of its ranks.
 6. On one machine, no port is open to other machines.
 
-The command line is that of torchrun:
+The command line is as for torchrun:
 `python -m trainer.programs.ranks.torchrun --standalone --nproc-per-node=2 -m trainer train digits`.
 With `--no-python`, the ranks are programs of a user, which know nothing of Trainbox.
 The reasons are in docs/decisions/0003-torchrun-with-exit-codes.md and
@@ -354,7 +354,7 @@ def _report(codes: Mapping[Path, int], stopped: bool, again: str) -> int:
     for file, code in codes.items():
         if code < 0 and not (stopped and -code in STOP_SIGNALS):
             message(f"rank {file.name} was killed by {signal_name(-code)}: {again}")
-    # Print the messages of the ranks whose exit code is that of this process.
+    # Print the messages of the ranks whose exit code this process passes on.
     exit_code = _exit_code(set(codes.values()), stopped)
     for text in dict.fromkeys(text for file, text in texts.items() if codes.get(file) == exit_code):
         message(text)
@@ -362,7 +362,7 @@ def _report(codes: Mapping[Path, int], stopped: bool, again: str) -> int:
 
 
 def _exit_code(codes: set[int], stopped: bool) -> int:
-    """Return the exit code of this process, given those of the ranks that failed."""
+    """Return the exit code of this process, given the codes of the ranks that failed."""
     if stopped and ExitCode.PREEMPTED in codes:
         # The other ranks may lose contact with a rank that has saved.
         codes = {code for code in codes if code > 0} - {ExitCode.UNEXPECTED, ExitCode.NETWORK}

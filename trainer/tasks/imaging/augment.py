@@ -18,7 +18,7 @@ _TRIVIAL_AUGMENT = v2.TrivialAugmentWide()
 def load_augmented_picture(path: Path, size: int) -> Tensor:
     """Return a random region of a picture, augmented, as (`size`, `size`, 3) uint8.
 
-    The region is that of torchvision's RandomResizedCrop, and TrivialAugmentWide follows. Both draw
+    torchvision's RandomResizedCrop chooses the region, and TrivialAugmentWide follows. Both draw
     from torch's generator.
 
     Raises:

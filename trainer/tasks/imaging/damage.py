@@ -49,7 +49,7 @@ def refuse_damaged(pictures: Sequence[Picture]) -> None:
 
 
 def damaged_pictures(folder: Path, pictures: Sequence[Picture]) -> set[Path]:
-    """Decode all pictures, and return the paths of those that are damaged.
+    """Decode all pictures, and return the paths of the damaged ones.
 
     The result is kept in `folder`/.cache. It is used again while the names, sizes and times of the
     files are the same. If `folder` cannot be written, each process decodes all pictures.
@@ -73,7 +73,7 @@ def damaged_pictures(folder: Path, pictures: Sequence[Picture]) -> set[Path]:
 
 
 def found_damage(paths: Sequence[Path]) -> dict[Path, str]:
-    """Decode all pictures, and return those that are damaged, with the reason, in their order."""
+    """Decode all pictures, and return the damaged ones, with the reason, in their order."""
     return _found(paths, _damage)
 
 

@@ -113,7 +113,7 @@ def describe_weights(name: str, classes: int, size: int, weights: str) -> str:
 def normalization(name: str, weights: str) -> tuple[Colour, Colour]:
     """Return the mean and the deviation of the colours, from 0 to 1, that the weights expect.
 
-    Those of ImageNet are used for new weights and for files.
+    For new weights and for files, return ImageNet's mean and deviation.
     """
     if not weights or weights.endswith(WEIGHTS_FILES):
         return _IMAGENET_MEAN, _IMAGENET_STD

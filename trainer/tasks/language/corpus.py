@@ -45,11 +45,11 @@ def standard_library() -> list[Path]:
 def split_texts(
     folder: Path | None, endings: tuple[str, ...], share: float
 ) -> tuple[list[TextFile], list[TextFile]]:
-    """Return the texts for training and those for validation.
+    """Return the texts for training and the texts for validation.
 
-    If `folder` is None, they are those of `standard_library`. If `folder` has the folders train and
-    val, they are the two parts. Otherwise the name of each file decides: about `share` of the files
-    are for validation.
+    If `folder` is None, they come from `standard_library`. If `folder` has the folders train and
+    val, these are the two parts. Otherwise the name of each file decides: about `share` of the
+    files are for validation.
 
     Raises:
         WrongUse: the folder is missing, or a part has no text or several names.
@@ -116,9 +116,9 @@ def _texts(paths: Sequence[Path]) -> list[TextFile]:
 class Windows(Dataset[tuple[Tensor]]):
     """A dataset of windows (context + 1,) uint8 of all texts, one after the other.
 
-    A zero byte follows each text. Neighbouring windows share one byte, so each byte but the first
-    and those after the last whole window is predicted once. If `shifted`, a window starts up to
-    `context` bytes later, at random.
+    A zero byte follows each text. Neighbouring windows share one byte, so each byte is predicted
+    once, except the first byte and the bytes after the last whole window. If `shifted`, a window
+    starts up to `context` bytes later, at random.
 
     A window is mapped from its files when it is read. So a process has only the paths and the sizes
     of the files in memory.

@@ -22,6 +22,6 @@ def answering() -> Iterator[None]:
 
 
 def cause(error: Exception) -> str:
-    """Return the cause of a failed download. torchvision has those of all mirrors below a title."""
+    """Return the cause of a failed download. torchvision's error lists a cause for each mirror."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

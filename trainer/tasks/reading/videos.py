@@ -26,7 +26,7 @@ class VideoFile:
 
     @property
     def recording(self) -> str:
-        """The name of the recording: that of the file up to its first dot."""
+        """The name of the recording: the file's name up to its first dot."""
         return self.path.name.partition(".")[0]
 
 

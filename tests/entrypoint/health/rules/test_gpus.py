@@ -57,8 +57,8 @@ def test_memory_of_a_hidden_program_is_named() -> None:
     used = {"memory_used_mib": 70000}
     hidden = judged("memory-in-use", [used | {"processes": ()}]).read
     assert hidden == (
-        "70,000 MiB in use by programs that are not visible here, such as those of another "
-        "container"
+        "70,000 MiB in use by programs that are not visible here, such as programs of "
+        "another container"
     )
     shown = judged("memory-in-use", [used | {"processes": (4242,)}]).read
     assert shown == "70,000 MiB in use by the programs that use the GPU"
