@@ -124,14 +124,20 @@ def _factors(
     entry_s: float,
     digest_s: float = 0.0,
     fixed: bool = False,
+    validation_s: float = 0.0,
 ) -> tuple[int, int]:
-    """Return the factors after `count` times 5 ms of steps, an entry and digests."""
+    """Return the factors after `count` times 5 ms of steps, and records of all kinds."""
     (pace,), now = _Ranks(monkeypatch, 0.001).paces, [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    pace.log.since_s, pace.digests.since_s, pace.log.fixed = 0.0, 0.0, fixed
+    pace.log.since_s = pace.digests.since_s = pace.validations.since_s = 0.0
+    pace.log.fixed = fixed
     for number in range(count):
         now[0] += 0.005
-        for interval, seconds in ((pace.log, entry_s), (pace.digests, digest_s)):
+        for interval, seconds in (
+            (pace.validations, validation_s),
+            (pace.log, entry_s),
+            (pace.digests, digest_s),
+        ):
             if seconds and number % interval.factor == 0:
                 with pace.measured(interval):
                     now[0] += seconds
@@ -161,6 +167,20 @@ def test_entries_become_rare_while_all_together_take_too_much_of_the_time(
     assert _factors(monkeypatch, count, entry_s, digest_s) == factors
 
 
+@pytest.mark.parametrize(
+    ("validation_s", "factors"),
+    [
+        (0.0, (1, 1)),  # entries take 3.8 % of the time
+        (0.0001, (2, 1)),  # and validations 1.9 %
+        (0.1, (1, 1)),  # entries of 0.2 % are within the last 1 %
+    ],
+)
+def test_records_of_validations_count_but_never_become_rarer(
+    monkeypatch: pytest.MonkeyPatch, validation_s: float, factors: tuple[int, int]
+) -> None:
+    assert _factors(monkeypatch, 640, 0.0002, validation_s=validation_s) == factors
+
+
 def test_an_interval_that_the_user_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _factors(monkeypatch, 640, 0.01, fixed=True) == (1, 1)
     assert _factors(monkeypatch, 640, 0.01, 0.0001, fixed=True) == (1, 1)
@@ -171,7 +191,8 @@ def test_a_run_with_rarer_entries_has_the_same_bits_and_verifies(
 ) -> None:
     here.train("all", epochs=8, threads=1)
     monkeypatch.setattr("trainer.loop.pace._WINDOW", 2)
-    monkeypatch.setattr("trainer.loop.pace._MOST_SHARE", 0.0)
+    for limit in ("_MOST_SHARE", "_LEAST_SHARE"):
+        monkeypatch.setattr(f"trainer.loop.pace.{limit}", 0.0)
     here.train("some", epochs=8, threads=1)
     steps = {
         run: [entry["step"] for entry in here.entries("train", run)] for run in ("all", "some")
