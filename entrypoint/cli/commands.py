@@ -25,6 +25,7 @@ from trainbox.processes.streams import discard, message, open_streams
 VERBS = {
     "bench": ("bench", "Measure the training speed by GPUs, batch size and workers."),
     "clean": ("runs", "Show what of the runs can go, and remove it."),
+    "compare": ("runs", "Show what differs between runs, and draw their curves."),
     "config": ("stored", "Print the settings of a run."),
     "doctor": ("health", "Print a report to paste when you ask for help."),
     "drill": ("drill", "Check that kills do not change the result of a task or a script."),

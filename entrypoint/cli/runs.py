@@ -1,10 +1,11 @@
-"""The verbs for all runs of a folder: `runs` and `clean`."""
+"""The verbs for several runs: `runs`, `compare` and `clean`."""
 
 import json
 import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -41,6 +42,23 @@ def runs(task: str | None, sort: str, trials: bool, as_json: bool, runs_dir: Pat
     else:
         of_task = f" of the task {task}" if task else ""
         show(f"no runs{of_task} in {runs_dir}")
+
+
+@verb("compare")
+def compare(**values: Any) -> None:
+    """Show what differs between the trainings RUNS in settings, data, software and results, and
+    draw their curves in one picture.
+
+    `trainbox verify A B` compares their bits.
+
+    \b
+    Examples:
+      trainbox compare runs/digits-7d2c1a90 runs/digits-3c3a626c
+      trainbox compare runs/digits-* --figure curves.svg
+    """
+    from entrypoint.cli.launching import become_trainer
+
+    become_trainer("compare", values)
 
 
 @verb("clean")

@@ -455,6 +455,11 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
         Option("--yes", bool, "Remove without a question."),
         _OWN_RUNS_DIR,
     ),
+    "compare": (
+        Option("--figure", _FILE, "The picture of the curves: .png, .svg or .pdf.",
+            Path("compare.png")),
+        Argument("runs", _RUN, count=-1),
+    ),
     "config": (Argument("run", _RUN),),
     "doctor": _JUDGED,
     "drill": (

@@ -151,6 +151,14 @@ def tasks(name: str | None, as_json: bool) -> None:
     show_text(listing(name, as_json))
 
 
+@_command("compare")
+def compare(runs: tuple[Path, ...], figure: Path) -> None:
+    """Show what differs between RUNS, and draw their curves."""
+    from trainer.use.compare import compare as compared
+
+    show_text(compared(runs, figure))
+
+
 @_command("bench-figure")
 def bench_figure(folder: Path) -> None:
     """Draw bench.svg from the bench.json in FOLDER, as `trainbox bench --out FOLDER` does."""

@@ -107,8 +107,8 @@ def refused(ended: Ended) -> str:
 # An argument that is not a verb is run as a program.
 
 VERBS = (
-    "the verbs are bench, clean, config, doctor, drill, evaluate, export, health, plan, predict, "
-    "run, runs, sweep, tasks, train, verify"
+    "the verbs are bench, clean, compare, config, doctor, drill, evaluate, export, health, plan, "
+    "predict, run, runs, sweep, tasks, train, verify"
 )
 PROGRAM = "import os, sys; print(os.getpid(), sys.argv[1:], sys.stdin.read()); sys.exit(41)"
 
