@@ -67,6 +67,7 @@ def drill_run(
     kills: int,
     tolerance: float,
     ignored: tuple[str, ...],
+    on_resume: str | None,
     seed: int | None,
     torchrun: bool | None,
     module: str | None,
@@ -112,6 +113,7 @@ def drill_run(
             "fewer, or --gpus 0 for the CPU"
         )
     options = [] if torchrun is None else ["--torchrun" if torchrun else "--no-torchrun"]
+    options += [] if on_resume is None else ["--on-resume", on_resume]
     if torchrun is False and used:
         counts, where = (1,), f"one process with {used} GPUs"
     elif used or counts:

@@ -14,6 +14,7 @@ from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.plan import LaunchPlan, plan_script
 from entrypoint.launch.request import LaunchRequest, detect_cluster
 from entrypoint.script.accelerate import refuse_launcher
+from entrypoint.script.on_resume import for_rank
 from entrypoint.script.python import choose_python
 from entrypoint.script.target import Target, find_script
 from trainbox.disclosure import suggested_commands
@@ -45,6 +46,7 @@ def run(**options: Any) -> None:
       trainbox run --restarts 20 train.py                      start again after a lost GPU or node
       trainbox run --restarts 9 --restart-on any train.py      start again after each failure
       trainbox run --restarts 9 --hang-minutes 30 train.py     start again after a hang
+      trainbox run --on-resume "--resume {run}/last.pt" train.py -- --out {run}
       trainbox plan run train.py                               print the plan, start nothing
     """
     from entrypoint.script.script_folder import ScriptFolder
@@ -89,6 +91,8 @@ def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:
     if options["trial"] and not target.is_module:  # in a copy of the current folder
         started = dataclasses.replace(target, name=suggested_commands.from_here(Path(target.name)))
     command = (*command_of(SCRIPT_RANK), *started.command(path))
+    if (text := options["on_resume"]) is not None:
+        command = (*command_of(SCRIPT_RANK, for_rank(text, path)), *started.command(path))
 
     def decide(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
         plan = plan_script(request, gpus, detect_cluster(os.environ), options["torchrun"])

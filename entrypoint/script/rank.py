@@ -1,4 +1,4 @@
-"""Become a rank of a user's script: `python -P -m entrypoint.script.rank COMMAND...`.
+"""Become a rank of a user's script: `python -P -m entrypoint.script.rank [OPTION] COMMAND...`.
 
 This process connects its output to the pipes of `trainbox run`, and then executes the command.
 """
@@ -10,11 +10,13 @@ if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from entrypoint.script.on_resume import ON_RESUME, files_in
 from trainbox.errors import ExitCode
 from trainbox.processes.environment import Internal, user_environment
 from trainbox.processes.process_tree import die_with_parent
@@ -52,13 +54,29 @@ def main() -> None:
         opened = os.open(path, (os.O_WRONLY if stream else os.O_RDONLY) | os.O_NOCTTY)
         os.dup2(opened, stream)
         os.close(opened)
-    command = sys.argv[1:]
+    command = with_resume(sys.argv[1:])
     environment = script_environment(user_environment(os.environ), command)
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:
         message(f"{command[0]} cannot be executed ({error.strerror}): check its first line")
         sys.exit(ExitCode.WRONG_USE)
+
+
+def with_resume(arguments: Sequence[str]) -> list[str]:
+    """Return the command of the script from the arguments of this program.
+
+    The arguments ARGS of a first `--on-resume=ARGS` follow the command if their files exist.
+    """
+    first, *command = arguments
+    if not first.startswith(ON_RESUME):
+        return [first, *command]
+    added = shlex.split(first.removeprefix(ON_RESUME))
+    if not all(map(os.path.exists, files_in(added))):
+        return command
+    if os.environ.get("RANK", "0") == "0":
+        message(f"the script gets {shlex.join(added)}: the file exists")
+    return [*command, *added]
 
 
 def script_environment(users: Mapping[str, str], command: Sequence[str]) -> dict[str, str]:

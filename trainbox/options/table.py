@@ -355,6 +355,8 @@ _MODULE = Option("-m --module", None,
 _TORCHRUN = Option("--torchrun/--no-torchrun", bool, "Start with torchrun, or one process without "
     "it that sees all chosen GPUs, as for DataParallel. Default: torchrun for several processes or "
     "if --processes is given.")
+_ON_RESUME = Option("--on-resume", None, "Arguments that the script gets too, once their file "
+    "exists, such as '--resume {run}/last.pt'.", metavar="ARGS")
 _REST = Argument("arguments", click.UNPROCESSED, count=-1, required=False)
 
 LAUNCH: tuple[Option, ...] = (*_DEVICE, DEVICE, *HEALTH, *_STRATEGY, *_CLUSTER)
@@ -367,7 +369,7 @@ _TRAIN: tuple[Row, ...] = (
 )
 _SCRIPT: tuple[Row, ...] = (
     *_DEVICE, DEVICE, *HEALTH, *_CLUSTER, _MODULE, *_SCRIPT_FOLDER,
-    _TORCHRUN,
+    _TORCHRUN, _ON_RESUME,
     Option("--restarts", Whole(0),
         "Start the script again up to N times after code 75, 3 or 7, or if a process was killed.",
         0),
@@ -484,7 +486,7 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
             metavar="T"),
         Option("--ignore", None, "Leave out a key, column or tensor, such as time or 'time*'.",
             name="ignored", metavar="NAME", repeats=True),
-        _DRILL_SEED, *_USED,
+        _ON_RESUME, _DRILL_SEED, *_USED,
         _TORCHRUN,
         dataclasses.replace(_MODULE, help="Train with a module instead of a script."),
         dataclasses.replace(_REST, metavar="SCRIPT [-- ARGS]"),

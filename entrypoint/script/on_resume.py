@@ -1,0 +1,32 @@
+"""Arguments that a script gets only if it can resume, such as `--resume {run}/last.pt`."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainbox.errors import WrongUse
+
+ON_RESUME = "--on-resume="
+
+
+def files_in(arguments: Sequence[str]) -> list[str]:
+    """Return the paths among the arguments, such as `a/b.pt` in `--resume=a/b.pt`."""
+    return [argument.rpartition("=")[2] for argument in arguments if "/" in argument]
+
+
+def for_rank(text: str, run: Path) -> str:
+    """Return the argument for `entrypoint.script.rank` from the value of --on-resume.
+
+    Raises:
+        WrongUse: The quotes in it do not match, or it names no file.
+    """
+    try:
+        arguments = shlex.split(text)
+    except ValueError as error:
+        raise WrongUse(f"--on-resume {text!r}: {error}: write it as in a shell") from error
+    if not files_in(arguments):
+        raise WrongUse(
+            f"--on-resume {text!r} names no file that shows whether there is something to resume: "
+            "give one with its folder, as in --on-resume '--resume {run}/last.pt'"
+        )
+    return ON_RESUME + shlex.join(argument.replace("{run}", str(run)) for argument in arguments)
