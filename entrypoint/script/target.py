@@ -1,14 +1,20 @@
 """The program that `trainbox run` starts: a script, a module or any executable file."""
 
 import os
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.script.python import Python, choose_python
-from trainbox.disclosure.suggested_commands import nearest
+from trainbox.disclosure.suggested_commands import command, nearest
 from trainbox.errors import WrongUse
 from trainbox.files.regular_files import open_regular
+
+# Programs that start a script, as `trainbox run` does.
+_STARTERS = re.compile(r"(?:python|pypy)[\d.]*|torchrun|bash|sh|zsh")
+_LOOKS_LIKE_A_SCRIPT = re.compile(r"^[^-].*\.(?:py|sh|pyz)$|^[^-].*/")
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,8 @@ def find_script(
         # An executable program may be unreadable.
         if not (isinstance(error, PermissionError) and os.access(file, os.X_OK)):
             raise WrongUse(
-                f"the script {name} cannot be read ({error.strerror}): {_nearest(file)}"
+                f"the script {name} cannot be read ({error.strerror}): "
+                f"{_without_starter(name, arguments) or _nearest(file)}"
             ) from error
         begin = b""
     first_line = begin.partition(b"\n")[0].decode(errors="replace")
@@ -82,9 +89,34 @@ def find_script(
         return Target(name, tuple(arguments), False, choose_python(python, first_line, env))
     if os.access(file, os.X_OK):
         return Target(name, tuple(arguments), False, None)
+    if file.suffix == ".ipynb":
+        raise WrongUse(
+            f"{name} is a notebook: make a script of it with `jupyter nbconvert --to script {name}`"
+        )
     raise WrongUse(
         f"{name} is neither a Python file (.py) nor executable: rename it, or use chmod +x"
     )
+
+
+def _without_starter(name: str, arguments: Sequence[str]) -> str:
+    """Return the command without a program that starts scripts, such as python, or "".
+
+    Folders with a `__main__.py` are started by this file, as Python does.
+    """
+    if (Path(name) / "__main__.py").is_file():
+        dashes = ["--"] if arguments else []
+        return f"use `{command('run', shlex.join([f'{name}/__main__.py', *dashes, *arguments]))}`"
+    if not _STARTERS.fullmatch(name):
+        return ""
+    number = re.search(r"--nproc.per.node[= ](\d+)", " ".join(arguments))
+    own = ["--gpus", number[1]] if name == "torchrun" and number else []
+    # The options of the starter, and the values of those of torchrun, come before the script.
+    while arguments and arguments[0] != "-m" and not _LOOKS_LIKE_A_SCRIPT.search(arguments[0]):
+        arguments = arguments[1:]
+    count = 2 if arguments[:1] == ["-m"] else 1
+    script, rest = arguments[:count], arguments[count:]
+    line = shlex.join([*own, *(script or ["train.py"]), *(["--", *rest] if rest else [])])
+    return f"leave out {name}: `{command('run', line)}`"
 
 
 def _nearest(file: Path) -> str:

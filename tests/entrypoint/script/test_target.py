@@ -68,3 +68,46 @@ def test_the_same_command_has_the_same_run() -> None:
     ]
     assert len(set(names)) == len(names)
     assert all(found.startswith("train-") for found in names)
+
+
+@pytest.mark.parametrize(
+    ("words", "cure"),
+    [
+        ("python train.py", "leave out python: `trainbox run train.py`"),
+        (
+            "python3.11 -u train.py --lr 1",
+            "leave out python3.11: `trainbox run train.py -- --lr 1`",
+        ),
+        ("python -m pack.train -e 3", "leave out python: `trainbox run -m pack.train -- -e 3`"),
+        (
+            "torchrun --nproc_per_node=2 train.py -e 3",
+            "leave out torchrun: `trainbox run --gpus 2 train.py -- -e 3`",
+        ),
+        (
+            "torchrun --standalone --nproc-per-node 4 -m pack.train",
+            "leave out torchrun: `trainbox run --gpus 4 -m pack.train`",
+        ),
+        ("bash run.sh", "leave out bash: `trainbox run run.sh`"),
+        ("python", "leave out python: `trainbox run train.py`"),
+        ("app -x", "use `trainbox run app/__main__.py -- -x`"),
+    ],
+)
+def test_a_program_that_starts_scripts_is_left_out(words: str, cure: str) -> None:
+    Path("app").mkdir()
+    Path("app/__main__.py").touch()
+    name, *arguments = words.split()
+    with pytest.raises(WrongUse) as refused:
+        find_script(name, arguments, None, {})
+    assert str(refused.value).endswith(f": {cure}")
+
+
+def test_a_notebook_gets_the_command_that_makes_a_script() -> None:
+    Path("a.ipynb").touch()
+    with pytest.raises(WrongUse, match="jupyter nbconvert --to script a.ipynb"):
+        find_script("a.ipynb", [], None, {})
+
+
+def test_a_script_may_have_the_name_of_such_a_program() -> None:
+    Path("python").write_text("#!/bin/sh")
+    Path("python").chmod(0o755)
+    assert find_script("python", ["x"], None, {}).name == "python"
