@@ -1,6 +1,7 @@
 """The fields of a task's class, and the conversion of their texts."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from trainbox.errors import WrongUse
 from trainbox.files.parsing import parse_whole
 from trainbox.task import Task
 
+_SEVERAL = re.compile(r",\s*[A-Za-z_]\w*=")  # `8,dropout=0.1` as the value of one field
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 
 
@@ -78,6 +80,8 @@ def _convert(field: TaskField, value: Any, shown: str) -> Any:
             return parse_whole(text)
         return field.type(text)
     except (ValueError, KeyError):
-        raise WrongUse(f"{shown}: give a value of type {field.type.__name__}") from None
+        several = _SEVERAL.search(text)
+        cure = f"; separate fields by a space, as in {' '.join(text.split(','))}" if several else ""
+        raise WrongUse(f"{shown}: give a value of type {field.type.__name__}{cure}") from None
     except OverflowError as error:
         raise WrongUse(f"{shown}: {error}: give a smaller one") from None

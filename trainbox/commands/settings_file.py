@@ -22,6 +22,7 @@ from trainbox.options.table import Option
 
 SUFFIX = ".toml"  # of the file of an experiment
 TABLES = ("task", "train", "launch", "sweep")
+_SUFFIXES = (".toml", ".json")
 _MOST_BYTES = 2**20
 # The options of each table.
 _ROWS = {"train": table.KEYS_OF_TRAIN, "launch": table.LAUNCH, "sweep": table.KEYS_OF_SWEEP}
@@ -50,6 +51,8 @@ def read_settings(path: Path, ctx: click.Context) -> FileSettings:
     Raises:
         WrongUse: the file, a key or a value is wrong. The message has one line.
     """
+    if not path.exists():
+        raise WrongUse(f"--config {path} does not exist: {_near(path)}")
     if path.suffix != SUFFIX:
         settings = load_config_file(path)
         fields = settings.pop("fields", {})
@@ -78,6 +81,16 @@ def read_settings(path: Path, ctx: click.Context) -> FileSettings:
     except ValueError as error:
         raise WrongUse(str(error)) from error
     return FileSettings(path, defaults, fields, digest)
+
+
+def _near(path: Path) -> str:
+    """Return a question with the file of settings that is nearest to a missing one, or a cure."""
+    try:
+        beside = [other.name for other in path.parent.iterdir() if other.suffix in _SUFFIXES]
+    except OSError:
+        beside = []
+    folder = str(path).removesuffix(path.name)
+    return nearest(path.name, sorted(beside), "give an experiment or a run's config.json", folder)
 
 
 def _read_experiment(path: Path) -> tuple[dict[str, dict[str, Any]], str]:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from trainbox.commands.command_page import PAGE, TEMPLATE, Templated, failure_of
+from trainbox.disclosure.suggested_commands import nearest
 from trainbox.errors import ExitCode, Failure, WrongUse, called_exit
 from trainbox.folders.record_folder import CONFIG, is_sweep
 from trainbox.folders.write_failures import show as show_text
@@ -221,7 +222,9 @@ def sweep_show(
     if as_csv and figure is not None:
         raise WrongUse("--csv and --figure exclude each other: give one of them")
     if not is_sweep(folder):
-        raise WrongUse(f"{folder} contains no sweep: give the name of a folder in --runs-dir")
+        sweeps = [other.name for other in folder.parent.glob("*") if is_sweep(other)]
+        cure = nearest(folder.name, sorted(sweeps), "give the name of a folder in --runs-dir")
+        raise WrongUse(f"{folder} contains no sweep: {cure}")
     with writing(folder):
         study = open_study(folder, None)
         text = show(study, folder, metric, as_csv, figure)

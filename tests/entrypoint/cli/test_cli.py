@@ -530,7 +530,7 @@ _MISTAKES = [
     ("--chek",
      "no such option --chek (did you mean --help?): a field of the task is set by --set "
      "chek=VALUE"),
-    ("--config none.json", "--config none.json cannot be read: No such file or directory"),
+    ("--config none.json", "--config none.json does not exist: give an experiment or a run's config.json"),
 ]
 # fmt: on
 

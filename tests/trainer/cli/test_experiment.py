@@ -220,9 +220,12 @@ def test_a_file_may_start_with_a_byte_order_mark(here: Here) -> None:
 
 def test_a_missing_file_is_refused(here: Here) -> None:
     Path("folder.toml").mkdir()
-    for name, reason in (("none", "No such file or directory"), ("folder", "not a regular file")):
-        err = here.refused("train", "--config", f"{name}.toml")
-        assert err == f"trainbox: --config {name}.toml cannot be read: {reason}\n"
+    err = here.refused("train", "--config", "folder.toml")
+    assert err == "trainbox: --config folder.toml cannot be read: not a regular file\n"
+    cure = "give an experiment or a run's config.json"
+    for name, near in (("x/none.toml", cure), ("foldre.tml", "did you mean folder.toml?")):
+        err = here.refused("train", "--config", name)
+        assert err == f"trainbox: --config {name} does not exist: {near}\n"
 
 
 def test_the_manifest_records_the_file(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
