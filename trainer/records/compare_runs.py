@@ -64,6 +64,7 @@ _OF_THE_START = (
     "rehearsal.",
     "resumes",
     "run_id",
+    "steps",
 )
 
 

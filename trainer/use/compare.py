@@ -19,7 +19,7 @@ _MOST_CHARS = 24  # of a cell
 # The parts of a comparison, and how the names of their manifest entries begin. All others are
 # software.
 _PARTS = {
-    "settings": ("settings.", "steps"),
+    "settings": ("settings.",),
     "data": ("data.", "classes"),
     "sources": ("sources.", "build."),
     "hardware": ("device.", "machine.", "threads", "plan."),

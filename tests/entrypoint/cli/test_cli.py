@@ -530,7 +530,8 @@ _MISTAKES = [
     ("--chek",
      "no such option --chek (did you mean --help?): a field of the task is set by --set "
      "chek=VALUE"),
-    ("--config none.json", "--config none.json does not exist: give an experiment or a run's config.json"),
+    ("--config none.json",
+     "--config none.json does not exist: give an experiment or a run's config.json"),
 ]
 # fmt: on
 
