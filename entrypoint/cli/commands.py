@@ -96,11 +96,11 @@ def cli(ctx: click.Context) -> None:
       trainbox health --gpus 2                 check that two GPUs are fit for training
       trainbox run train.py -- --epochs 3      your own script, on all GPUs
       trainbox doctor                          a report to paste into an issue
-      trainbox verify runs/digits-7d2c1a90     repeat a run and compare the bits
-      trainbox train --config runs/digits-7d2c1a90/config.json --run again
-      trainbox evaluate runs/digits-7d2c1a90   compute the metrics of the best checkpoint
-      trainbox export runs/digits-7d2c1a90     write the best model as a file for torch
-      trainbox predict runs/images-7d2c1a90 new/ > predictions.csv
+      trainbox verify runs/digits-7d2c     repeat a run and compare the bits
+      trainbox train --config runs/digits-7d2c/config.json --run again
+      trainbox evaluate runs/digits-7d2c   compute the metrics of the best checkpoint
+      trainbox export runs/digits-7d2c     write the best model as a file for torch
+      trainbox predict runs/images-7d2c new/ > predictions.csv
       docker run IMAGE nvidia-smi              any other program
     """
     _check_folder()

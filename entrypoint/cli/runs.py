@@ -53,7 +53,7 @@ def compare(**values: Any) -> None:
 
     \b
     Examples:
-      trainbox compare runs/digits-7d2c1a90 runs/digits-3c3a626c
+      trainbox compare runs/digits-7d2c runs/digits-3c3a
       trainbox compare runs/digits-* --figure curves.svg
     """
     from entrypoint.cli.launching import become_trainer

@@ -25,9 +25,9 @@ def verify(**values: Any) -> None:
 
     \b
     Examples:
-      trainbox verify runs/digits-7d2c1a90
-      trainbox verify runs/digits-7d2c1a90 --steps 100
-      trainbox verify runs/digits-7d2c1a90 runs/other
+      trainbox verify runs/digits-7d2c
+      trainbox verify runs/digits-7d2c --steps 100
+      trainbox verify runs/digits-7d2c runs/other
     """
     run, other = values["run"], values["other"]
     if other is not None:
@@ -50,10 +50,10 @@ def evaluate(**values: Any) -> None:
 
     \b
     Examples:
-      trainbox evaluate runs/digits-7d2c1a90
-      trainbox evaluate runs/digits-7d2c1a90 --checkpoint last --predictions out.csv
-      trainbox evaluate runs/digits-7d2c1a90 --data test --out results
-      trainbox evaluate runs/digits-7d2c1a90 --data-dir other-data --gpus 2
+      trainbox evaluate runs/digits-7d2c
+      trainbox evaluate runs/digits-7d2c --checkpoint last --predictions out.csv
+      trainbox evaluate runs/digits-7d2c --data test --out results
+      trainbox evaluate runs/digits-7d2c --data-dir other-data --gpus 2
     """
     check_run("evaluate", values["run"])
     supervised(prepare("evaluate", values), EVALUATION)
@@ -67,9 +67,9 @@ def predict(**values: Any) -> None:
 
     \b
     Examples:
-      trainbox predict runs/images-7d2c1a90 a.jpg b.jpg
-      trainbox predict runs/images-7d2c1a90 new/ > predictions.csv
-      trainbox predict runs/images-7d2c1a90 new/ --format jsonl --gpus 2
+      trainbox predict runs/images-7d2c a.jpg b.jpg
+      trainbox predict runs/images-7d2c new/ > predictions.csv
+      trainbox predict runs/images-7d2c new/ --format jsonl --gpus 2
     """
     check_run("predict", values["run"])
     check_files(values["files"])
@@ -85,9 +85,9 @@ def export(**values: Any) -> None:
 
     \b
     Examples:
-      trainbox export runs/digits-7d2c1a90
-      trainbox export runs/digits-7d2c1a90 --checkpoint last --out exported
-      trainbox export runs/digits-7d2c1a90 --to onnx --licence CC-BY-4.0
+      trainbox export runs/digits-7d2c
+      trainbox export runs/digits-7d2c --checkpoint last --out exported
+      trainbox export runs/digits-7d2c --to onnx --licence CC-BY-4.0
     """
     check_run("export", values["run"])
     become_trainer("export", values)
@@ -101,8 +101,8 @@ def config(**values: Any) -> None:
 
     \b
     Examples:
-      trainbox config runs/digits-7d2c1a90
-      trainbox train --config runs/digits-7d2c1a90/config.json --run again
+      trainbox config runs/digits-7d2c
+      trainbox train --config runs/digits-7d2c/config.json --run again
     """
     check_folder("config", values["run"])
     become_trainer("config", values)
@@ -164,7 +164,7 @@ def check_run(command: str, run: Path, *others: str) -> None:
         except OSError as error:
             raise WrongUse(
                 f"{command} {run}: {name} cannot be read ({error.strerror}): give the folder of a "
-                f"run{such_as(run) or ', such as runs/digits-7d2c1a90'}"
+                f"run{such_as(run) or ', such as runs/digits-7d2c'}"
             ) from error
 
 

@@ -32,8 +32,9 @@ from trainer.parallel.fsdp import blocks, lost_writes, shard, whole
 from trainer.parallel.strategy import STRATEGIES, Strategy
 from trainer.parallel.world import World
 from trainer.records.run_record import RunRecord
+from trainer.session.default_name import default_name
 from trainer.session.failures import errors_as_failures
-from trainer.session.settle import _default_precision, default_name
+from trainer.session.settle import _default_precision
 from trainer.session.verify import _refuse_another_plan
 
 _TASK = f"{Path(sharded.__file__)}:Sharded"

@@ -53,7 +53,7 @@ def test_the_example_trains_as_the_page_states(here: Here, monkeypatch: pytest.M
     out = here.succeeds("tasks", "my_tasks/gestures.py:Gestures")
     assert "--set width=...  int, default 32" in out
     # The page then loads the best weights.
-    script = _code(page, "load_file").replace("runs/gestures-9ce1dbce", "runs/r")
+    script = _code(page, "load_file").replace("runs/gestures-9ce1", "runs/r")
     script = script.replace("from my_tasks.gestures", "from gestures")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(compile(script, "use.py", "exec"), {})  # noqa: S102 - the page's own code

@@ -36,7 +36,7 @@ def near_runs(run: Path, otherwise: str = "") -> str:
     begun = [name for name in known if name.startswith(run.name)]
     if begun:
         return f"did you mean {' or '.join(str(parent / name) for name in begun[:3])}?"
-    otherwise = otherwise or "give the folder of a run, such as runs/digits-7d2c1a90"
+    otherwise = otherwise or "give the folder of a run, such as runs/digits-7d2c"
     return nearest(run.name, known, otherwise, prefix=f"{parent}/")
 
 

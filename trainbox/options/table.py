@@ -327,7 +327,7 @@ for _row in _SETTINGS:
     _row.default = None if _row.repeats else _default
 _ONE_RUN = _section("Storage",
     Everyday("--run", None,
-        "The run's folder in --runs-dir. Default: the task and a digest of the settings.",
+        "The run's folder in --runs-dir. Default: the task, the settings and a digest.",
         metavar="NAME"),
     Everyday("--resume", click.Choice(["auto", "never", "anyway"]), "auto: resume from the run's "
         "newest checkpoint. never: refuse a run that has one. anyway: resume even if the software, "

@@ -1,12 +1,10 @@
 """Choose the settings and the name of a training that its command leaves open."""
 
 import dataclasses
-from pathlib import Path
 
 import torch
 
 from trainbox.errors import WrongUse
-from trainbox.files.regular_files import object_if_valid
 from trainbox.options.config import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_EPOCHS,
@@ -20,7 +18,6 @@ from trainbox.options.config import (
     config_in,
     differences,
 )
-from trainbox.options.run_name import short_digest
 from trainbox.task import Task
 from trainer.load_task import defaults_of
 from trainer.loop.build import cpu_count
@@ -111,24 +108,3 @@ def _default_precision(strategy: Strategy) -> str:
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return "bf16"
     return "fp16" if strategy.rules.allows_fp16 else "fp32"
-
-
-def default_name(config: Config, strategy: Strategy, runs_dir: Path) -> str:
-    """Return a name from the task and a digest of the settings.
-
-    If this start cannot have the bits of the run with this name, the name gets a suffix.
-    """
-    name = f"{config.task.rpartition(':')[2].lower()}-{short_digest(config.identity())}"
-    if not strategy.rules.keeps_shards:
-        return f"{name}-{strategy.name}"
-    world = strategy.world
-    shards = world.from_first(_shards_of(runs_dir / name))
-    if config.shards is not None or shards is None or shards >= world.world_size:
-        return name
-    return f"{name}-x{world.world_size}"
-
-
-def _shards_of(path: Path) -> int | None:
-    """Return the number of shards of the run in `path`, or None if it is not recorded."""
-    shards = (object_if_valid(path / "config.json") or {}).get("shards")
-    return shards if isinstance(shards, int) else None

@@ -49,6 +49,7 @@ from trainer.parallel.strategy import Strategy, join
 from trainer.records.checkpoint import RunCheckpoints
 from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
+from trainer.session.default_name import default_name
 from trainer.session.failures import errors_as_failures
 from trainer.session.initial import start_from_weights
 from trainer.session.record import (
@@ -62,7 +63,7 @@ from trainer.session.record import (
 )
 from trainer.session.resume import find_checkpoint, reason_to_keep_micro_batches, resume_job
 from trainer.session.same_on_all_ranks import SAME_HARDWARE, check_command, refuse_difference
-from trainer.session.settle import default_name, settle
+from trainer.session.settle import settle
 from trainer.system.signals import StopRequest
 
 _SLOW_DATA_S = 2.0  # all jobs share datasets that took longer to build

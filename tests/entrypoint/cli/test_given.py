@@ -45,10 +45,10 @@ def test_a_folder_that_is_not_a_run_is_refused_with_the_near_one(
 def test_the_bare_name_of_a_run_is_found_in_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
-    (tmp_path / "runs/digits-7d2c1a90").mkdir(parents=True)
+    (tmp_path / "runs/digits-7d2c").mkdir(parents=True)
     (tmp_path / ".git").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(WrongUse, match=r"not exist: did you mean runs/digits-7d2c1a90\?$"):
+    with pytest.raises(WrongUse, match=r"not exist: did you mean runs/digits-7d2c\?$"):
         check_run("evaluate", Path(given))
 
 

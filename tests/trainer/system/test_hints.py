@@ -66,9 +66,9 @@ def test_the_command_of_a_script_has_its_paths_but_not_its_secrets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("TRAINBOX_COMMAND", raising=False)
-    arguments = ["--init", "/data/runs/digits-7d2c1a90/model.pt", "--api-key", "abc"]
+    arguments = ["--init", "/data/runs/digits-7d2c/model.pt", "--api-key", "abc"]
     shown = run_command_line([], "a.py", False, arguments).partition(" -- ")[2]
-    assert shown == "--init /data/runs/digits-7d2c1a90/model.pt --api-key '(not shown)'"
+    assert shown == "--init /data/runs/digits-7d2c/model.pt --api-key '(not shown)'"
 
 
 def test_the_closing_table_recommends_a_command_that_the_host_has(
