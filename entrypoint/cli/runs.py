@@ -14,8 +14,7 @@ from entrypoint.runs.clean import Leftover, leftovers
 from entrypoint.runs.read import stored_runs
 from entrypoint.runs.table import SORTS, json_of, table
 from trainbox.errors import WrongUse
-from trainbox.files.regular_files import append_regular, take_lock
-from trainbox.folders.record_folder import LOCK
+from trainbox.folders.lease import Lease
 from trainbox.folders.write_failures import show, writing
 
 
@@ -102,12 +101,17 @@ def _check(runs_dir: Path) -> None:
 def _remove(leftover: Leftover, runs_dir: Path) -> None:
     """Remove the files, unless a training has started in their run meanwhile."""
     folder = runs_dir / leftover.run
-    with writing(folder), append_regular(folder / LOCK) as lock:
-        if not take_lock(lock):
+    with writing(folder):
+        try:
+            lease = Lease(folder)
+        except WrongUse:
             show(f"{folder} is in use now: left as it is")
             return
-        for path in leftover.paths:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+        try:
+            for path in leftover.paths:
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+        finally:
+            lease.release()

@@ -9,9 +9,10 @@ from typing import Any
 
 from trainbox.errors import ExitCode
 from trainbox.files.entries import EntryReader
-from trainbox.files.regular_files import object_if_valid, take_lock
+from trainbox.files.regular_files import object_if_valid
 from trainbox.files.sidecar import checkpoint_path, steps_in
-from trainbox.folders.record_folder import CONFIG, LOCK, MANIFEST, METRICS, is_sweep
+from trainbox.folders.lease import LEASE, is_leased
+from trainbox.folders.record_folder import CONFIG, MANIFEST, METRICS, is_sweep
 from trainbox.options.config import FREE_AT_RESUME, split_metric
 
 CHECKPOINTS = "checkpoints"  # a folder in the folder of a training
@@ -81,7 +82,7 @@ def _stored(folder: Path, runs_dir: Path) -> StoredRun | None:
     """Return the run in `folder`, or None if the folder is none."""
     config = object_if_valid(folder / CONFIG)
     manifest = object_if_valid(folder / MANIFEST) or {}
-    if config is None or not (manifest or (folder / LOCK).exists()):
+    if config is None or not (manifest or (folder / LEASE).exists()):
         return None
     saved = steps_in(folder / CHECKPOINTS)
     step = max([_last_step(folder / METRICS), *saved])
@@ -112,7 +113,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _state(folder: Path, manifest: Mapping[str, Any], step: int) -> tuple[str, str]:
     """Return the state of a run, and why it has failed."""
-    if _is_in_use(folder):
+    if is_leased(folder):
         return "running", ""
     end = manifest.get("end")
     if isinstance(starts := manifest.get("starts"), list) and starts:  # of a script
@@ -125,14 +126,6 @@ def _state(folder: Path, manifest: Mapping[str, Any], step: int) -> tuple[str, s
     if code == ExitCode.PREEMPTED:
         return "stopped", ""
     return "failed", f"{end.get('message') or 'exit code'} ({code})"
-
-
-def _is_in_use(folder: Path) -> bool:
-    try:
-        with (folder / LOCK).open("rb") as lock:
-            return not take_lock(lock)
-    except OSError:
-        return False
 
 
 def _best(

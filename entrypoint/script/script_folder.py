@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.script.target import Target
-from trainbox.errors import Failure, StorageFailure, WrongUse
+from trainbox.errors import Failure, WrongUse
 from trainbox.files.entries import EntryReader, is_of_script
 from trainbox.folders.record_folder import CONFIG, LOGS, MANIFEST, METRICS, RecordFolder
 from trainbox.processes.streams import message
@@ -19,7 +19,7 @@ class ScriptFolder(RecordFolder):
     """The folder of one run of a script. Only the first node `writes` the records."""
 
     def __init__(self, path: Path, target: Target, writes: bool) -> None:
-        """Make the folder, lock it, and write config.json if the run is new.
+        """Make the folder, take its lease, and write config.json if the run is new.
 
         Raises:
             WrongUse: the folder is one of another script or task, or another process uses it.
@@ -43,7 +43,7 @@ class ScriptFolder(RecordFolder):
         try:
             common = {"time_unix_s": round(time.time(), 3), "kind": "train"}
             self.append(METRICS, {**common, **entry})
-        except StorageFailure as error:
+        except Failure as error:
             if not self._has_lost:
                 self._has_lost = True
                 message(f"entries are lost: {error}")

@@ -26,7 +26,7 @@ from entrypoint.script.target import Target
 from entrypoint.script.telemetry import GpuRecord
 from entrypoint.script.working_copies import WORK, UserFolder
 from trainbox.disclosure.suggested_commands import from_here
-from trainbox.errors import STOPPED_ITSELF, ExitCode, Failure, StorageFailure, signal_of
+from trainbox.errors import STOPPED_ITSELF, ExitCode, Failure, StorageFailure, WrongUse, signal_of
 from trainbox.files.energy import energy_row
 from trainbox.files.regular_files import open_from
 from trainbox.files.temporary import temporary_folder
@@ -221,6 +221,7 @@ def _run_once(
         pipes = stack.enter_context(Pipes(pipes_folder, takers, terminals))
         cpu_s = functools.partial(launched_cpu_s, plan.strategy == "process")
         limit = asked.hang_minutes
+        hang = Hang(limit, lambda: pipes.count, cpu_s).found if limit else None
         ending = supervise(
             plan.argv,
             {**os.environ, **plan.env, Internal.PIPES: str(pipes_folder)},
@@ -228,7 +229,7 @@ def _run_once(
             kind=replace(SCRIPT_RUN, ended_by=lambda number: ended_by(number, folder.path)),
             on_start=pipes.start,
             received=received,
-            hung=Hang(limit, lambda: pipes.count, cpu_s).found if limit else lambda: None,
+            hung=functools.partial(_found, folder, hang),
             work=work,
         )
         if watch is not None:
@@ -240,6 +241,15 @@ def _run_once(
     if plan.gpus:
         manifest |= gpus.with_energy(manifest)
     return ending, watch.needs_reset if watch is not None else None
+
+
+def _found(folder: ScriptFolder, hang: Callable[[], str | None] | None) -> str | None:
+    """Renew the lease of the folder, and return why the script must stop, or None."""
+    try:
+        folder.renew()
+    except WrongUse as error:
+        return str(error)
+    return hang() if hang else None
 
 
 def _streams(asked: ScriptRun, stack: ExitStack) -> tuple[dict[str, Stream], dict[str, int]]:

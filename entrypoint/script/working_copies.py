@@ -10,7 +10,8 @@ from itertools import islice
 from pathlib import Path
 
 from trainbox.errors import StorageFailure
-from trainbox.folders.record_folder import LOCK, LOGS, is_sweep
+from trainbox.folders.lease import LEASE
+from trainbox.folders.record_folder import CONFIG, LOGS, MANIFEST, is_sweep
 
 WORK = "work"  # the name of a copy
 BYTECODE = "__pycache__"
@@ -168,7 +169,10 @@ class UserFolder:
 
 def is_run(path: Path) -> bool:
     """Return whether the folder is a run of Trainbox, or a sweep."""
-    return ((path / LOCK).is_file() and (path / LOGS).is_dir()) or is_sweep(path)
+    if is_sweep(path):
+        return True
+    has_records = (path / CONFIG).is_file() and (path / MANIFEST).is_file()
+    return (path / LOGS).is_dir() and (has_records or (path / LEASE).is_file())
 
 
 def _link(path: Path, copy: Path) -> None:

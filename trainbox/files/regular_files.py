@@ -61,6 +61,25 @@ def append_regular(path: Path) -> TextIO:
     return os.fdopen(descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
 
 
+def create_regular(path: Path) -> int:
+    """Create a file to write, and return its descriptor. Of several processes, one succeeds.
+
+    Raises:
+        FileExistsError: there is a file, a folder or a link at the path.
+        OSError: the file cannot be created.
+    """
+    return _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+
+def open_to_change(path: Path) -> int:
+    """Open a regular file, and return its descriptor for reading and writing.
+
+    Raises:
+        OSError: the file is missing, not writable, a link, or not a regular file.
+    """
+    return _open(path, os.O_RDWR | os.O_NOFOLLOW)
+
+
 def _open(path: Path, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)

@@ -12,17 +12,15 @@ from trainbox.errors import WrongUse, signal_name
 from trainbox.files.entries import plain
 from trainbox.files.regular_files import (
     append_line,
-    append_regular,
     object_if_valid,
     replacing,
-    take_lock,
 )
+from trainbox.folders.lease import LEASE, Lease
 from trainbox.folders.write_failures import writing
 
 CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
-LOCK = "lock"
 TEXTS = "sources"  # the folder of texts in the run folder of a script
-_WRITTEN = frozenset({CONFIG, MANIFEST, METRICS, LOGS, LOCK, TEXTS})
+_WRITTEN = frozenset({CONFIG, MANIFEST, METRICS, LOGS, LEASE, TEXTS})
 # What `trainbox run` itself writes in the run folder of a script.
 OWN_NAMES = _WRITTEN | {f"{name}.tmp" for name in (CONFIG, MANIFEST)}
 STUDY = "study.journal"  # in the folder of a sweep
@@ -60,10 +58,10 @@ def ended_by(number: int, run: Path) -> str:
 
 
 class RecordFolder:
-    """The folder of one run. The process that `writes` its records holds its lock."""
+    """The folder of one run. The process that `writes` its records has its lease."""
 
     def __init__(self, path: Path, writes: bool, subfolders: Sequence[str]) -> None:
-        """Make the folder with its `subfolders`, and lock it.
+        """Make the folder with its `subfolders`, and take its lease.
 
         Raises:
             StorageFailure: the folder cannot be written.
@@ -73,13 +71,7 @@ class RecordFolder:
         with writing(path):
             for name in subfolders:
                 (path / name).mkdir(parents=True, exist_ok=True)
-            self._lock = append_regular(path / LOCK) if writes else None
-        if self._lock is not None and not take_lock(self._lock):
-            self._lock.close()  # the folder and its records are of the other process
-            raise WrongUse(
-                f"another process uses {path}: wait until it ends, or choose another folder with "
-                "--run NAME"
-            )
+            self._lease = Lease(path) if writes else None
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """Return the object in the file `name`, or None if the file is missing or damaged."""
@@ -97,6 +89,7 @@ class RecordFolder:
         """
         if not self.writes:
             return
+        self.renew()
         with writing(self.path / name), replacing(self.path / name) as file:
             file.write(text.encode())
 
@@ -110,15 +103,32 @@ class RecordFolder:
         """
         if not self.writes:
             return
+        self.renew()
         with writing(self.path / name):
             append_line(self.path / name, json.dumps(plain(entry)), durable)
 
+    def renew(self) -> None:
+        """Renew the lease. Call this every few seconds.
+
+        Raises:
+            WrongUse: another process has taken the lease over.
+        """
+        if self._lease is None:
+            return
+        self._lease.renew()
+        if self._lease.lost:
+            raise WrongUse(
+                f"another process has taken {self.path} over, because this one was suspended for "
+                "some minutes: wait until it ends, or choose another folder with --run NAME"
+            )
+
     def close(self) -> None:
-        """Release the lock, so that another process can use the folder.
+        """Release the lease, so that another process can use the folder.
 
         A folder without any record, as after a refused training, is removed.
         """
-        if self._lock is None:
+        lease, self._lease = self._lease, None
+        if lease is None or lease.lost:
             return
         if not (self.path / MANIFEST).exists():
             with contextlib.suppress(OSError):  # something is in it
@@ -127,6 +137,6 @@ class RecordFolder:
                         log.unlink()
                 for name in reversed(self._subfolders):
                     (self.path / name).rmdir()
-                (self.path / LOCK).unlink()
-                self.path.rmdir()
-        self._lock.close()
+        lease.release()
+        with contextlib.suppress(OSError):  # it has records
+            self.path.rmdir()

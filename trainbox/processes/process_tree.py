@@ -137,6 +137,19 @@ def parent(pid: int) -> int | None:
     return None if stat is None or _has_ended(stat) else int(stat[_PARENT])
 
 
+def is_running(pid: int, ticks: str) -> bool:
+    """Return whether the process with this id that started at these ticks since boot runs."""
+    if (stat := _stat(pid)) is not None:
+        return stat[_START_TICKS] == ticks and not _has_ended(stat)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # of another user, whose processes are hidden in /proc
+    return True
+
+
 def _has_ended(stat: list[str]) -> bool:
     """Return whether no thread is left. The first thread may end before the others."""
     return stat[_STATE] in "ZX" and int(stat[_THREADS]) <= 1

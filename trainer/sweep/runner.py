@@ -1,6 +1,5 @@
 """Train the trials of a study on the slots of this machine, each with a worker process."""
 
-import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,8 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from trainbox.errors import DeviceMissing, ExitCode, Preempted, StorageFailure, WrongUse
-from trainbox.files.regular_files import take_lock
-from trainbox.folders.record_folder import LOCK
+from trainbox.folders.lease import is_leased
 from trainer.sweep import results
 from trainer.sweep.grid import Trial, trial_folder
 from trainer.sweep.slots import Slot
@@ -151,7 +149,7 @@ class SweepRun:
     def _train(self, slot: Slot, trial: Trial) -> None:
         """Train the trial on the slot, or let it wait while another process uses its folder."""
         run = trial_folder(self._folder, trial.number)
-        if _is_locked(run / LOCK):
+        if is_leased(run):
             self._waiting.append(Waiting(trial, None, time.monotonic() + _BUSY_S))
         else:
             slot.order(trial, self._work.order(trial, run))
@@ -325,13 +323,6 @@ class SweepRun:
         if self._suspect:
             self._study.give_back(self._suspect[0])
         self._progress.close()
-
-
-def _is_locked(path: Path) -> bool:
-    """Return whether another process has the lock of a run."""
-    with contextlib.suppress(OSError), path.open("rb") as lock:
-        return not take_lock(lock)
-    return False
 
 
 def _wrong_use(trial: Trial, message: str) -> WrongUse:

@@ -143,6 +143,7 @@ def last_output(log: Path, begin: int) -> str:
         output = file.read().decode(errors="replace")
     printed, crashed, report = output.rpartition("Fatal Python error: ")
     printed = printed if crashed else output
+    report = report.rpartition("Current thread ")[2].partition("\n\n")[0]  # without other threads
     frames = re.findall(r'File "(.+)", line (\d+) in (.+)', report) if crashed else []
     own = [frame for frame in frames if "/lib/python" not in frame[0]]
     where = ""

@@ -23,10 +23,11 @@ from trainbox.disclosure.secret_rule import arguments_without_secrets
 from trainbox.disclosure.suggested_commands import command
 from trainbox.errors import StorageFailure, WrongUse
 from trainbox.folders.record_folder import STUDY
+from trainbox.processes.identity import is_alive, own_name
 from trainer.sweep.grid import NO_METRIC, Record, Sweep, Trial, from_identity
 from trainer.sweep.samplers import distributions, draw, make_sampler
 from trainer.sweep.script_template import Script, not_reported
-from trainer.sweep.trial_owner import Heartbeats, has_ended, own_name
+from trainer.sweep.trial_owner import Heartbeats
 
 _STUDY_NAME = "sweep"  # the only one in its journal
 _LOCK_GRACE_S = 10
@@ -221,7 +222,7 @@ class Study:
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             owner = trial.user_attrs.get("owner") or f"nobody {trial.number}"
             if owner != self.owner and (
-                has_ended(owner) or self._heartbeats.is_silent(owner, alive.get(owner))
+                is_alive(owner) is False or self._heartbeats.is_silent(owner, alive.get(owner))
             ):
                 self._back(trial._trial_id)
                 given += 1

@@ -9,7 +9,7 @@ import pytest
 from entrypoint.runs.clean import leftovers
 from entrypoint.runs.read import stored_runs
 from entrypoint.runs.table import table
-from trainbox.files.regular_files import append_regular, take_lock
+from trainbox.folders.lease import LEASE, Lease
 
 
 def _run(folder: Path, end: Any = None, steps: int = 40, done: int = 40, **config: Any) -> Path:
@@ -49,9 +49,9 @@ def test_the_state_of_each_run(tmp_path: Path) -> None:
         "d": ("killed", ""),
         "e": ("not trained", ""),
     }
-    with append_regular(tmp_path / "d/lock") as lock:
-        assert take_lock(lock)
-        assert [run.state for run in stored_runs(tmp_path, False)][3] == "running"
+    (tmp_path / "d" / LEASE).unlink()
+    Lease(tmp_path / "d")
+    assert [run.state for run in stored_runs(tmp_path, False)][3] == "running"
 
 
 def test_the_table_has_only_the_settings_that_differ(tmp_path: Path) -> None:
@@ -119,9 +119,9 @@ def test_a_run_that_can_resume_keeps_all_checkpoints(tmp_path: Path, end: Any) -
     assert _gone(folder) == []
     (folder / "rehearsal/checkpoints").mkdir(parents=True)
     assert _gone(folder) == ["rehearsal"]
-    with append_regular(folder / "lock") as lock:
-        assert take_lock(lock)
-        assert _gone(folder) == []
+    (folder / LEASE).unlink()
+    Lease(folder)
+    assert _gone(folder) == []
 
 
 def test_a_start_that_has_trained_nothing_can_go_but_not_its_model(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_the_best_and_the_last_checkpoint_are_evaluated_while_the_run_trains(her
     here.train(best_by="max:loss")  # the loss falls, so the first validation is the best
     steps = [entry["step"] for entry in here.entries("validation")]
     assert steps == [6, 12, 18]
-    training = RunFolder(here.path(), writes=True)  # it holds the lock, as a training does
+    training = RunFolder(here.path(), writes=True)  # it has the lease, as a training does
     before = files_of(here.path(), without="evaluations")
     for which, step in (("best", 6), ("last", 18)):
         out = here.succeeds(*_EVALUATE, "--checkpoint", which)
@@ -110,8 +110,8 @@ def test_the_best_and_the_last_checkpoint_are_evaluated_while_the_run_trains(her
         assert found["weights_sha256"] == digest
         recorded = here.entries("validation")[steps.index(step)]
         assert found["figures"] == _recorded(recorded)
-    training.close()
     assert files_of(here.path(), without="evaluations") == before
+    training.close()
 
 
 def test_a_step_that_the_training_did_not_validate_is_not_compared(here: Here) -> None:

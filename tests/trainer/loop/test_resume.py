@@ -105,6 +105,6 @@ def test_a_second_command_in_the_same_run_is_refused(ranks: Ranks) -> None:
     training = _held(ranks, [gate])
     second = ranks(1, "train", *ARGUMENTS)
     assert second.codes == [2]
-    assert "another process uses runs/r:" in second.errs[0]
+    assert "another process uses runs/r (pid " in second.errs[0]
     gate.release()
     assert training.wait().codes == [0]

@@ -1,14 +1,16 @@
 """The folder of a run: a full disk, and a symbolic link."""
 
-import errno
-import fcntl
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from trainbox.errors import StorageFailure, WrongUse
+from trainbox.folders import lease
+from trainbox.folders.lease import LEASE
 from trainbox.folders.record_folder import METRICS
+from trainer.records import run_folder
 from trainer.records.jsonl import read_entries
 from trainer.records.run_folder import RunFolder
 
@@ -28,7 +30,7 @@ def test_an_entry_that_does_not_fit_is_reported_with_its_file(
     folder.close()
 
 
-def test_a_run_may_be_a_link_and_has_one_lock(tmp_path: Path) -> None:
+def test_a_run_may_be_a_link_and_has_one_lease(tmp_path: Path) -> None:
     target, link = tmp_path / "disk" / "r", tmp_path / "runs" / "r"
     link.parent.mkdir()
     target.mkdir(parents=True)
@@ -41,14 +43,18 @@ def test_a_run_may_be_a_link_and_has_one_lock(tmp_path: Path) -> None:
     RunFolder(target, writes=True).close()
 
 
-def test_a_file_system_may_lack_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as Lustre without its option `flock`."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    RunFolder(tmp_path / "r", writes=True).close()
+def test_the_lease_is_renewed_while_nothing_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folder, "RENEW_S", 0.01)
+    monkeypatch.setattr(lease, "RENEW_S", 0.01)
+    folder = RunFolder(tmp_path / "r", writes=True)
+    path = folder.path / LEASE
+    os.utime(path, (0, 0))
+    while not path.stat().st_mtime:
+        time.sleep(0.01)
+    folder.close()
+    assert not path.exists()
 
 
 def test_a_link_without_a_target_is_an_error(tmp_path: Path) -> None:

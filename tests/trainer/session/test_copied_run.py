@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.here import Here, training_here
 from trainbox.files.sidecar import checkpoint_path, steps_in
+from trainbox.folders import lease
 from trainer.records.jsonl import read_entries
 
 _SETTINGS: dict[str, Any] = {"max_steps": 60, "checkpoint_steps": 2, "log_steps": 1, "keep": 3}
@@ -91,8 +92,9 @@ _DAMAGE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", _DAMAGE)
 def test_a_damaged_copy_resumes_to_the_same_bits(
-    trained: tuple[Here, list[Path]], damage: str
+    trained: tuple[Here, list[Path]], damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(lease, "RENEW_S", 0.1)  # each copy has the lease of the training
     here, states = trained
     for state in states:
         run = here.path(f"{state.name} {damage}")

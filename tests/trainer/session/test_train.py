@@ -551,7 +551,7 @@ def test_a_run_without_a_checkpoint_restarts_and_logs_it(
 def test_a_fifo_in_a_runs_folder_is_an_error_at_once(here: Here, name: str) -> None:
     here.stopped(2)
     path = here.path() / name
-    path.unlink()
+    path.unlink(missing_ok=True)
     os.mkfifo(path)
     code, _, err = here.command(*_AGAIN)
     assert code in (2, 4)

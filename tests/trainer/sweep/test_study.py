@@ -16,6 +16,7 @@ from tests.support.here import Here
 from tests.trainer.sweep.conftest import claimed
 from trainbox.errors import Preempted, WrongUse
 from trainbox.options.config import Config
+from trainbox.processes import identity
 from trainer.sweep import samplers, trial_owner
 from trainer.sweep.call import _wait_for
 from trainer.sweep.grid import Range, Record, Sweep
@@ -122,7 +123,7 @@ def test_a_trial_that_is_given_back_keeps_its_number_and_its_failures(opened: Op
 
 def test_an_ended_process_of_this_machine_loses_its_trials_at_once(opened: Open) -> None:
     gone = subprocess.run(
-        [sys.executable, "-c", "from trainer.sweep.trial_owner import own_name; print(own_name())"],
+        [sys.executable, "-c", f"from {identity.__name__} import own_name; print(own_name())"],
         capture_output=True,
         text=True,
         check=True,

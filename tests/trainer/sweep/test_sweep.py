@@ -4,7 +4,6 @@ Most sweeps here are forked, workers included; four tests start the real `trainb
 """
 
 import csv
-import fcntl
 import io
 import json
 import os
@@ -27,6 +26,7 @@ from tests.support.ranks import Ranks, StartedRanks
 from tests.trainer.sweep.conftest import claimed
 from tests.trainer.sweep.tasks import HELD_STEP
 from trainbox.errors import WrongUse
+from trainbox.folders.lease import Lease
 from trainbox.options.config import Config
 from trainbox.processes.environment import LaunchFacts
 from trainer.records.jsonl import read_entries
@@ -305,11 +305,11 @@ def test_a_trial_started_on_another_machine_restarts(sweeps: Sweeps) -> None:
 def test_a_trial_that_another_process_trains_waits(sweeps: Sweeps) -> None:
     run = sweeps.folder / "runs/s/trial-00000"
     run.mkdir(parents=True)
-    with (run / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        process = sweeps.start("--seeds", "3")
-        wait_until(lambda: _states(sweeps.folder).count("done") == 2, process)
-        assert _states(sweeps.folder) == ["running", "done", "done"]
+    lease = Lease(run)
+    process = sweeps.start("--seeds", "3")
+    wait_until(lambda: _states(sweeps.folder).count("done") == 2, process)
+    assert _states(sweeps.folder) == ["running", "done", "done"]
+    lease.release()
     ended = sweeps.end(process)
     assert ended.code == 0, ended.out + ended.err
     assert _states(sweeps.folder) == ["done"] * 3
