@@ -160,6 +160,12 @@ def _find(gpus: Sequence[Gpu], entry: str, given: str, position: int) -> Gpu:
     return matches[0]
 
 
+def hides_all(cuda_visible_devices: str | None) -> bool:
+    """Return whether this value of CUDA_VISIBLE_DEVICES selects no GPU."""
+    value = cuda_visible_devices
+    return value is not None and value.strip() in ("", "-1", "NoDevFiles", "none", "void")
+
+
 def visible_gpus(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> tuple[Gpu, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES selects.
 
@@ -171,6 +177,6 @@ def visible_gpus(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> tuple
     """
     if cuda_visible_devices is None:
         return tuple(gpus)
-    if cuda_visible_devices.strip() in ("", "-1", "NoDevFiles", "none", "void"):
+    if hides_all(cuda_visible_devices):
         return ()
     return select(gpus, cuda_visible_devices, "CUDA_VISIBLE_DEVICES")

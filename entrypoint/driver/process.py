@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from entrypoint.driver.gpus import NO_ANSWER, Detection, Gpu, Sample, visible_gpus
+from entrypoint.driver.gpus import NO_ANSWER, Detection, Gpu, Sample, hides_all, visible_gpus
+from entrypoint.system.container import in_container
+from entrypoint.system.nvidia import given_gpus
 from trainbox.errors import DeviceMissing, WrongUse
 from trainbox.processes.process_tree import die_with_parent, ignore_stop_signals
 from trainbox.processes.programs import DRIVER, command_of
@@ -346,11 +348,20 @@ def detect(driver: Driver) -> Detection:
     """Return the GPUs that the driver lists.
 
     Raises:
-        DeviceMissing: the driver is broken or does not answer.
+        DeviceMissing: the driver is broken or does not answer, or this process was given GPUs
+            without the driver's library.
     """
     found = driver.detect()
     if found.broken:
         raise DeviceMissing(f"{found.broken}; {_WITHOUT_GPUS}")
+    hidden = hides_all(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if found.absent and not hidden and (seen := given_gpus(in_container())):
+        remedy = (
+            "start the container with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+            if in_container()
+            else "install the driver's user-space packages, such as libnvidia-compute"
+        )
+        raise DeviceMissing(f"{found.absent}, but {seen}: {remedy}; {_WITHOUT_GPUS}")
     return found
 
 

@@ -1,7 +1,6 @@
 """Examine the hardware once, from the question to the verdict."""
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from entrypoint.health.rules.machine import (
     judge_uuids,
 )
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
-from entrypoint.system.container import SLURM, signs_here
+from entrypoint.system.container import in_container
 from entrypoint.system.nvidia import unusable_gpus
 from trainbox.errors import DeviceMissing, WrongUse
 
@@ -127,12 +126,8 @@ def ask(detect: Callable[[], Detection], question: Question) -> Question | Verdi
     if not found.absent:
         return question
     # A liveness probe must not end a training on CPUs because a GPU of the machine has no driver.
-    seen = "" if question.mode is Mode.LIVE else unusable_gpus(_in_container())
+    seen = "" if question.mode is Mode.LIVE else unusable_gpus(in_container())
     return without_driver(question, found.absent, seen)
-
-
-def _in_container() -> bool:
-    return bool({*signs_here(os.environ)} - {SLURM})
 
 
 def examine(

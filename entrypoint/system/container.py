@@ -17,6 +17,11 @@ def signs_here(env: Mapping[str, str]) -> tuple[str, ...]:
     return container_signs(env, file_text(Path("/proc/self/cgroup")), platform.release(), marks)
 
 
+def in_container() -> bool:
+    """Return whether this process runs in a container."""
+    return bool({*signs_here(os.environ)} - {SLURM})
+
+
 def container_signs(
     env: Mapping[str, str], cgroup: str, kernel: str, marks: tuple[str, ...]
 ) -> tuple[str, ...]:

@@ -27,14 +27,23 @@ def kernel_module(root: Path = _ROOT) -> str:
     return found[0] if found else ""
 
 
-def unusable_gpus(is_container: bool, root: Path = _ROOT) -> str:
-    """Return what shows that this machine has GPUs, although NVML finds no driver, or "".
+def given_gpus(is_container: bool, root: Path = _ROOT) -> str:
+    """Return what shows that this process was given GPUs, although NVML finds no driver, or "".
 
     A container without device files was started without GPUs, also if the host's driver works.
     """
     files = sorted(path.name for path in (root / "dev").glob("nvidia*"))
     if given := [name for name in files if re.fullmatch(r"nvidia(ctl|\d+)", name)]:
         return f"/dev/{given[0]} exists"
+    if not is_container and (version := kernel_module(root)):
+        return f"the kernel module {version} is loaded"
+    return ""
+
+
+def unusable_gpus(is_container: bool, root: Path = _ROOT) -> str:
+    """Return what shows that this machine has GPUs, although NVML finds no driver, or ""."""
+    if given := given_gpus(is_container, root):
+        return given
     gpus = pci_gpus(root)
     drivers = [device.joinpath("driver").resolve().name for device in gpus]
     others = [name for name in drivers if name != "nvidia" and name not in _OF_GUESTS]
@@ -42,6 +51,4 @@ def unusable_gpus(is_container: bool, root: Path = _ROOT) -> str:
         used = sorted({name for name in others if name != "driver"})
         by = f"the driver {', '.join(used)}" if used else "no driver"
         return f"{len(others)} NVIDIA GPU(s) on the PCI bus have {by}"
-    if not is_container and (version := kernel_module(root)):
-        return f"the kernel module {version} is loaded"
     return ""

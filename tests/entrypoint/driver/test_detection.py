@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.driver import process
 from tests.support.commands import Ended, Trainbox
+from tests.support.here import Here, here  # noqa: F401 - a fixture
 from tests.support.nvml_stub.build import stub_env, write_config
 
 LOST = {"gpu1.ret": 15}
@@ -255,6 +257,38 @@ def test_a_host_without_a_driver_trains_on_the_cpu(
     )
     assert bare.labels() == ([], "no GPU visible -> 1 process on the CPU")
     assert bare.refusal("--gpus", "1")[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("container", "remedy"),
+    [
+        (
+            True,
+            "start the container with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        ),
+        (False, "install the driver's user-space packages, such as libnvidia-compute"),
+    ],
+)
+@pytest.mark.parametrize("command", [("plan", "digits"), ("bench",), ("health", "--list")])
+def test_a_process_with_gpus_but_without_the_drivers_library_does_not_use_the_cpu(
+    here: Here,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    container: bool,
+    remedy: str,
+) -> None:
+    monkeypatch.setattr(process, "given_gpus", lambda _: "/dev/nvidia0 exists")
+    monkeypatch.setattr(process, "in_container", lambda: container)
+    monkeypatch.setattr(process, "_has_library", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    code, out, err = here.command(*command)
+    why = "no NVIDIA driver here (NVML: NVML Shared Library Not Found), but /dev/nvidia0 exists"
+    assert (code, out, err) == (3, "", f"trainbox: {why}: {remedy}; {WITHOUT_GPUS}\n")
+    # A user may hide the GPUs, or choose the CPU.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert here.command("plan", "digits")[0] == 0
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert here.command("plan", "--device", "cpu", "digits")[0] == 0
 
 
 def test_a_driver_that_lists_no_gpu(host: Callable[..., Host]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from entrypoint.runs.clean import leftovers
 from entrypoint.runs.read import stored_runs
 from entrypoint.runs.table import table
-from trainbox.folders.lease import LEASE, Lease
+from trainbox.folders.lease import Lease
 
 
 def _run(folder: Path, end: Any = None, steps: int = 40, done: int = 40, **config: Any) -> Path:
@@ -18,7 +18,6 @@ def _run(folder: Path, end: Any = None, steps: int = 40, done: int = 40, **confi
     settings = {"task": "digits", "fields": {}, "best_by": "max:accuracy", "seed": 0, **config}
     (folder / "config.json").write_text(json.dumps(settings))
     (folder / "manifest.json").write_text(json.dumps({"steps": steps, "end": end}))
-    (folder / "lock").touch()
     (folder / "metrics.jsonl").write_text(
         "".join(json.dumps({"kind": "train", "step": step}) + "\n" for step in range(1, done + 1))
     )
@@ -49,7 +48,6 @@ def test_the_state_of_each_run(tmp_path: Path) -> None:
         "d": ("killed", ""),
         "e": ("not trained", ""),
     }
-    (tmp_path / "d" / LEASE).unlink()
     Lease(tmp_path / "d")
     assert [run.state for run in stored_runs(tmp_path, False)][3] == "running"
 
@@ -119,7 +117,6 @@ def test_a_run_that_can_resume_keeps_all_checkpoints(tmp_path: Path, end: Any) -
     assert _gone(folder) == []
     (folder / "rehearsal/checkpoints").mkdir(parents=True)
     assert _gone(folder) == ["rehearsal"]
-    (folder / LEASE).unlink()
     Lease(folder)
     assert _gone(folder) == []
 
@@ -136,7 +133,6 @@ def test_a_start_that_has_trained_nothing_can_go_but_not_its_model(tmp_path: Pat
 def test_the_folder_of_a_script_is_its_own(tmp_path: Path) -> None:
     folder = tmp_path / "a"
     folder.mkdir()
-    (folder / "lock").touch()
     (folder / "config.json").write_text(json.dumps({"kind": "script", "script": "train.py"}))
     (folder / "manifest.json").write_text(json.dumps({"starts": [{"exit_code": 1}]}))
     (run,) = stored_runs(tmp_path, False)
