@@ -100,6 +100,9 @@ def test_the_cpu_file_drops_every_reservation_and_the_watch_over_gpus_and_nothin
     for name in ("train", "run", "gpu-health"):
         assert "deploy" not in on_cpu[name]
         del plain[name]["deploy"]
+        # Only a host with GPUs must have one.
+        assert plain[name]["environment"].pop("DEVICE") == "cuda"
+        assert on_cpu[name]["environment"].pop("DEVICE") is None
     del plain["train"]["depends_on"]["gpu-health"]
     assert on_cpu["gpu-health"].pop("profiles") == ["health"], "a bare `up` does not start it"
     assert plain == on_cpu
@@ -231,6 +234,7 @@ def test_settings_reach_trainbox_only_when_given() -> None:
     given |= {"CUDA_LAUNCH_BLOCKING": "1"}
     environment = services(**given)["train"]["environment"]
     always = {
+        "DEVICE": "cuda",
         "HEALTH_LIMITS": "/workspace/limits.toml",
         "TRAINBOX_COMMAND": "docker compose run --rm --no-deps train",
     }
@@ -243,7 +247,9 @@ def test_training_waits_for_the_watch_over_its_gpus() -> None:
     resolved = services(HEALTH_PORT="9401")
     assert resolved["train"]["depends_on"]["gpu-health"]["condition"] == "service_healthy"
     watch = resolved["gpu-health"]
-    assert watch["command"] == ["health", "--monitor", "--listen", "0.0.0.0:9400"]
+    command = ["health", "--monitor", "--listen", "0.0.0.0:9400", "--gpus"]
+    for settings, count in (({}, "all"), ({"GPUS": "2"}, "2"), ({"GPU_COUNT": "3"}, "3")):
+        assert services(**settings)["gpu-health"]["command"] == [*command, count]
     assert watch["shm_size"] == resolved["train"]["shm_size"]
     (port,) = watch["ports"]
     assert (port["host_ip"], port["published"], port["target"]) == ("127.0.0.1", "9401", 9400)
@@ -251,6 +257,23 @@ def test_training_waits_for_the_watch_over_its_gpus() -> None:
     assert port["host_ip"] == "127.0.0.1" and port.get("published", "") in ("", "0"), (
         "any that is free"
     )
+
+
+def test_the_monitor_does_not_get_the_file_with_the_keys_of_a_training(tmp_path: Path) -> None:
+    # In a folder of its own, because the checkout may have a file .env.
+    shutil.copy(ROOT / "docker-compose.yml", tmp_path)
+    (tmp_path / ".env").write_text("WANDB_API_KEY=secret\n")
+    done = subprocess.run(
+        ["docker", "compose", "config", "--format", "json"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PWD": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)["services"]
+    assert found["train"]["environment"]["WANDB_API_KEY"] == "secret"
+    assert "WANDB_API_KEY" not in found["gpu-health"]["environment"]
 
 
 def test_the_files_with_packages_are_in_a_build_context_of_their_own() -> None:

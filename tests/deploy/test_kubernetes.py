@@ -222,7 +222,7 @@ def test_the_monitor_sees_all_gpus_without_a_request_and_is_reached_by_prometheu
     (container,) = daemons["spec"]["template"]["spec"]["containers"]
     assert "nvidia.com/gpu" not in container["resources"]["limits"]
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in container["env"]
-    assert container["args"][:3] == ["health", "--monitor", "--listen=0.0.0.0:9400"]
+    assert container["args"][:3] == ["health", "--monitor", "--gpus=all"]
     assert container["ports"] == [{"name": "http", "containerPort": 9400}]
     labels = daemons["spec"]["template"]["metadata"]["labels"]
     assert daemons["spec"]["selector"]["matchLabels"] == labels
