@@ -57,6 +57,15 @@ class Limits:
 SOURCES: dict[str, str] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(Limits, include_extras=True).items()
 }
+# Of the limits that a value reaches from below. Outside, a rule would always or never apply.
+_RANGES = {
+    "remapped_rows": (1, 512),
+    "retired_pages": (1, 64),
+    "slowdown_samples": (1, 10),
+    "nvlink_errors": (1, 1e9),
+    "nvlink_crc_per_second": (1, 1e9),
+    "deep_slowest_of_median": (0, 1),
+}
 _RESULTS = ("remap_pending", "nvlink_inactive")
 
 
@@ -94,6 +103,13 @@ def read_limits(file: Path | None) -> Limits:
             raise WrongUse(
                 f"--health-limits {file}: {name} = {value!r} is not a number of at least 0: set it "
                 f"as in {name} = {usual[name]}"
+            )
+        elif name in _RANGES and not _RANGES[name][0] <= value <= _RANGES[name][1]:
+            least, most = _RANGES[name]
+            when = "always" if (value < least) != (name == "deep_slowest_of_median") else "never"
+            raise WrongUse(
+                f"--health-limits {file}: {name} = {value!r} would {when} be reached: set "
+                f"it to a number from {least:g} to {most:g}"
             )
     return Limits(**given)
 

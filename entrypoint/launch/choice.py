@@ -40,6 +40,11 @@ def _choose(
         raise DeviceMissing(
             f"{wanted} requested, no GPU found: run on a GPU host with its driver, {instead}"
         )
+    if count != 0 and gpus and (decided := cluster.nproc_per_node or 0) > len(gpus):
+        raise DeviceMissing(
+            f"PET_NPROC_PER_NODE={decided} and {len(gpus)} GPU(s): set numProcPerNode of the "
+            "TrainJob to the number of GPUs that each pod requests"
+        )
     if request.gpu_ids:
         named = select(gpus, request.gpu_ids, "--gpu-ids")
         if isinstance(count, int) and count != len(named):

@@ -40,6 +40,7 @@ from tests.support.health_cases import (
 )
 from tests.support.nvml_stub.build import build_stub, stub_env, write_config
 from tests.support.processes import started_with, wait_until_none
+from trainbox.errors import WrongUse
 
 ROOT = Path(__file__).parents[3]
 
@@ -575,3 +576,27 @@ def test_the_monitor_waits_for_a_missing_gpu(
 
 def test_no_limits_are_read_from_the_file_that_compose_mounts_by_default() -> None:
     assert read_limits(Path(os.devnull)) == Limits()
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("slowdown_samples = 11", "never be reached: set it to a number from 1 to 10"),
+        ("slowdown_samples = 0", "always be reached: set it to a number from 1 to 10"),
+        ("retired_pages = 65", "never be reached: set it to a number from 1 to 64"),
+        ("remapped_rows = 513", "never be reached: set it to a number from 1 to 512"),
+        ("nvlink_errors = 0", "always be reached: set it to a number from 1 to 1e+09"),
+        ("deep_slowest_of_median = 80", "always be reached: set it to a number from 0 to 1"),
+    ],
+)
+def test_a_limit_that_turns_its_rule_off_or_always_on_is_refused(
+    tmp_path: Path, line: str, wrong: str
+) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text(line)
+    with pytest.raises(WrongUse) as refused:
+        read_limits(file)
+    assert str(refused.value) == f"--health-limits {file}: {line} would {wrong}"
+    for usual in ("slowdown_samples = 10", "retired_pages = 64", "deep_slowest_of_median = 0"):
+        file.write_text(usual)
+        read_limits(file)

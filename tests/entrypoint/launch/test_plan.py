@@ -10,7 +10,7 @@ import pytest
 from entrypoint.driver.gpus import Gpu, Unread, labels
 from entrypoint.launch.plan import LaunchPlan, plan_launch, plan_script, plan_sweep
 from entrypoint.launch.request import Cluster, LaunchRequest
-from trainbox.errors import Failure
+from trainbox.errors import DeviceMissing, Failure
 from trainbox.processes.environment import Internal, LaunchFacts, launch_facts
 
 # The hosts. A slice `0:1` has the UUID MIG-a1 and its GPU the UUID GPU-a.
@@ -405,3 +405,13 @@ def test_the_environment_of_a_plan(
         "MALLOC_TRIM_THRESHOLD_": "2147483647",
         **LaunchFacts(device, strategy, plan.reason, cpus=request_.cpus).variable(),
     }
+
+
+@pytest.mark.parametrize(
+    "asked", [{"gpus": 1}, {"gpus": "all"}, {"gpu_ids": "0"}, {}], ids=["1", "all", "ids", "none"]
+)
+def test_a_scheduler_that_wants_more_processes_than_gpus_gets_no_smaller_job(
+    asked: dict[str, Any],
+) -> None:
+    with pytest.raises(DeviceMissing, match="^PET_NPROC_PER_NODE=2 and 1 GPU"):
+        plan_launch(ask(**asked), ONE, kube(2))
