@@ -1,9 +1,12 @@
 """`trainbox health` and `trainbox doctor`."""
 
+import contextlib
 import dataclasses
 import functools
 import json
+import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +20,7 @@ from trainbox.errors import DeviceMissing, WrongUse
 from trainbox.folders.write_failures import show
 from trainbox.processes.streams import say, show_progress
 
+_FRESH_S, _HANGS_S = 300.0, 3600.0  # of the last step of a training
 _CPU_PROCESSES = 2  # for --deep without a GPU: the fewest that can communicate
 
 
@@ -63,9 +67,29 @@ def _live(values: Mapping[str, Any]) -> None:
         _show_unchecked(Mode.LIVE, values)
         return
     question = _question(Mode.LIVE, {**values, "health_limits": None})
+    age_s = _heartbeat_age_s()
+    if age_s is not None and (age_s < _FRESH_S or age_s > _HANGS_S):
+        is_fresh = age_s < _FRESH_S
+        finding = Finding(
+            "training",
+            Result.PASS if is_fresh else Result.CRITICAL,
+            f"the last step was {max(0.0, age_s) / 60:.0f} minutes ago",
+            f"{_HANGS_S / 60:.0f} minutes",
+            "Trainbox",
+            "" if is_fresh else "restart_app",
+        )
+        _exit(Verdict(Mode.LIVE, (finding,)), values)
     # Probes of a driver that hangs must not pile up.
     driver = _driver(question, values, lock_of_probes())
     _exit(_examined(driver, question, values), values)
+
+
+def _heartbeat_age_s() -> float | None:
+    """Return the age of the file that a training touches, or None without such a file."""
+    with contextlib.suppress(OSError):
+        path = Path(os.environ.get("TRAINBOX_HEARTBEAT", ""))
+        return time.time() - path.stat().st_mtime if path.is_file() else None
+    return None
 
 
 def _monitor(values: Mapping[str, Any]) -> NoReturn:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.commands import Trainbox, finish
 from tests.support.faults import GATED, TASKS, Gate, messages, needs_linux, needs_root
-from tests.support.processes import Job, listening
+from tests.support.processes import Job, listening, wait_until_none
 from tests.support.ranks import Ranks
 
 _SLOW = pytest.mark.slow
@@ -358,3 +358,24 @@ def test_row_47_a_batch_that_does_not_fit(ranks: Ranks) -> None:
     early = ranks.train(2, *two, "--run", "early", "--rehearsal")
     assert "process 1: the host's memory is used up (" in early.out
     assert early.digest == asked.digest
+
+
+@needs_linux
+@pytest.mark.parametrize(
+    ("task", "gate", "where"),
+    [
+        ("Loaded", "gate-example", r"waiting for a batch of the data \(.*/trainer/data/"),
+        ("Gated", "gate-0-3", r"waiting for _wait_at \(.*fault_tasks.py, line \d+\)"),
+    ],
+)
+def test_a_single_process_that_hangs_is_ended_with_its_place(
+    trainbox: Trainbox, task: str, gate: str, where: str
+) -> None:
+    os.mkfifo(trainbox.folder / gate)
+    words = ["--device", "cpu", "--run", "r", "--hang-minutes", "0.1", "--no-rehearsal"]
+    ended = trainbox("train", f"{TASKS}:{task}", "--workers", "1", *words)
+    assert ended.code == 7, ended.err
+    assert re.search(rf"no step for 0.1 minutes, {where}", ended.err)
+    wait_until_none(str(trainbox.folder))
+    (trainbox.folder / gate).unlink()
+    assert trainbox("train", f"{TASKS}:{task}", "--workers", "1", *words).code == 0

@@ -156,9 +156,9 @@ class Here:
         opened: list[RunLog] = []
 
         class Noted(RunLog):
-            def __init__(self, path: Path, rank: int) -> None:
+            def __init__(self, *arguments: Any) -> None:
                 opened.append(self)
-                super().__init__(path, rank)
+                super().__init__(*arguments)
 
         out, err = Captured(), Captured()
         threads = torch.get_num_threads()

@@ -334,6 +334,8 @@ _ONE_RUN = _section("Storage",
         "the hardware, the data or the task changed.", "auto"),
     Option("--profile", _COUNT,
         "Profile N steps: write profile.json, and print the ten longest operators."),
+    Option("--hang-minutes", Number(0), "End the training with code 7 if there is no step and no "
+        "batch of a validation for N minutes. Default: no limit.", metavar="N"),
 )
 _MEASURE = Option("--measure-seconds", Number(0), "For `trainbox bench`.", hidden=True)
 _TASK = Argument("task", None, "digits", metavar="[TASK]", variables=("TASK",))

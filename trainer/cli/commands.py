@@ -59,6 +59,7 @@ def train(
     device: str,
     profile: int | None,
     measure_seconds: float | None,
+    hang_minutes: float | None,
     rehearsal: bool,
     **settings: Any,
 ) -> None:
@@ -81,6 +82,7 @@ def train(
         measure_s=measure_seconds,
         profile_steps=profile,
         rehearses=rehearsal,
+        hang_minutes=hang_minutes,
     )
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +16,9 @@ from tqdm import tqdm
 from trainbox.files.regular_files import append_regular
 from trainbox.processes.streams import printable
 from trainer.data.schedule import Schedule
+from trainer.records.quiet import Quiet
 
-_LINE_EVERY_S = 10.0
+_LINE_EVERY_S, _BEAT_EVERY_S = 10.0, 5.0
 _SHORT_S = 2.0  # a shorter validation or rehearsal has no bar
 T = TypeVar("T")
 _BAR = "{desc}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
@@ -28,8 +29,10 @@ _VALIDATION_BAR = "{desc}{percentage:3.0f}% |{bar}| {n}/{total} batches [{elapse
 class Console:
     """The terminal and the log file of one rank, which prints only if `prints` is true."""
 
-    def __init__(self, log: Path, prints: bool) -> None:
+    def __init__(self, log: Path, prints: bool, hang_minutes: float | None = None) -> None:
         """Open `log`, which also receives this process's warnings and tracebacks.
+
+        A training without progress for `hang_minutes` is ended.
 
         Raises:
             OSError: The log cannot be written.
@@ -45,6 +48,8 @@ class Console:
         self._batch_size, self._last_line_at = 0, 0.0
         heartbeat = os.environ.get("TRAINBOX_HEARTBEAT")
         self._heartbeat = Path(heartbeat) if heartbeat and prints else None
+        self._beat_at = 0.0
+        self._quiet = Quiet(hang_minutes, self.report)
         self._log = append_regular(log)
         logging.raiseExceptions = False  # a full disk is reported once, and not for each record
         self._handler = logging.StreamHandler(self._log)
@@ -97,10 +102,11 @@ class Console:
 
         The bar appears if standard error is a terminal and the batches take more than 2 seconds.
         """
+        counted = self._counted(batches)
         if not self._has_bars:
-            return batches
+            return counted
         return self._new_bar(
-            batches,
+            counted,
             "validation  ",
             total=count,
             bar_format=_VALIDATION_BAR,
@@ -108,9 +114,15 @@ class Console:
             leave=False,
         )
 
+    def _counted(self, batches: Iterable[T]) -> Iterator[T]:
+        for batch in batches:
+            self._progress()
+            yield batch
+
     def count_step(self) -> None:
         """Move the bar by one step, or by one part of a rehearsal."""
         self._bar.update(self._batch_size)
+        self._progress()
 
     def report_progress(self, line: str, speed: str) -> None:
         """Show `line` on the bar. Without a bar, print `line` and `speed` every 10 seconds."""
@@ -120,9 +132,24 @@ class Console:
             self._last_line_at = time.monotonic()
             self.report(line + speed)
 
-    def beat(self) -> None:
+    def look(self) -> None:
+        """Report a training without progress. Another thread calls this every few seconds.
+
+        Until the first step, nobody knows how long the data and the model take.
+        """
+        if not self._quiet.has_begun:
+            self._beat()
+        if self._prints:
+            self._quiet.look()
+
+    def _progress(self) -> None:
+        self._quiet.progress()
+        self._beat()
+
+    def _beat(self) -> None:
         """Touch the heartbeat file, whose age the image's health check reads."""
-        if self._heartbeat is not None:
+        if self._heartbeat is not None and time.monotonic() > self._beat_at:
+            self._beat_at = time.monotonic() + _BEAT_EVERY_S
             with contextlib.suppress(OSError):
                 self._heartbeat.touch()
 

@@ -1,16 +1,13 @@
 """One run's folder: its lease, its JSON files, metrics.jsonl and digests.jsonl."""
 
-import contextlib
 import json
 import math
-import threading
 from pathlib import Path
 from typing import Any
 
 from trainbox.errors import WrongUse
 from trainbox.files.regular_files import read_object
 from trainbox.files.sidecar import FIRST_CHECKPOINT
-from trainbox.folders.lease import RENEW_S
 from trainbox.folders.record_folder import (
     CONFIG,
     LOGS,
@@ -20,7 +17,6 @@ from trainbox.folders.record_folder import (
     is_sweep,
 )
 from trainer.records.jsonl import read_entries
-from trainer.system.background import in_background
 
 DIGESTS, WEIGHTS = "digests.jsonl", "model.safetensors"
 
@@ -31,8 +27,6 @@ class RunFolder(RecordFolder):
     def __init__(self, path: Path, writes: bool) -> None:
         """Make the folder with its subfolders, and take its lease.
 
-        A thread renews the lease, because a validation may take longer than a lease.
-
         Raises:
             StorageFailure: The folder cannot be written.
             WrongUse: Another process trains in it, or it is not a run and has files that a run
@@ -41,21 +35,6 @@ class RunFolder(RecordFolder):
         if writes:
             _refuse_files_of_others(path)
         super().__init__(path, writes, ("checkpoints", LOGS))
-        self._closed = threading.Event()
-        self._renewals = in_background(self._renew_until_closed, "lease") if writes else None
-
-    def _renew_until_closed(self) -> None:
-        # If another process has taken the lease over, the next record fails.
-        with contextlib.suppress(WrongUse):
-            while not self._closed.wait(RENEW_S):
-                self.renew()
-
-    def close(self) -> None:
-        """Release the lease, and remove a folder without any record."""
-        self._closed.set()
-        if self._renewals is not None:
-            self._renewals.result()
-        super().close()
 
     def read_config(self) -> dict[str, Any] | None:
         """Return the content of config.json, or None if the run is new.

@@ -1,12 +1,14 @@
 """Write the output of a running training to the run's folder, the console and TensorBoard."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainbox.errors import StorageFailure
+from trainbox.errors import StorageFailure, WrongUse
+from trainbox.folders.lease import RENEW_S
 from trainbox.folders.record_folder import LOGS, METRICS
 from trainbox.folders.write_failures import writing
 from trainer.data.schedule import Schedule
@@ -15,6 +17,7 @@ from trainer.records.gpu_events import new_events, note_run, show_events
 from trainer.records.jsonl import numbers
 from trainer.records.run_folder import RunFolder
 from trainer.records.tensorboard import TensorBoardLog
+from trainer.system.background import in_background
 
 _EVENTS_EVERY_S = 5.0
 
@@ -22,8 +25,11 @@ _EVENTS_EVERY_S = 5.0
 class RunLog:
     """The record of one run. On ranks other than the first, most methods do nothing."""
 
-    def __init__(self, path: Path, rank: int) -> None:
-        """Open the run in `path`.
+    def __init__(self, path: Path, rank: int, hang_minutes: float | None = None) -> None:
+        """Open the run in `path`. A training without progress for `hang_minutes` is ended.
+
+        A thread renews the lease of the folder, because a validation may take longer than a lease,
+        and looks whether the training makes progress.
 
         Raises:
             StorageFailure: The folder cannot be written.
@@ -34,7 +40,7 @@ class RunLog:
         log = path / LOGS / f"rank-{rank}.log"
         try:
             with writing(log):
-                self.console = Console(log, self.writes)
+                self.console = Console(log, self.writes, hang_minutes)
         except StorageFailure:
             self.folder.close()
             raise
@@ -42,6 +48,15 @@ class RunLog:
         self.board = TensorBoardLog(path, self.report)
         self._is_recording, self._entries_before = False, list[dict[str, Any]]()
         self._step, self._steps_per_epoch, self._events_at = 0, 1, 0.0
+        self._closed = threading.Event()
+        self._pulse = in_background(self._look_until_closed, "pulse")
+
+    def _look_until_closed(self) -> None:
+        self.console.look()
+        while not self._closed.wait(RENEW_S):
+            with contextlib.suppress(WrongUse):  # the next record raises it
+                self.folder.renew()
+            self.console.look()
 
     def report_lost(self, step: int, evaluated_step: int) -> None:
         """Report the records that have lost their entries up to `step`.
@@ -70,12 +85,11 @@ class RunLog:
         self.console.start_bar(step, schedule)
 
     def advance(self) -> None:
-        """Count a step. Every few seconds, touch the heartbeat and record hardware events."""
+        """Count a step. Every few seconds, record hardware events."""
         self._step += 1
         self.console.count_step()
         if time.monotonic() > self._events_at:
             self._events_at = time.monotonic() + _EVENTS_EVERY_S
-            self.console.beat()
             self._record_events()
 
     def record(
@@ -130,6 +144,8 @@ class RunLog:
 
     def close(self) -> None:
         """Close all files and release the folder for other processes."""
+        self._closed.set()
+        self._pulse.result()
         self.end_progress()
         self.console.close()
         self.folder.close()

@@ -85,6 +85,7 @@ def train_task(
     profile_steps: int | None = None,
     swept: Sequence[str] = (),
     rehearses: bool = True,
+    hang_minutes: float | None = None,
 ) -> dict[str, float]:
     """Train `config.task` in `runs_dir/run_name`, and return the best metrics and the speed.
 
@@ -93,7 +94,8 @@ def train_task(
     training. `validated` is called with the step and the metrics of each validation. With
     `measure_s`, the training ends after about that many measured seconds. With `profile_steps`,
     that many steps are profiled. TensorBoard shows the settings `swept` first. The first start of
-    a run `rehearses` its resume.
+    a run `rehearses` its resume. After `hang_minutes` without a step or a validated batch, the
+    process exits with code 7.
 
     In the result, the metric that selects the best checkpoint is first, and the speed
     `samples_per_second` is last.
@@ -115,7 +117,8 @@ def train_task(
         fields = converted_fields(config.task, config.fields)
         config = dataclasses.replace(config, fields=fields)
         task = load_task(config.task, fields)
-        run = RunLog(runs_dir / (run_name or default_name(config, strategy, runs_dir)), world.rank)
+        folder = runs_dir / (run_name or default_name(config, strategy, runs_dir))
+        run = RunLog(folder, world.rank, hang_minutes)
         # The launcher prints a message of several ranks once if it is the same text on all of them.
         log = run.path / "logs" / f"rank-{0 if world.world_size == 1 else '*'}.log"
         with (

@@ -600,3 +600,17 @@ def test_a_limit_that_turns_its_rule_off_or_always_on_is_refused(
     for usual in ("slowdown_samples = 10", "retired_pages = 64", "deep_slowest_of_median = 0"):
         file.write_text(usual)
         read_limits(file)
+
+
+@pytest.mark.parametrize(("minutes", "code"), [(1, 0), (-600, 0), (30, 1), (61, 1)])
+def test_a_training_that_makes_steps_lives_with_a_driver_that_hangs(
+    forked: Trainbox, library: Path, tmp_path: Path, minutes: float, code: int
+) -> None:
+    alive = forked.folder / "alive"
+    alive.touch()
+    os.utime(alive, (time.time() - 60 * minutes,) * 2)
+    config = put(tmp_path, "h100", {"hang": 1}, count=2)
+    more = {"TRAINBOX_HEARTBEAT": str(alive), "TRAINBOX_DRIVER_DEADLINE_S": "0.5"}
+    ended = health(forked, library, config, "--live", **more)
+    assert ended.code == code, ended.out
+    assert ("the last step was" in ended.out) == (minutes != 30)

@@ -10,9 +10,10 @@ from trainbox.errors import StorageFailure, WrongUse
 from trainbox.folders import lease
 from trainbox.folders.lease import LEASE
 from trainbox.folders.record_folder import METRICS
-from trainer.records import run_folder
+from trainer.records import run_log
 from trainer.records.jsonl import read_entries
 from trainer.records.run_folder import RunFolder
+from trainer.records.run_log import RunLog
 
 
 def test_an_entry_that_does_not_fit_is_reported_with_its_file(
@@ -46,14 +47,14 @@ def test_a_run_may_be_a_link_and_has_one_lease(tmp_path: Path) -> None:
 def test_the_lease_is_renewed_while_nothing_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_folder, "RENEW_S", 0.01)
+    monkeypatch.setattr(run_log, "RENEW_S", 0.01)
     monkeypatch.setattr(lease, "RENEW_S", 0.01)
-    folder = RunFolder(tmp_path / "r", writes=True)
-    path = folder.path / LEASE
+    run = RunLog(tmp_path / "r", 0)
+    path = run.path / LEASE
     os.utime(path, (0, 0))
     while not path.stat().st_mtime:
         time.sleep(0.01)
-    folder.close()
+    run.close()
     assert not path.exists()
 
 
