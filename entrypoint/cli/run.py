@@ -17,6 +17,7 @@ from entrypoint.script.accelerate import refuse_launcher
 from entrypoint.script.on_resume import for_rank
 from entrypoint.script.python import choose_python
 from entrypoint.script.target import Target, find_script
+from entrypoint.system.container import warn_of_loss
 from trainbox.disclosure import suggested_commands
 from trainbox.errors import WrongUse
 from trainbox.folders.write_failures import show
@@ -57,6 +58,8 @@ def run(**options: Any) -> None:
     names = ("restarts", "restart_on", "hang_minutes", "prefix", "trial")
     of_the_run = {name: options[name] for name in names}
     plan = launch.plan
+    if not options["trial"]:
+        warn_of_loss(options["runs_dir"])
     with contextlib.closing(ScriptFolder(path, target, writes=plan.node_rank == 0)) as folder:
         sys.exit(run_script(ScriptRun(plan, target, folder, watched=launch.watch(), **of_the_run)))
 

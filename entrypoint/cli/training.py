@@ -21,6 +21,7 @@ from entrypoint.cli.verb import (
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.plan import LaunchPlan, plan_sweep
 from entrypoint.launch.request import LaunchRequest
+from entrypoint.system.container import warn_of_loss
 from trainbox.commands.command_page import TEMPLATE, Templated
 from trainbox.commands.settings_file import FileSettings
 from trainbox.disclosure.suggested_commands import command
@@ -52,8 +53,11 @@ def train(**values: Any) -> None:
     from entrypoint.launch.children import TRAINING, UNSAVED_TRAINING
 
     # The bench removes the run folder, so nothing resumes.
-    kind = TRAINING if values["measure_seconds"] is None else UNSAVED_TRAINING
-    supervised(_training("train", values), kind)
+    launch = _training("train", values)
+    if values["measure_seconds"] is not None:
+        supervised(launch, UNSAVED_TRAINING)
+    warn_of_loss(values["runs_dir"])
+    supervised(launch, TRAINING)
 
 
 @verb("plan", Sectioned)
@@ -188,6 +192,7 @@ def sweep(**values: Any) -> None:
             _refuse_given(f"{option} {text}", text.partition("=")[0].replace("_", "-"))
     launch = prepare("sweep", values, _on_slots(values["per_gpu"]), settled(values, swept))
     warn_of_overruled_imports(values["task"])
+    warn_of_loss(values["runs_dir"])
     supervised(launch, TRAINING)
 
 
@@ -240,6 +245,7 @@ def sweep_run(**values: Any) -> None:
     ignored = ignored_settings(target, os.environ)
     for line in (*UserFolder(Path.cwd()).messages, *filter(None, [ignored])):
         message(line)
+    warn_of_loss(values["runs_dir"])
     supervised(launch, SCRIPT_SWEEP)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from entrypoint.system.cgroup import file_text
+from trainbox.processes.streams import message
 
 _MARKS = ("/.dockerenv", "/run/.containerenv")  # files that container engines create
 SLURM = "a SLURM job"
@@ -15,6 +16,32 @@ def signs_here(env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the containers and schedulers whose signs were found here."""
     marks = tuple(mark for mark in _MARKS if os.path.exists(mark))  # noqa: PTH110 - it never raises
     return container_signs(env, file_text(Path("/proc/self/cgroup")), platform.release(), marks)
+
+
+def lost_with_container(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
+    """Return whether `folder` is in the file system of a container of our image, not in a mount."""
+    if "TRAINBOX_BUILD_INFO" not in os.environ:
+        return False
+    existing = next(filter(os.path.exists, [folder.absolute(), *folder.absolute().parents]))
+    # Of a line `36 35 98:0 / /workspace/runs rw - ext4 /dev/sda1 rw`, the mount point and the type.
+    found = {
+        fields[4]: fields[fields.index("-") + 1]
+        for line in file_text(mounts).splitlines()
+        if "-" in (fields := line.split())
+    }
+    above = {str(path) for path in (existing.resolve(), *existing.resolve().parents)}
+    nearest = max(above & found.keys(), key=len, default="")
+    return found.get(nearest) in ("overlay", "tmpfs")
+
+
+def warn_of_loss(folder: Path) -> None:
+    """Print that `folder` is lost with this container, if it is."""
+    if lost_with_container(folder):
+        path = folder.absolute()
+        message(
+            f"{path} is lost when this container is removed: keep the runs on the host, as in "
+            f'`docker run -v "$PWD/runs:{path}" ...`'
+        )
 
 
 def in_container() -> bool:
