@@ -51,6 +51,7 @@ def monitor(
                 f"--listen {listen} cannot be used ({reason}): give an address of this host and a "
                 "free port"
             ) from error
+        host = f"[{host}]" if ":" in host else host
         message(
             f"/healthz and /metrics on http://{host}:{port}, every {interval_s:g} s", sys.stdout
         )
@@ -149,5 +150,7 @@ def steady(findings: Iterable[Finding], warned: Warned, now_s: float) -> tuple[F
 def _address(listen: str) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
-        raise WrongUse(f"--listen {listen} is not HOST:PORT: write it as in 127.0.0.1:9400")
-    return host, int(port)
+        raise WrongUse(
+            f"--listen {listen} is not HOST:PORT: write it as in 127.0.0.1:9400 or [::1]:9400"
+        )
+    return host.strip("[]"), int(port)

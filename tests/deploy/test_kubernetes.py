@@ -223,6 +223,9 @@ def test_the_monitor_sees_all_gpus_without_a_request_and_is_reached_by_prometheu
     assert "nvidia.com/gpu" not in container["resources"]["limits"]
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in container["env"]
     assert container["args"][:3] == ["health", "--monitor", "--gpus=all"]
+    assert "--listen=$(POD_IP):9400" in container["args"]
+    pod_ip = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    assert pod_ip in container["env"]
     assert container["ports"] == [{"name": "http", "containerPort": 9400}]
     labels = daemons["spec"]["template"]["metadata"]["labels"]
     assert daemons["spec"]["selector"]["matchLabels"] == labels

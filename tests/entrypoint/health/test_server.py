@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from entrypoint.health.metrics import Latest, served
+from entrypoint.health.monitor import _address
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 
 UUID = "GPU-1"
@@ -116,3 +117,11 @@ def test_a_counter_of_xids_begins_at_0_and_a_slice_has_those_of_its_gpu() -> Non
         for gpu in gpus
     ]
     assert counted == [0, 1]
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+@pytest.mark.parametrize("listen", ["[::1]:0", "::1:0", "[::]:0"])
+def test_ipv6(listen: str) -> None:
+    """A pod of an IPv6 cluster gives its address without brackets."""
+    with served(*_address(listen), latest()) as (_, port):
+        assert get(("::1", port), "/healthz") == (200, HEALTHZ)
