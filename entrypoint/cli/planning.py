@@ -88,7 +88,7 @@ def make_launch(
     )
     # A CPU run does not query the driver, so it works with a broken driver.
     if request.device in ("cpu", "mps") or request.gpus == 0:
-        return Launch(decide(request, ()))
+        return Launch(_on_interfaces(decide(request, ())))
     driver = Driver()
     gpus = visible_to_cuda(detect(driver))
     if gpus:
@@ -97,11 +97,23 @@ def make_launch(
             architectures=torch_architectures() if of_our_torch else (),
             network=read_infiniband(os.environ).network,
         )
-    plan = decide(request, gpus)
+    plan = _on_interfaces(decide(request, gpus))
     if health and plan.gpus:
         return Launch(plan, driver, limits)
     driver.close()
     return Launch(plan)
+
+
+def _on_interfaces(plan: LaunchPlan) -> LaunchPlan:
+    """Return the plan, if its ranks have the interfaces that the environment names.
+
+    On one machine, the ranks of a task meet in a file.
+    """
+    if plan.nnodes > 1 or plan.strategy == "torchrun":
+        from entrypoint.launch.interfaces import refuse_unknown_interface
+
+        refuse_unknown_interface(os.environ, uses_nccl=bool(plan.gpus))
+    return plan
 
 
 def plan_training(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
