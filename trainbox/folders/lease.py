@@ -32,11 +32,14 @@ _MOST_BYTES = 4096
 
 
 class _Found(NamedTuple):
-    """The content of a lease, the time of its last renewal, and the number of its file."""
+    """The content of a lease, the time of its last renewal, and the numbers of its file and folder.
+
+    Two numbers, because a file system gives the number of a removed file to another one.
+    """
 
     data: bytes
     renewed_ns: int
-    inode: int
+    inodes: list[int]
 
     @property
     def key(self) -> str:
@@ -51,7 +54,7 @@ class _Found(NamedTuple):
     @property
     def is_a_copy(self) -> bool:
         """Whether this is the lease of another folder, as in a copy of a run."""
-        return self._described().get("inode", self.inode) != self.inode
+        return self._described().get("inodes", self.inodes) != self.inodes
 
     @property
     def names_a_process(self) -> bool:
@@ -139,7 +142,7 @@ class Lease:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "process": own_name(),
-            "inode": os.fstat(descriptor).st_ino,
+            "inodes": _inodes(path, descriptor),
             "time_unix_s": round(time.time(), 3),
         }
         self._data = json.dumps(fields).encode() + b"\n"
@@ -159,7 +162,7 @@ def is_leased(folder: Path) -> bool:
     This changes nothing, so it compares with the clock of this machine.
     """
     with contextlib.suppress(OSError), open_regular(folder / LEASE) as file:
-        found = _found(file.fileno())
+        found = _found(folder / LEASE, file.fileno())
         if found.names_a_process and not found.is_a_copy:
             alive = found.is_alive()
             return time.time() - found.renewed_ns / 1e9 < _SILENCE_S if alive is None else alive
@@ -218,11 +221,15 @@ def _read(path: Path) -> _Found | None:
     except FileNotFoundError:
         return None
     try:
-        return _found(descriptor)
+        return _found(path, descriptor)
     finally:
         os.close(descriptor)
 
 
-def _found(descriptor: int) -> _Found:
-    status = os.fstat(descriptor)
-    return _Found(os.read(descriptor, _MOST_BYTES), status.st_mtime_ns, status.st_ino)
+def _found(path: Path, descriptor: int) -> _Found:
+    renewed_ns = os.fstat(descriptor).st_mtime_ns
+    return _Found(os.read(descriptor, _MOST_BYTES), renewed_ns, _inodes(path, descriptor))
+
+
+def _inodes(path: Path, descriptor: int) -> list[int]:
+    return [os.fstat(descriptor).st_ino, path.parent.stat().st_ino]
