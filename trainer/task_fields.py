@@ -1,6 +1,7 @@
 """The fields of a task's class, and the conversion of their texts."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ def fields_of_class(cls: type[Task]) -> list[TaskField]:
             f.default if f.default_factory is dataclasses.MISSING else f.default_factory(),
         )
         for f in dataclasses.fields(cls)
+        if f.init
     ]
 
 
@@ -68,8 +70,8 @@ def _convert(field: TaskField, value: Any, shown: str) -> Any:
     text = str(value)
     if field.type not in _TYPES.values():
         raise WrongUse(
-            f"{shown}: {field.name} has a type that --set does not support: "
-            f"use one of {', '.join(_TYPES)}"
+            f"{shown}: {field.name} has a type that --set does not support: annotate the field as "
+            f"one of {', '.join(_TYPES)}"
         )
     try:
         if field.type is bool:
@@ -78,7 +80,10 @@ def _convert(field: TaskField, value: Any, shown: str) -> Any:
             ]
         if field.type is int:
             return parse_whole(text)
-        return field.type(text)
+        value = field.type(text)
+        if isinstance(value, float) and not math.isfinite(value):  # JSON has no such number
+            raise ValueError
+        return value
     except (ValueError, KeyError):
         several = _SEVERAL.search(text)
         cure = f"; separate fields by a space, as in {' '.join(text.split(','))}" if several else ""

@@ -31,7 +31,6 @@ def runs(task: str | None, sort: str, trials: bool, as_json: bool, runs_dir: Pat
       trainbox runs --task digits --sort metric
       trainbox runs --all --json
     """
-    _check(runs_dir)
     found = [run for run in stored_runs(runs_dir, trials) if task in (None, run.task)]
     found.sort(key=SORTS[sort])
     if as_json:
@@ -65,18 +64,17 @@ def clean(yes: bool, runs_dir: Path) -> None:
     """Show what of the runs can go and how much space it takes, and remove it after a question.
 
     This is what starts that have trained nothing have left, and the checkpoints of complete runs
-    but the best and the last one. A running run, `model.safetensors`, and the last way to resume
-    always stay.
+    but the best and the last one. A running run, a sweep, the run of a script,
+    `model.safetensors`, and the last way to resume always stay.
 
     \b
     Examples:
       trainbox clean          show, and ask on a terminal
       trainbox clean --yes    remove without a question
     """
-    _check(runs_dir)
     found = [
         leftover
-        for run in stored_runs(runs_dir, trials=True)
+        for run in stored_runs(runs_dir, trials=False)
         for leftover in leftovers(run, runs_dir / run.name)
     ]
     if not found:
@@ -91,11 +89,7 @@ def clean(yes: bool, runs_dir: Path) -> None:
         return
     for leftover in found:
         _remove(leftover, runs_dir)
-
-
-def _check(runs_dir: Path) -> None:
-    if not runs_dir.is_dir():
-        raise WrongUse(f"{runs_dir} is no folder: give the folder of your runs by --runs-dir")
+    show("removed")
 
 
 def _remove(leftover: Leftover, runs_dir: Path) -> None:

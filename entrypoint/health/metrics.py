@@ -140,6 +140,8 @@ def served(host: str, port: int, latest: Latest) -> Iterator[tuple[str, int]]:
     registry.register(latest)
     server, thread = start_http_server(port, host, registry)
     server.set_app(_with_healthz(latest, make_wsgi_app(registry)))
+    # Without a traceback for each client that ends its connection early.
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
     try:
         yield host, server.server_port
     finally:

@@ -5,8 +5,15 @@ from pathlib import Path
 
 from entrypoint.runs.read import CHECKPOINTS, StoredRun
 from trainbox.files.regular_files import object_if_valid
+from trainbox.folders.lease import LEASE
+from trainbox.folders.record_folder import CONFIG, LOGS, MANIFEST, METRICS, is_sweep
 
 REHEARSAL = "rehearsal"  # a folder in a run's folder, which a killed start leaves
+# What Trainbox itself writes before the first checkpoint.
+_OF_A_START = {
+    *(CHECKPOINTS, "tensorboard", REHEARSAL, LEASE, LOGS, CONFIG, MANIFEST, METRICS),
+    *("digests.jsonl", "config.json.tmp", "manifest.json.tmp"),
+}
 
 
 @dataclass(frozen=True)
@@ -37,14 +44,14 @@ class Leftover:
 def leftovers(run: StoredRun, folder: Path) -> list[Leftover]:
     """Return what of a run in `folder` can go: never the model, nor the last way to resume.
 
-    Nothing of a running training can go, and of a training that has not finished only what its
-    killed rehearsal has left.
+    Nothing of a running training can go, nor of a script or a sweep. Of a training that has not
+    finished, only what its killed rehearsal has left can go.
     """
-    if run.state == "running":
+    if run.state == "running" or run.is_script or is_sweep(folder):
         return []
     checkpoints = sorted((folder / CHECKPOINTS).glob("step-*.pt"))
-    has_result = checkpoints or (folder / "model.safetensors").exists()
-    if run.state in ("failed", "not trained") and not (has_result or run.is_script):
+    is_empty = not (run.step or checkpoints) and {p.name for p in folder.iterdir()} <= _OF_A_START
+    if run.state in ("failed", "not trained") and is_empty:
         return [Leftover(run.name, "a start that has trained nothing", (folder,))]
     found = []
     if (folder / REHEARSAL).is_dir():
@@ -61,8 +68,8 @@ def _unneeded(checkpoints: list[Path]) -> tuple[Path, ...]:
     if not checkpoints:
         return ()
     last = object_if_valid(checkpoints[-1].with_suffix(".json"))
-    if last is None:  # damaged, so an older one may be the last way to resume
-        return ()
+    if last is None or last.get("bytes") != checkpoints[-1].stat().st_size:
+        return ()  # it is damaged, so an older one may be the last way to resume
     best = f"step-{last.get('best_step') or 0:08d}"
     kept = {checkpoints[-1].stem, best}
     return tuple(

@@ -1,5 +1,6 @@
 """Read what a folder of runs has, without torch: a run, a sweep or the run of a script each."""
 
+import csv
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,16 +8,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainbox.errors import ExitCode
+from trainbox.errors import ExitCode, WrongUse
 from trainbox.files.entries import EntryReader
-from trainbox.files.regular_files import object_if_valid
+from trainbox.files.regular_files import object_if_valid, read_text
 from trainbox.files.sidecar import checkpoint_path, steps_in
 from trainbox.folders.lease import LEASE, is_leased
-from trainbox.folders.record_folder import CONFIG, MANIFEST, METRICS, is_sweep
+from trainbox.folders.record_folder import CONFIG, LOGS, MANIFEST, METRICS, is_sweep
 from trainbox.options.config import FREE_AT_RESUME, split_metric
 
 CHECKPOINTS = "checkpoints"  # a folder in the folder of a training
 _LAST_BYTES = 2**14  # of metrics.jsonl, which have its last entry
+RESULTS = "results.csv"  # of a sweep
+# The states of trials by the states of their runs, before a sweep has its results.
+_IN_RESULTS = {
+    "complete": "done",
+    "failed": "failed",
+    "running": "running",
+    **dict.fromkeys(("stopped", "killed", "not trained"), ""),
+}
 # Settings that each run has, and that say nothing about its result.
 _NOT_SHOWN = FREE_AT_RESUME | {"task", "fields", "best_by", "threads", "memory_format"}
 
@@ -79,11 +88,15 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _stored(folder: Path, runs_dir: Path) -> StoredRun | None:
-    """Return the run in `folder`, or None if the folder is none."""
+    """Return the run in `folder`, or None if the folder is none.
+
+    A start that was killed early has left only its folders.
+    """
     config = object_if_valid(folder / CONFIG)
     manifest = object_if_valid(folder / MANIFEST) or {}
-    if config is None or not (manifest or (folder / LEASE).exists()):
+    if config is None and not (folder / LOGS).is_dir():
         return None
+    config = config or {}
     saved = steps_in(folder / CHECKPOINTS)
     step = max([_last_step(folder / METRICS), *saved])
     size, changed_unix_s = _size(folder)
@@ -101,7 +114,7 @@ def _stored(folder: Path, runs_dir: Path) -> StoredRun | None:
         step=step,
         steps=planned if isinstance(planned, int) else None,
         why=why,
-        is_script="script" in config,
+        is_script="script" in config or "starts" in manifest,
     )
 
 
@@ -112,14 +125,18 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _state(folder: Path, manifest: Mapping[str, Any], step: int) -> tuple[str, str]:
-    """Return the state of a run, and why it has failed."""
+    """Return the state of a run, and why it has failed.
+
+    A process that was killed has left its lease, and no end of its own.
+    """
     if is_leased(folder):
         return "running", ""
-    end = manifest.get("end")
-    if isinstance(starts := manifest.get("starts"), list) and starts:  # of a script
+    end, starts = manifest.get("end"), manifest.get("starts")
+    if isinstance(starts, list) and starts and isinstance(starts[-1], dict):  # of a script
         end = {"code": starts[-1].get("exit_code"), "message": ""}
+        end = None if (folder / LEASE).exists() else end
     if not isinstance(end, dict):
-        return ("killed", "") if step else ("not trained", "")
+        return ("killed", "") if step or starts else ("not trained", "")
     code = end.get("code")
     if code == ExitCode.SUCCESS:
         return "complete", ""
@@ -132,14 +149,16 @@ def _best(
     folder: Path, config: Mapping[str, Any], saved: Sequence[int]
 ) -> tuple[tuple[str, float], float] | None:
     """Return the best metric by the sidecars of the `saved` steps, and its rank."""
-    if not isinstance(config.get("best_by"), str):
+    try:
+        direction, name = split_metric(str(config["best_by"]), "--best-by")
+    except (KeyError, WrongUse):
         return None
-    direction, name = split_metric(config["best_by"], "--best-by")
     newest = object_if_valid(checkpoint_path(folder / CHECKPOINTS, saved[-1])) if saved else None
     if newest is None or not isinstance(step := newest.get("best_step"), int):
         return None
     best = object_if_valid(checkpoint_path(folder / CHECKPOINTS, step)) or {}
-    value = best.get("metrics", {}).get(name)
+    metrics = best.get("metrics")
+    value = metrics.get(name) if isinstance(metrics, dict) else None
     if not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return (name, float(value)), value if direction == "min" else -value
@@ -154,25 +173,37 @@ def _last_step(path: Path) -> int:
 
 
 def _sweep(folder: Path, runs_dir: Path) -> StoredRun:
+    """Return a sweep, whose steps are its trials.
+
+    results.csv has all trials of a sweep that has ended. Before, their number is unknown.
+    """
     trials = [run for trial in _folders(folder) if (run := _stored(trial, runs_dir)) is not None]
-    states = [trial.state for trial in trials]
-    state = "complete"
-    for found in ("running", "killed", "stopped", "failed"):
-        if found in states:
-            state = found
-            break
+    states, number = [_IN_RESULTS[run.state] for run in trials], None
+    if "running" not in states and (rows := _rows(folder / RESULTS)):
+        states = [row.get("state") or "" for row in rows]
+        number = len(states)
+    unfinished = {*states} - {"done", "pruned", "failed"}
+    state = "running" if "running" in states else "stopped" if unfinished else "complete"
+    failed = states.count("failed")
     size, changed_unix_s = _size(folder)
-    tasks = sorted({trial.task for trial in trials})
+    tasks = sorted({trial.task for trial in trials} - {"?"})
     return StoredRun(
         name=str(folder.relative_to(runs_dir)),
         task=f"sweep of {', '.join(tasks)}" if tasks else "sweep",
-        state=state,
+        state="failed" if failed and state == "complete" else state,
         changed_unix_s=changed_unix_s,
         bytes=size,
-        step=states.count("complete"),
-        steps=len(trials),
-        why=f"{states.count('failed')} trials have failed" if state == "failed" else "",
+        step=states.count("done") + states.count("pruned"),
+        steps=number,
+        why=f"{failed} trials have failed" if failed else "",
     )
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    try:
+        return list(csv.DictReader(read_text(path).splitlines()))
+    except (OSError, ValueError, csv.Error):
+        return []
 
 
 def _size(folder: Path) -> tuple[int, float]:

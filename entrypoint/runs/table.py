@@ -39,7 +39,7 @@ def table(runs: Sequence[StoredRun], now_unix_s: float) -> str:
     """Return a row for each run, with only the settings that differ between the runs shown."""
     settings = differing(runs)
     shown = settings[:_MOST_SETTINGS]
-    head = ["run", "task", *shown, "best", "steps", "state", "age", "MB"]
+    head = ["run", "task", *shown, "best saved", "steps", "state", "age", "MB"]
     rows = [
         [
             run.name,

@@ -530,7 +530,7 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
         Option("--sort", click.Choice(["name", "age", "metric", "size", "state"]),
             "The order of the rows.", "age"),
         Option("--all", bool, "Also show the trials of sweeps.", name="trials"),
-        _JSON,
+        dataclasses.replace(_JSON, help="A list of JSON objects instead of the table."),
         _OWN_RUNS_DIR,
     ),
     "sweep": (

@@ -481,7 +481,7 @@ def test_a_wrong_training_option_is_reported_once_and_starts_nothing(
 FROM_1 = "epochs max-steps batch-size batch-size-per-gpu accumulation base-batch-size eval-every"
 FROM_1 += " patience checkpoint-steps keep log-steps digest-steps shards threads"
 FROM_0 = "skip-nonfinite workers seed warmup-epochs weight-decay"
-ABOVE_0 = "lr clip-norm checkpoint-minutes measure-seconds profile"
+ABOVE_0 = "lr clip-norm checkpoint-minutes measure-seconds profile hang-minutes"
 TOO_LOW = dict.fromkeys(f"{FROM_1} {ABOVE_0}".split(), "0") | dict.fromkeys(FROM_0.split(), "-1")
 WRONG_NUMBERS = [*TOO_LOW.items(), ("workers", "1025"), ("seed", f"{2**63}"), ("epochs", "1.5")]
 WRONG_NUMBERS += [("epochs", f"{2**63}"), ("warmup-epochs", "1e308")]
