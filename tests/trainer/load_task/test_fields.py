@@ -211,9 +211,7 @@ def test_a_field_of_another_type_cannot_be_set_and_keeps_its_default(
     )
     loaded = load_task(f"{spec}:T", {})
     assert vars(loaded) == {"depth": None, "sizes": (1, 2)}
-    with pytest.raises(
-        WrongUse, match="depth has a type .* not support: annotate the field"
-    ):
+    with pytest.raises(WrongUse, match="depth has a type .* not support: annotate the field"):
         load_task(f"{spec}:T", {"depth": "3"})
 
 
