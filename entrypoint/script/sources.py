@@ -46,9 +46,12 @@ class Sources:
         return sorted(names | ({"revision"} if manifest["revision"] != self.revision else set()))
 
     def write(self, run: Path) -> None:
-        """Write the texts to the run folder, up to 1 MiB. A failure is only printed."""
+        """Write the texts to the run folder, the short ones first, up to 1 MiB in all.
+
+        A failure is only printed.
+        """
         left = _MOST_BYTES
-        for name, text in self.texts.items():
+        for name, text in sorted(self.texts.items(), key=lambda item: len(item[1])):
             copy = run / TEXTS / name.lstrip("/")
             try:
                 if (left := left - len(text)) < 0:
@@ -58,7 +61,7 @@ class Sources:
                     file.write(text)
             except OSError as error:
                 lost = error.strerror or error
-                message(f"{run / TEXTS} lacks {name} and later files ({lost})")
+                message(f"{run / TEXTS} lacks {name} and longer files ({lost})")
                 return
 
 

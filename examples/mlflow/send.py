@@ -15,7 +15,10 @@ def metrics_of(path: Path) -> list[Metric]:
     """Return the finite numbers of metrics.jsonl, with the names of TensorBoard."""
     metrics = []
     for line in path.read_text().splitlines():
-        entry = json.loads(line)
+        try:
+            entry = json.loads(line)
+        except ValueError:  # a copy may end within a line
+            continue
         kind, step = entry.pop("kind"), entry.pop("step")
         time_ms = int(1000 * entry.pop("time_unix_s"))
         for name, value in entry.items():
@@ -26,10 +29,10 @@ def metrics_of(path: Path) -> list[Metric]:
 
 
 def send(run: Path) -> None:
-    """Send one run. The experiment is the task."""
+    """Send one run. The experiment is the task, or the script."""
     config = json.loads((run / "config.json").read_text())
-    fields = {f"task.{name}": value for name, value in config.pop("fields").items()}
-    mlflow.set_experiment(config["task"])
+    fields = {f"task.{name}": value for name, value in config.pop("fields", {}).items()}
+    mlflow.set_experiment(config.get("task") or config["script"])
     with mlflow.start_run(run_name=run.name) as started:
         client, run_id = mlflow.MlflowClient(), started.info.run_id
         client.log_batch(run_id, params=[Param(n, str(v)) for n, v in (config | fields).items()])
