@@ -39,7 +39,11 @@ class Child:
 
 # Before the trainer has a handler, Python turns SIGINT into a traceback. The trainer therefore gets
 # another signal, which it treats as SIGINT.
-_TO_TRAINER = {signal.SIGINT: (signal.SIGUSR2,)}
+_TO_TRAINER = {
+    signal.SIGINT: (signal.SIGUSR2,),
+    signal.SIGUSR2: (signal.SIGTERM,),
+    signal.SIGXCPU: (signal.SIGTERM,),
+}
 TRAINING = Child(
     "the training",
     "saving a checkpoint, then stopping",

@@ -40,11 +40,12 @@ def main() -> None:
     # torchrun, the supervisor has arranged this.
     if agent := os.environ.get(Internal.AGENT):
         die_with_parent(int(agent))
-    for stop in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+    for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.SIG_DFL)
-    # SLURM sends SIGUSR1 to all processes of a step. It would end a script that has no handler for
-    # it, before the script has saved at the SIGTERM from `trainbox run`.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    # A scheduler sends its warning to all processes of a job. It would end a script that has no
+    # handler for it, before the script has saved at the SIGTERM from `trainbox run`.
+    for warning in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
+        signal.signal(warning, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in a shell; Python ignores it
     rank, folder = os.environ.get("LOCAL_RANK", "0"), Path(os.environ[Internal.PIPES])
     streams = {1: folder / f"{rank}.out", 2: folder / f"{rank}.err"}

@@ -37,6 +37,7 @@ from trainer.system import sources
 from trainer.system.signals import StopRequest
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
+_SIGNALS += (signal.SIGXCPU,)
 _LAUNCH_NAMES = ("TASK", "SET", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 

@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import subprocess
 
-# A terminal or a scheduler sends these to stop a job, and to all of its processes.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+# A terminal or a scheduler sends these to stop a job, and to all of its processes: SLURM SIGUSR1,
+# Grid Engine and LSF SIGUSR2, and the kernel SIGXCPU at a limit of CPU time.
+STOP_SIGNALS = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP),
+    signal.SIGXCPU,
+)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Fields of /proc/PID/stat after the program's name.
 _STATE, _PARENT, _SESSION, _THREADS, _START_TICKS = 0, 1, 3, 17, 19
@@ -28,8 +32,8 @@ def heeded_stop_signals() -> dict[signal.Signals, Any]:
 
 
 def ignore_stop_signals() -> None:
-    """Ignore the signals that stop a job, also the one that replaces SIGINT for the trainer."""
-    for number in (*STOP_SIGNALS, signal.SIGUSR2):
+    """Ignore the signals that stop a job."""
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 

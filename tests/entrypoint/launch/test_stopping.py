@@ -1,6 +1,6 @@
 """The steps of a stop: what a child gets after each signal, fault and time, as a table."""
 
-from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU
 
 import pytest
 
@@ -31,6 +31,9 @@ ROWS = {
         TRAINING,
         [(0, [SIGUSR1], None, SIGUSR1), (1, [SIGUSR1, SIGHUP], None, (KILL, 128 + SIGHUP))],
     ),
+    "Grid Engine and LSF warn by SIGUSR2": (TRAINING, [(0, [SIGUSR2], None, SIGTERM)]),
+    "a limit of CPU time warns by SIGXCPU": (TRAINING, [(0, [SIGXCPU], None, SIGTERM)]),
+    "a script gets each warning as SIGTERM": (SCRIPT_RUN, [(0, [SIGXCPU], None, SIGTERM)]),
     "a script gets a second chance after Ctrl-C": (
         SCRIPT_RUN,
         [

@@ -35,7 +35,7 @@ SUPERVISE = """
 import os, signal, sys
 from entrypoint.launch import supervise
 child, budget, before, *ignored = sys.argv[1:]
-for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"):
+for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU"):
     signal.signal(signal.Signals[name], signal.SIG_IGN if name in ignored else signal.SIG_DFL)
 more = {}
 exec(before)
@@ -150,14 +150,15 @@ def test_the_child_has_the_environment_and_the_streams(start: Start) -> None:
     assert process.communicate("a line\n") == ("ready a line\n", "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGXCPU])
 def test_the_first_signal_reaches_the_child(start: Start, number: signal.Signals) -> None:
     process = start(ENDS_WHEN_TOLD)
     first_line(process)
     process.send_signal(number)
     ended = finish(process)
     # Python turns an early SIGINT into a traceback.
-    handed_on = "SIGUSR2" if number == signal.SIGINT else number.name
+    other = {signal.SIGINT: "SIGUSR2", signal.SIGXCPU: "SIGTERM"}
+    handed_on = other.get(number, number.name)
     assert (ended.code, ended.out) == (75, f"{handed_on}\n")
     assert ended.err == f"trainbox: {number.name} {RECEIVED}\n"
 

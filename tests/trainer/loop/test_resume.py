@@ -42,7 +42,7 @@ def _held(ranks: Ranks, gates: list[Gate], *arguments: str) -> StartedRanks:
     return training
 
 
-@pytest.mark.parametrize(("count", "number"), [(1, signal.SIGUSR1), (2, signal.SIGHUP)])
+@pytest.mark.parametrize(("count", "number"), [(1, signal.SIGUSR1), (2, signal.SIGXCPU)])
 def test_a_signal_saves_and_the_same_command_resumes_to_the_same_bits(
     ranks: Ranks,
     undisturbed: dict[int, tuple[str, list[float]]],

@@ -24,7 +24,9 @@ StopRequest.install()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGXCPU]
+)
 def test_before_the_first_step_a_signal_ends_a_rank_that_waits_for_another(
     number: signal.Signals,
 ) -> None:
