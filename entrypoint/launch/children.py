@@ -46,7 +46,7 @@ _TO_TRAINER = {
 }
 TRAINING = Child(
     "the training",
-    "saving a checkpoint, then stopping",
+    "saving what was trained, then stopping",
     "the same command resumes from the newest checkpoint, if there is one",
     _TO_TRAINER,
 )

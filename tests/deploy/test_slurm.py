@@ -374,7 +374,7 @@ def test_two_nodes_near_their_time_limit_are_requeued_to_the_same_bits(slurm: Sl
     elapsed = 60 * hours + minutes
     # the two minutes of --signal begin at once
     scontrol("update", f"JobId={number}", f"TimeLimit={elapsed + 2}")
-    slurm.wait_for_log(number, "trainbox: SIGUSR1 received: saving a checkpoint")
+    slurm.wait_for_log(number, "trainbox: SIGUSR1 received: saving what was trained")
     scontrol("update", f"JobId={number}", f"TimeLimit={elapsed + 10}")
     gate.release()
     job = slurm.finish(number)

@@ -120,7 +120,7 @@ def test_row_35_a_fatal_xid_saves_and_ends_the_job(watched: Watched) -> None:
         gate.release()
     ended = watched.finish(process)
     assert ended.code == 3
-    assert "the hardware failed: saving a checkpoint, then stopping" in ended.err
+    assert "the hardware failed: saving what was trained, then stopping" in ended.err
     kept = max(
         int(re.sub(r"\D", "", name)) for name in checkpoints(watched.folder) if name.endswith(".pt")
     )

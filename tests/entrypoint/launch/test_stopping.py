@@ -91,7 +91,8 @@ def test_the_steps_of_a_stop(name: str) -> None:
             TRAINING,
             [SIGTERM],
             None,
-            "SIGTERM received: saving a checkpoint, then stopping (send it again to stop at once)",
+            "SIGTERM received: saving what was trained, then stopping (send it again to stop at "
+            "once)",
         ),
         (
             SCRIPT_RUN,
@@ -104,7 +105,7 @@ def test_the_steps_of_a_stop(name: str) -> None:
             TRAINING,
             [],
             HOT,
-            "the hardware failed: saving a checkpoint, then stopping (send a signal to stop at "
+            "the hardware failed: saving what was trained, then stopping (send a signal to stop at "
             "once)",
         ),
     ],

@@ -75,7 +75,7 @@ while True:
 """
 IGNORES, IGNORES_AS_TWO = TALKS + GOES_ON, TALKS + "os.fork()" + GOES_ON
 
-RECEIVED = "received: saving a checkpoint, then stopping (send it again to stop at once)"
+RECEIVED = "received: saving what was trained, then stopping (send it again to stop at once)"
 KILLED = "killed; the same command resumes from the newest checkpoint, if there is one"
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -286,7 +286,8 @@ def test_a_fatal_finding_stops_the_child_and_exits_with_the_hardware_code(start:
     ended = finish(start(ENDS_WHEN_TOLD, before=watched("GPU 1", "GPU 1")))
     assert (ended.code, "SIGTERM" in ended.out.splitlines()) == (3, True)
     assert (
-        ended.err == "trainbox: the hardware failed: saving a checkpoint, then stopping (send a "
+        ended.err
+        == "trainbox: the hardware failed: saving what was trained, then stopping (send a "
         "signal to stop at once)\n"
     )
 
@@ -369,4 +370,4 @@ def test_a_script_that_hangs_and_ignores_sigterm_is_killed(start: Start) -> None
     hangs = "more['hung'] = lambda: 'it hangs' if os.path.exists(os.environ['READY']) else None"
     ended = finish(start(IGNORES, budget_s=0.1, before=hangs))
     assert ended.code == 7
-    assert "it hangs: saving a checkpoint" in ended.err and "killed" in ended.err
+    assert "it hangs: saving what was trained" in ended.err and "killed" in ended.err
