@@ -1,10 +1,12 @@
 """Arguments that a script gets only if it can resume, such as `--resume {run}/last.pt`."""
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from trainbox.errors import WrongUse
+from trainbox.processes.streams import message
 
 ON_RESUME = "--on-resume="
 
@@ -30,3 +32,19 @@ def for_rank(text: str, run: Path) -> str:
             "give one with its folder, as in --on-resume '--resume {run}/last.pt'"
         )
     return ON_RESUME + shlex.join(argument.replace("{run}", str(run)) for argument in arguments)
+
+
+def with_resume(arguments: Sequence[str]) -> list[str]:
+    """Return the command of the script from the arguments of this program.
+
+    The arguments ARGS of a first `--on-resume=ARGS` follow the command if their files exist.
+    """
+    first, *command = arguments
+    if not first.startswith(ON_RESUME):
+        return [first, *command]
+    added = shlex.split(first.removeprefix(ON_RESUME))
+    if not all(map(os.path.exists, files_in(added))):
+        return command
+    if os.environ.get("RANK", "0") == "0":
+        message(f"the script gets {shlex.join(added)}: the file exists")
+    return [*command, *added]

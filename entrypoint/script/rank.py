@@ -10,13 +10,12 @@ if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from entrypoint.script.on_resume import ON_RESUME, files_in
+from entrypoint.script.on_resume import with_resume
 from trainbox.errors import ExitCode
 from trainbox.processes.environment import Internal, user_environment
 from trainbox.processes.process_tree import die_with_parent
@@ -62,22 +61,6 @@ def main() -> None:
     except OSError as error:
         message(f"{command[0]} cannot be executed ({error.strerror}): check its first line")
         sys.exit(ExitCode.WRONG_USE)
-
-
-def with_resume(arguments: Sequence[str]) -> list[str]:
-    """Return the command of the script from the arguments of this program.
-
-    The arguments ARGS of a first `--on-resume=ARGS` follow the command if their files exist.
-    """
-    first, *command = arguments
-    if not first.startswith(ON_RESUME):
-        return [first, *command]
-    added = shlex.split(first.removeprefix(ON_RESUME))
-    if not all(map(os.path.exists, files_in(added))):
-        return command
-    if os.environ.get("RANK", "0") == "0":
-        message(f"the script gets {shlex.join(added)}: the file exists")
-    return [*command, *added]
 
 
 def script_environment(users: Mapping[str, str], command: Sequence[str]) -> dict[str, str]:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.script.on_resume import for_rank
-from entrypoint.script.rank import with_resume
+from entrypoint.script.on_resume import for_rank, with_resume
 from tests.support.commands import Trainbox
 from trainbox.errors import WrongUse
 
