@@ -36,7 +36,7 @@ class _Stored:
     metric: str
 
     @classmethod
-    def open(cls, path: Path) -> "_Stored":
+    def read(cls, path: Path) -> "_Stored":
         record = RunRecord.open(path)
         direction, metric = split_metric(record.config.best_by or "", "--best-by")
         return cls(record, read_entries(path / METRICS), direction, metric)
@@ -74,7 +74,7 @@ def compare(paths: Sequence[Path], figure: Path) -> str:
     """
     if len({path.resolve() for path in paths}) < 2:
         raise WrongUse("compare needs two different runs: give their folders")
-    runs = [_Stored.open(path) for path in paths]
+    runs = [_Stored.read(path) for path in paths]
     rows = [["", *(path.name for path in paths)], *_differences(runs), *_metrics(runs)]
     _draw(runs, figure)
     return "\n".join([*_aligned(rows), f"curves     {figure}"])
