@@ -110,7 +110,7 @@ def _without_starter(name: str, arguments: Sequence[str]) -> str:
         return ""
     number = re.search(r"--nproc.per.node[= ](\d+)", " ".join(arguments))
     own = ["--gpus", number[1]] if name == "torchrun" and number else []
-    # The options of the starter, and the values of those of torchrun, come before the script.
+    # The options of the starter, and their values, come before the script.
     while arguments and arguments[0] != "-m" and not _LOOKS_LIKE_A_SCRIPT.search(arguments[0]):
         arguments = arguments[1:]
     count = 2 if arguments[:1] == ["-m"] else 1
