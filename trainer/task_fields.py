@@ -81,12 +81,15 @@ def _convert(field: TaskField, value: Any, shown: str) -> Any:
         if field.type is int:
             return parse_whole(text)
         value = field.type(text)
-        if isinstance(value, float) and not math.isfinite(value):  # JSON has no such number
-            raise ValueError
-        return value
     except (ValueError, KeyError):
-        several = _SEVERAL.search(text)
-        cure = f"; separate fields by a space, as in {' '.join(text.split(','))}" if several else ""
+        pairs = " ".join(f"{field.name}={text}".split(","))
+        cure = f"; separate fields by a space, as in {pairs}" if _SEVERAL.search(text) else ""
         raise WrongUse(f"{shown}: give a value of type {field.type.__name__}{cure}") from None
     except OverflowError as error:
         raise WrongUse(f"{shown}: {error}: give a smaller one") from None
+    if isinstance(value, float) and math.isnan(value):
+        raise WrongUse(
+            f"{shown}: NaN is equal to nothing, so no resume would have the same settings: give "
+            "another number"
+        )
+    return value

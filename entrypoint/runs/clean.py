@@ -3,12 +3,19 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.runs.read import CHECKPOINTS, StoredRun
+from entrypoint.runs.read import StoredRun
 from trainbox.files.regular_files import object_if_valid
 from trainbox.folders.lease import LEASE
-from trainbox.folders.record_folder import CONFIG, LOGS, MANIFEST, METRICS, is_sweep
+from trainbox.folders.record_folder import (
+    CHECKPOINTS,
+    CONFIG,
+    LOGS,
+    MANIFEST,
+    METRICS,
+    REHEARSAL,
+    is_sweep,
+)
 
-REHEARSAL = "rehearsal"  # a folder in a run's folder, which a killed start leaves
 # What Trainbox itself writes before the first checkpoint.
 _OF_A_START = {
     *(CHECKPOINTS, "tensorboard", REHEARSAL, LEASE, LOGS, CONFIG, MANIFEST, METRICS),

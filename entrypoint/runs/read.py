@@ -13,10 +13,9 @@ from trainbox.files.entries import EntryReader
 from trainbox.files.regular_files import object_if_valid, read_text
 from trainbox.files.sidecar import checkpoint_path, steps_in
 from trainbox.folders.lease import LEASE, is_leased
-from trainbox.folders.record_folder import CONFIG, LOGS, MANIFEST, METRICS, is_sweep
+from trainbox.folders.record_folder import CHECKPOINTS, CONFIG, LOGS, MANIFEST, METRICS, is_sweep
 from trainbox.options.config import FREE_AT_RESUME, split_metric
 
-CHECKPOINTS = "checkpoints"  # a folder in the folder of a training
 _LAST_BYTES = 2**14  # of metrics.jsonl, which have its last entry
 RESULTS = "results.csv"  # of a sweep
 # The states of trials by the states of their runs, before a sweep has its results.
@@ -175,15 +174,16 @@ def _last_step(path: Path) -> int:
 def _sweep(folder: Path, runs_dir: Path) -> StoredRun:
     """Return a sweep, whose steps are its trials.
 
-    results.csv has all trials of a sweep that has ended. Before, their number is unknown.
+    results.csv has all trials of a sweep that has ended. Before, their number is unknown, and the
+    sweep is not complete even if all its trials so far are.
     """
     trials = [run for trial in _folders(folder) if (run := _stored(trial, runs_dir)) is not None]
     states, number = [_IN_RESULTS[run.state] for run in trials], None
     if "running" not in states and (rows := _rows(folder / RESULTS)):
         states = [row.get("state") or "" for row in rows]
         number = len(states)
-    unfinished = {*states} - {"done", "pruned", "failed"}
-    state = "running" if "running" in states else "stopped" if unfinished else "complete"
+    ended = number is not None and {*states} <= {"done", "pruned", "failed"}
+    state = "running" if "running" in states else "complete" if ended else "stopped"
     failed = states.count("failed")
     size, changed_unix_s = _size(folder)
     tasks = sorted({trial.task for trial in trials} - {"?"})

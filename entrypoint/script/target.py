@@ -116,7 +116,11 @@ def _without_starter(name: str, arguments: Sequence[str]) -> str:
     count = 2 if arguments[:1] == ["-m"] else 1
     script, rest = arguments[:count], arguments[count:]
     line = shlex.join([*own, *(script or ["train.py"]), *(["--", *rest] if rest else [])])
-    return f"leave out {name}: `{command('run', line)}`"
+    needs = ""
+    if name.endswith("sh"):
+        needs = f", after `chmod +x {script[0] if script else 'run.sh'}` and with the first line "
+        needs += f"#!/bin/{name}"
+    return f"leave out {name}: `{command('run', line)}`{needs}"
 
 
 def _nearest(file: Path) -> str:

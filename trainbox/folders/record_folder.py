@@ -19,6 +19,7 @@ from trainbox.folders.lease import LEASE, Lease
 from trainbox.folders.write_failures import writing
 
 CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
+CHECKPOINTS, REHEARSAL = "checkpoints", "rehearsal"  # folders in the folder of a training
 TEXTS = "sources"  # the folder of texts in the run folder of a script
 _WRITTEN = frozenset({CONFIG, MANIFEST, METRICS, LOGS, LEASE, TEXTS})
 # What `trainbox run` itself writes in the run folder of a script.

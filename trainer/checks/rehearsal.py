@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from trainbox.errors import Failure, Preempted, WrongUse, text_of
+from trainbox.folders.record_folder import CHECKPOINTS, REHEARSAL
 from trainer.checks.aging import Count, Numbers, States, ages, counts, values_of
 from trainer.checks.batch_parts import batch_dependence
 from trainer.checks.capture import (
@@ -53,7 +54,6 @@ from trainer.records.checkpoint import RunCheckpoints
 from trainer.records.run_log import RunLog
 from trainer.system.signals import StopRequest
 
-_FOLDER = "rehearsal"  # in the run's folder
 # The parts of a rehearsal on its progress bar: step 1, a validation, step 2 with a checkpoint, and
 # the next step; in the other job a load and the next step.
 _PARTS, _PARTS_IF_FAST = 6, 3
@@ -341,7 +341,7 @@ def rehearse(
         Preempted: A stop was requested.
     """
     begin_s, world = time.monotonic(), strategy.world
-    own = checkpoints.of_rehearsal(run.path / _FOLDER / "checkpoints")
+    own = checkpoints.of_rehearsal(run.path / REHEARSAL / CHECKPOINTS)
     deterministic = True
 
     def new_job() -> Job:
@@ -374,7 +374,7 @@ def rehearse(
 def remove_rehearsal(run: RunLog) -> None:
     """Remove the checkpoint of the rehearsal, also after a process that was killed."""
     if run.writes:
-        shutil.rmtree(run.path / _FOLDER, ignore_errors=True)
+        shutil.rmtree(run.path / REHEARSAL, ignore_errors=True)
 
 
 def _counts(name: str, one: Outcome, other: Outcome) -> bool:

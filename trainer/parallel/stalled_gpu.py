@@ -4,8 +4,6 @@ gloo raises an error after its time limit, but only in a thread that waits for g
 waits for its own GPU learns nothing, and NCCL would abort the process without a message.
 """
 
-import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from trainbox.errors import NetworkFailure
-from trainer.system.report import report_failure
+from trainer.system.report import end_with
 
 _LOOKS = 60  # in the time limit
 
@@ -56,14 +54,12 @@ def _watch(record: Callable[[], Callable[[], bool]], limit_s: float) -> None:
             time.sleep(limit_s / _LOOKS)
     except RuntimeError:  # the GPU has failed, which the training itself reports
         return
-    failure = NetworkFailure(
-        f"lost contact with another process: the GPU's work timed out after {limit_s:.0f} s, most "
-        "likely because another process does not take part in an exchange"
+    end_with(
+        NetworkFailure(
+            f"lost contact with another process: the GPU's work timed out after {limit_s:.0f} s, "
+            "most likely because another process does not take part in an exchange"
+        )
     )
-    logging.getLogger(__name__).error(str(failure))
-    report_failure(failure)
-    logging.shutdown()
-    os._exit(failure.exit_code)
 
 
 def _ends(is_done: Callable[[], bool], limit_s: float) -> bool:

@@ -1,14 +1,12 @@
 """Notice that a training makes no progress, such as with a loader or a step that hangs."""
 
-import logging
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 
 from trainbox.errors import NetworkFailure
-from trainer.system.report import report_failure
+from trainer.system.report import end_with
 
 _NOTE_MINUTES = 10.0
 
@@ -31,14 +29,12 @@ class Quiet:
         minutes = (time.monotonic() - self._since_s) / 60
         limit = self._hang_minutes
         if limit and minutes > limit:
-            failure = NetworkFailure(
-                f"no step for {limit:g} minutes, {_waits_for()}: ended by --hang-minutes; the same "
-                "command resumes from the newest checkpoint, if there is one"
+            end_with(
+                NetworkFailure(
+                    f"no step for {limit:g} minutes, {_waits_for()}: ended by --hang-minutes; the "
+                    "same command resumes from the newest checkpoint, if there is one"
+                )
             )
-            logging.getLogger(__name__).error(str(failure))
-            report_failure(failure)
-            logging.shutdown()
-            os._exit(failure.exit_code)
         if minutes > _NOTE_MINUTES and not self._has_said:
             self._has_said = True
             self._say(

@@ -9,6 +9,7 @@ from trainbox.errors import WrongUse
 from trainbox.files.regular_files import read_object
 from trainbox.files.sidecar import FIRST_CHECKPOINT
 from trainbox.folders.record_folder import (
+    CHECKPOINTS,
     CONFIG,
     LOGS,
     MANIFEST,
@@ -34,7 +35,7 @@ class RunFolder(RecordFolder):
         """
         if writes:
             _refuse_files_of_others(path)
-        super().__init__(path, writes, ("checkpoints", LOGS))
+        super().__init__(path, writes, (CHECKPOINTS, LOGS))
 
     def read_config(self) -> dict[str, Any] | None:
         """Return the content of config.json, or None if the run is new.

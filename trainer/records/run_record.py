@@ -13,7 +13,7 @@ from typing import Any
 
 from trainbox.errors import StorageFailure, WrongUse
 from trainbox.files.regular_files import read_object
-from trainbox.folders.record_folder import MANIFEST
+from trainbox.folders.record_folder import CHECKPOINTS, MANIFEST
 from trainbox.options.config import Config, config_in
 from trainer.records.checkpoint_files import CheckpointFiles
 from trainer.records.compare_runs import edited_settings, listed_changes
@@ -72,9 +72,7 @@ class RunRecord:
     @property
     def files(self) -> CheckpointFiles:
         """The checkpoints of the run, which are only read."""
-        return CheckpointFiles(
-            self.path / "checkpoints", print, self.manifest["run_id"], mapped=True
-        )
+        return CheckpointFiles(self.path / CHECKPOINTS, print, self.manifest["run_id"], mapped=True)
 
     def find(self, which: str) -> int:
         """Return the step of the newest checkpoint or the best one, after a check of its content.

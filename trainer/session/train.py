@@ -18,6 +18,7 @@ from trainbox.errors import (
     WrongUse,
 )
 from trainbox.files.temporary import sockets_in_a_folder
+from trainbox.folders.record_folder import CHECKPOINTS
 from trainbox.options.config import (
     CHANNELS_LAST,
     CONTIGUOUS,
@@ -133,7 +134,7 @@ def train_task(
             refuse_edited(settled, strategy, run, resume == "anyway")
             check(settled, world.device.type)
             checkpoints = RunCheckpoints(
-                run.path / "checkpoints",
+                run.path / CHECKPOINTS,
                 settled.keep,
                 run.writes,
                 run.report,

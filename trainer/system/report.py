@@ -1,7 +1,9 @@
 """Report the failure with which this process exits."""
 
+import logging
 import os
 from pathlib import Path
+from typing import NoReturn
 
 from trainbox.errors import Failure
 from trainbox.processes.environment import Internal
@@ -19,3 +21,11 @@ def report_failure(failure: Failure) -> None:
         )
     else:
         message(str(failure))
+
+
+def end_with(failure: Failure) -> NoReturn:
+    """Report the failure and end this process, whose main thread hangs. Call it in a thread."""
+    logging.getLogger(__name__).error(str(failure))
+    report_failure(failure)
+    logging.shutdown()
+    os._exit(failure.exit_code)

@@ -82,7 +82,7 @@ def test_a_sweep_is_one_row_or_its_trials(tmp_path: Path) -> None:
     (tmp_path / "s/study.journal").touch()
     (sweep,) = stored_runs(tmp_path, trials=False)
     assert (sweep.task, sweep.step, sweep.steps) == ("sweep of digits", 2, None)
-    assert (sweep.state, sweep.why) == ("failed", "1 trials have failed")
+    assert (sweep.state, sweep.why) == ("stopped", "1 trials have failed")
     (tmp_path / "s/results.csv").write_text("trial,state\n0,done\n1,pruned\n2,done\n3,done\n")
     (sweep,) = stored_runs(tmp_path, trials=False)
     assert (sweep.state, sweep.step, sweep.steps) == ("complete", 4, 4)
@@ -187,3 +187,11 @@ def test_the_commands(trainbox: Any) -> None:
     assert "nothing to remove" in trainbox("clean", "--yes").out
     missing = trainbox("runs", "--runs-dir", "nope")
     assert (missing.code, missing.out) == (0, "no runs in nope\n")
+
+
+def test_a_sweep_without_results_is_not_complete(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/study.journal").touch()
+    assert [run.state for run in stored_runs(tmp_path, False)] == ["stopped"]
+    _run(tmp_path / "s/trial-00000", COMPLETE)
+    assert [run.state for run in stored_runs(tmp_path, False)] == ["stopped"]

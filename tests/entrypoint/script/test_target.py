@@ -87,7 +87,11 @@ def test_the_same_command_has_the_same_run() -> None:
             "torchrun --standalone --nproc-per-node 4 -m pack.train",
             "leave out torchrun: `trainbox run --gpus 4 -m pack.train`",
         ),
-        ("bash run.sh", "leave out bash: `trainbox run run.sh`"),
+        (
+            "bash run.sh",
+            "leave out bash: `trainbox run run.sh`, after `chmod +x run.sh` and with the first "
+            "line #!/bin/bash",
+        ),
         ("python", "leave out python: `trainbox run train.py`"),
         ("app -x", "use `trainbox run app/__main__.py -- -x`"),
     ],

@@ -1,6 +1,7 @@
 """The fields of a task: loaded with its class, and set by values."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -267,3 +268,16 @@ def test_a_wrong_field_is_refused_before_a_folder_is_made(
 ) -> None:
     assert here.refused(*words.split(), "--device", "cpu").startswith(f"trainbox: {message}")
     assert not (here.folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("nan", "NaN is equal to nothing"), ("1,n=2", "separate fields by a space, as in x=1 n=2")],
+)
+def test_a_number_that_no_resume_could_compare_and_two_fields_in_one_are_refused(
+    text: str, problem: str
+) -> None:
+    fields = [TaskField("x", float, 0.0)]
+    with pytest.raises(WrongUse, match=problem):
+        parse_fields("T", fields, {"x": text})
+    assert parse_fields("T", fields, {"x": "inf"}) == {"x": math.inf}
