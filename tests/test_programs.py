@@ -1,6 +1,7 @@
 """The table of the programs that Trainbox starts, compared with the code."""
 
 import ast
+import functools
 import importlib.util
 import re
 from pathlib import Path
@@ -30,17 +31,26 @@ def test_a_program_can_be_started_and_its_starters_are_those_of_the_table(
     assert importlib.util.find_spec(program.module)
     if (source := SOURCES.get(program.module)) and f"{program.module}.__main__" not in SOURCES:
         assert 'if __name__ == "__main__"' in source
-    starters = {name for name, text in SOURCES.items() if NAMES[program] in _imported(text)}
+    starters = {name for name, imported in _imports().items() if NAMES[program] in imported}
     assert starters == {*program.started_by}
 
 
-def _imported(source: str) -> set[str]:
-    """Return what a source imports from the table."""
+@functools.cache
+def _trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(text) for name, text in SOURCES.items()}
+
+
+@functools.cache
+def _imports() -> dict[str, set[str]]:
+    """Return what each source imports from the table."""
     return {
-        alias.name
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ImportFrom) and node.module == programs.__name__
-        for alias in node.names
+        name: {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == programs.__name__
+            for alias in node.names
+        }
+        for name, tree in _trees().items()
     }
 
 
@@ -49,9 +59,9 @@ def test_no_source_starts_a_module_by_its_name_as_text() -> None:
     named = {program.module for program in PROGRAMS} - {"trainer", "entrypoint"}
     found = {
         (module, node.value)
-        for module, text in SOURCES.items()
+        for module, tree in _trees().items()
         if module != programs.__name__
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and node.value in named
     }
     assert not found

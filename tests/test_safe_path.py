@@ -154,6 +154,7 @@ print("a script with", sys.argv[1:], flush=True)
 """
 
 
+@pytest.mark.slow
 def test_no_module_on_the_path_runs_instead_of_ours(
     run_with_hostile_path: Run,
 ) -> None:

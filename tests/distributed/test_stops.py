@@ -206,6 +206,7 @@ print([name for name in audible if name.startswith("torch.distributed")])
 """
 
 
+@pytest.mark.slow
 def test_torchrun_logs_no_errors_of_its_own() -> None:
     """For example, node 0 may end before the other nodes have left torchrun's last barrier."""
     # Not in a fork: a process that has had threads may crash at the imports of a child.

@@ -121,6 +121,7 @@ def _all_listening() -> set[str]:
 
 
 @needs_linux
+@pytest.mark.slow
 def test_row_03_the_agent_killed_and_row_48_only_loopback_listens(trainbox: Trainbox) -> None:
     """If torchrun's agent is killed, its ranks end and no port stays in use.
 
@@ -368,6 +369,7 @@ def test_row_47_a_batch_that_does_not_fit(ranks: Ranks) -> None:
         ("Gated", "gate-0-3", r"waiting for _wait_at \(.*fault_tasks.py, line \d+\)"),
     ],
 )
+@pytest.mark.slow
 def test_a_single_process_that_hangs_is_ended_with_its_place(
     trainbox: Trainbox, task: str, gate: str, where: str
 ) -> None:

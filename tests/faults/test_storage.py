@@ -259,6 +259,7 @@ def _as_user(folder: Path, uid: int, *words: str) -> Ended:
 
 
 @needs_root
+@pytest.mark.slow
 def test_row_18_a_user_without_a_name(tmp_path: Path, clean: str) -> None:
     for folder in (tmp_path, tmp_path / "runs"):
         folder.mkdir(exist_ok=True)

@@ -130,7 +130,7 @@ class Server:
         return pid
 
 
-def _load() -> None:
+def load_all() -> None:
     """Import all that a training imports, so that no fork has to."""
     for name in (
         "multiprocessing.synchronize",
@@ -172,7 +172,7 @@ def _accept(listening: socket.socket) -> socket.socket:
     die_with_parent()
     while True:
         connection, _ = listening.accept()
-        _load()
+        load_all()
         with connection:
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -184,7 +184,7 @@ def _accept(listening: socket.socket) -> socket.socket:
 def _serve(connection: socket.socket) -> NoReturn:
     """Follow the orders until the other end is closed."""
     faulthandler.enable()  # a crash writes its stack to the rank's own `err`
-    _load()
+    load_all()
     server = Server(connection)
     with connection.makefile() as orders:
         for line in orders:

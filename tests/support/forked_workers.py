@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests.support.fork_server import load_all
 from trainbox.processes.process_tree import die_with_parent
 
 _NUMBER = 2  # bytes of a group's number in a queue
@@ -71,6 +72,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     # The folder of each worker is in the folder of this process.
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     sys.stdout.flush()
+    load_all()
     workers: dict[Connection, int] = {}
     for number, queue in enumerate(forks):
         reading, writing = Pipe(duplex=False)

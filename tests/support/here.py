@@ -23,7 +23,7 @@ from torch import Tensor
 import entrypoint.cli.commands
 from entrypoint.cli.planning import Launch
 from tests.support.commands import HIDDEN_GPUS
-from tests.support.tiny import TINY
+from tests.support.tiny import TINY, Tiny
 from trainbox.errors import Preempted
 from trainbox.options.config import Config
 from trainbox.processes.environment import launch_facts
@@ -69,6 +69,7 @@ class Here:
     """Trains in the working folder, which is `folder`."""
 
     folder: Path
+    patch: pytest.MonkeyPatch
     rehearses: bool = False  # tests of other promises count forwards and calls
     # The saves that were still under way when the last training ended.
     saving: list[threading.Thread] = field(default_factory=list)
@@ -100,6 +101,11 @@ class Here:
                 rehearses=self.rehearses if rehearses is None else rehearses,
             )
         return out.getvalue()
+
+    def plant(self, **members: Any) -> None:
+        """Replace methods and attributes of the task `Tiny` until the end of the test."""
+        for name, member in members.items():
+            self.patch.setattr(Tiny, name, member, raising=False)
 
     def command(self, *words: str) -> tuple[int, str, str]:
         """Run `trainbox` with these arguments, whose trainer runs in this process as well.
@@ -332,7 +338,7 @@ def training_here(folder: Path) -> Iterator[Here]:
                 patch.delenv(name)
         for name, value in HIDDEN_GPUS.items():
             patch.setenv(name, value)
-        yield Here(folder)
+        yield Here(folder, patch)
     for number, handler in handlers.items():
         signal.signal(number, handler)
     torch.set_deterministic_debug_mode("default")

@@ -62,12 +62,8 @@ def data(here: Here, people: Path) -> Path:
     return here.folder / "data" / _NAME
 
 
-_FAST_MODELS = [
-    pytest.param(model, marks=pytest.mark.slow) if model != "mlp" else model for model in _MODELS
-]
-
-
-@pytest.mark.parametrize("model", _FAST_MODELS)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", _MODELS)
 def test_a_model_recognises_the_activities_of_new_people(
     here: Here, data: Path, model: str
 ) -> None:

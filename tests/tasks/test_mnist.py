@@ -78,6 +78,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("task", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")]
 )
+@pytest.mark.slow
 def test_a_model_learns_from_plain_files(here: Here, files: Path, task: str, folder: str) -> None:
     shutil.copytree(files, here.folder / "data" / folder / "raw")
     out = here.train(
@@ -95,6 +96,7 @@ def test_a_model_learns_from_plain_files(here: Here, files: Path, task: str, fol
     assert sum(map(sum, entries[-1]["confusion"])) == 360
 
 
+@pytest.mark.slow
 def test_loader_workers_do_not_change_the_bits(here: Here, files: Path) -> None:
     shutil.copytree(files, here.folder / "data" / "MNIST" / "raw")
     for run, fields, workers in (("held", {}, None), ("read", {"in_memory": False}, 2)):

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.loop import Mlp, RandomMnist
 from tests.support.here import Here
+from tests.support.kinds import slow_after
 from tests.support.pictures import FIELDS as PICTURES
 from tests.support.task_digests import write_data
 from tests.support.texts import FIELDS as TEXTS
@@ -133,7 +134,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", slow_after(1, ["fp32", "bf16"]))
 @pytest.mark.parametrize(
     ("case", "most"),
     [

@@ -67,6 +67,7 @@ def _accuracy_from_the_labelled_alone() -> float:
     return float((model(images).argmax(1) == labels).double().mean())
 
 
+@pytest.mark.slow
 def test_a_short_training_improves_the_bound_and_the_accuracy(trained: Here) -> None:
     validations = trained.entries("validation")
     assert validations[-1]["accuracy"] > 0.85

@@ -127,7 +127,7 @@ def _train(here: Here, task: str, **fields: Any) -> None:
     here.train(task=task, fields=fields, max_steps=1, batch_size=size, threads=1, workers=1)
 
 
-_FAST = ("digits", "ssvae", "images mixed and averaged")
+_FAST = ("digits",)
 
 
 @pytest.mark.parametrize("case", slow_but(_FAST, [*TASKS, "images mixed and averaged"]))

@@ -15,6 +15,7 @@ import pytest
 
 from entrypoint.script.python import Python, ask, choose_python
 from tests.support.commands import Trainbox
+from tests.support.kinds import slow_after
 from trainbox.errors import WrongUse
 
 _PRINTS = "import sys; print(sys.prefix)\n"
@@ -98,7 +99,7 @@ dist.destroy_process_group()
     assert "did not call init_process_group" not in ended.err
 
 
-@pytest.mark.parametrize("program", ["train.py", "train.sh"])
+@pytest.mark.parametrize("program", slow_after(1, ["train.py", "train.sh"]))
 def test_processes_of_another_python_that_never_meet_are_named(
     trainbox: Trainbox, environment: Path, program: str
 ) -> None:

@@ -252,7 +252,13 @@ def test_a_stop_is_a_sigterm_and_exits_with_75(trainbox: Trainbox) -> None:
 
 
 @pytest.mark.parametrize("number", slow_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]))
-@pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "processes",
+    [
+        pytest.param((), id="one"),
+        pytest.param(("--processes", "2"), id="two", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("saves", [True, False])
 def test_what_a_script_without_a_handler_has_lost_is_stated(
     trainbox: Trainbox, processes: tuple[str, ...], saves: bool, number: signal.Signals
@@ -294,6 +300,7 @@ def test_a_signal_that_slurm_sends_to_all_processes_does_not_end_a_script(forked
     assert forked(*ONE, name).code == 9
 
 
+@pytest.mark.slow
 def test_a_script_gets_ctrl_c_as_such_and_may_end_its_training_early(trainbox: Trainbox) -> None:
     code = """
 import os, pathlib, time
@@ -404,6 +411,7 @@ time.sleep(600)
     assert starts[0]["duration_s"] > 80 * float(minutes)
 
 
+@pytest.mark.slow
 def test_only_rank_0_reads_the_input(trainbox: Trainbox) -> None:
     code = """
 import os, pathlib, sys, time

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.kinds import slow_after
 from trainbox.errors import StorageFailure, WrongUse
 from trainbox.folders import lease
 from trainbox.folders.lease import LEASE, Lease, is_leased
@@ -179,7 +180,7 @@ def _takers(folder: Path, count: int) -> list[bool]:
     return found
 
 
-@pytest.mark.parametrize("is_stale", [False, True])
+@pytest.mark.parametrize("is_stale", slow_after(1, [True, False]))
 def test_one_of_several_processes_takes_a_lease(tmp_path: Path, is_stale: bool) -> None:
     for number in range(10):
         folder = tmp_path / str(number)

@@ -36,15 +36,15 @@ class _Bank(StepCounter):
         return super().forward(inputs_B4)
 
 
-def _with_bank(monkeypatch: pytest.MonkeyPatch, moves: Callable[[_Bank], bool]) -> None:
+def _with_bank(here: Here, monkeypatch: pytest.MonkeyPatch, moves: Callable[[_Bank], bool]) -> None:
     monkeypatch.setattr(_Bank, "moves", staticmethod(moves))
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Bank())
+    here.plant(build_model=lambda _task: _Bank())
 
 
 def test_a_large_tensor_that_the_first_forward_fills_is_noted(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _with_bank(monkeypatch, lambda model: not model.bank.any())
+    _with_bank(here, monkeypatch, lambda model: not model.bank.any())
     assert "note       _Bank.bank changed in a step" in here.train(max_steps=12)
 
 
@@ -52,14 +52,14 @@ def test_a_large_tensor_that_the_first_forward_fills_is_noted(
 def test_a_large_tensor_that_each_forward_or_each_validation_fills_may_change(
     here: Here, monkeypatch: pytest.MonkeyPatch, training: bool
 ) -> None:
-    _with_bank(monkeypatch, lambda model: model.training is training)
+    _with_bank(here, monkeypatch, lambda model: model.training is training)
     assert "\nnote " not in here.train(max_steps=12)
 
 
 def test_a_large_tensor_that_a_late_validation_changes_is_noted(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _with_bank(monkeypatch, lambda model: not model.training and int(model.forwards) > 5)
+    _with_bank(here, monkeypatch, lambda model: not model.training and int(model.forwards) > 5)
     assert "note: by step 6, _Bank.bank changed, which checkpoints" in here.train(max_steps=18)
 
 
@@ -85,33 +85,27 @@ def test_all_processes_note_an_attribute_that_changes_on_one(here: Here) -> None
     assert lines[0].startswith("note: by step 3, Net.scale changed, which checkpoints leave out: ")
 
 
-def _with_act_norm(monkeypatch: pytest.MonkeyPatch, attribute: bool = False) -> None:
+def _with_act_norm(here: Here, attribute: bool = False) -> None:
     model = functools.partial(ActNorm, attribute=attribute)
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: model())
+    here.plant(build_model=lambda _task: model())
 
 
-def test_weights_that_the_first_forward_sets_from_the_data_resume(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _with_act_norm(monkeypatch)
+def test_weights_that_the_first_forward_sets_from_the_data_resume(here: Here) -> None:
+    _with_act_norm(here)
     here.train("whole", max_steps=9)
     here.stopped(4, "stopped", max_steps=9)
     here.train("stopped", max_steps=9)
     assert here.digest("stopped") == here.digest("whole")
 
 
-def test_an_attribute_that_has_whether_they_are_set_is_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _with_act_norm(monkeypatch, attribute=True)
+def test_an_attribute_that_has_whether_they_are_set_is_refused(here: Here) -> None:
+    _with_act_norm(here, attribute=True)
     with pytest.raises(WrongUse, match=r"after a resume, .* \(ActNorm\.ready\): make it a buffer"):
         here.train(max_steps=3)
 
 
-def test_fast_sets_such_weights_in_the_first_step_and_not_in_the_rehearsal(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _with_act_norm(monkeypatch, attribute=True)
+def test_fast_sets_such_weights_in_the_first_step_and_not_in_the_rehearsal(here: Here) -> None:
+    _with_act_norm(here, attribute=True)
     here.train("rehearsed", max_steps=3, deterministic=False)
     here.train("skipped", max_steps=3, deterministic=False, rehearses=False)
     assert here.digest("rehearsed") == here.digest("skipped")
@@ -152,16 +146,13 @@ class _Busy(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-def test_attributes_that_each_forward_sets_may_change(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attributes_that_each_forward_sets_may_change(here: Here) -> None:
     def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
         inputs_B4, targets_B = batch
         vars(task)["last"] = inputs_B4.sum()
         return {"error": (model(inputs_B4) - targets_B).square()}
 
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Busy())
-    monkeypatch.setattr(Tiny, "losses", losses)
+    here.plant(build_model=lambda _task: _Busy(), losses=losses)
     here.train("undisturbed", max_steps=14, shards=2, threads=1, digest_steps=1)
     here.stopped(8, max_steps=14, shards=2, threads=1, digest_steps=1)
     here.train(max_steps=14, shards=2, threads=1, digest_steps=1)

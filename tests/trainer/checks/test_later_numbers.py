@@ -53,7 +53,7 @@ _ACTING: dict[str, Callable[[_Net], float]] = {
 }
 
 
-def _with(monkeypatch: pytest.MonkeyPatch, act: Callable[[_Net], Any]) -> None:
+def _with(here: Here, act: Callable[[_Net], Any]) -> None:
     """Call `act` with the model in each training forward. A number is a factor on the losses."""
     plain = Tiny.losses
 
@@ -62,19 +62,16 @@ def _with(monkeypatch: pytest.MonkeyPatch, act: Callable[[_Net], Any]) -> None:
         found = plain(task, model, batch)
         return {n: v * factor for n, v in found.items()} if isinstance(factor, float) else found
 
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Net())
-    monkeypatch.setattr(Tiny, "losses", losses)
+    here.plant(build_model=lambda _task: _Net(), losses=losses)
 
 
 @pytest.mark.parametrize("name", _ACTING)
-def test_a_number_that_acts_later_is_refused_with_the_proof(
-    here: Here, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_number_that_acts_later_is_refused_with_the_proof(here: Here, name: str) -> None:
     def act(model: _Net) -> float:
         _grow(model)
         return _ACTING[name](model)
 
-    _with(monkeypatch, act)
+    _with(here, act)
     with pytest.raises(WrongUse) as refused:
         here.train()
     text = str(refused.value)
@@ -85,16 +82,14 @@ def test_a_number_that_acts_later_is_refused_with_the_proof(
     assert not (here.path() / "rehearsal").exists()
 
 
-def test_numbers_that_change_nothing_are_noted_and_a_resume_has_the_same_bits(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbers_that_change_nothing_are_noted_and_a_resume_has_the_same_bits(here: Here) -> None:
     def count(model: _Net) -> None:
         _grow(model)
         model.recent.append(float(model.calls))
         model.mean = 0.9 * model.mean + 0.1 * float(model.linear.bias.detach())
         assert model.table[model.calls - 1] >= 0  # an index that is valid until the end
 
-    _with(monkeypatch, count)
+    _with(here, count)
     out = here.train("whole")
     (line,) = (line for line in out.splitlines() if line.startswith("note "))
     assert line == (
@@ -125,42 +120,36 @@ def test_a_number_with_which_a_step_fails_or_takes_long_is_refused(
         model.calls += 1
         act(model)
 
-    _with(monkeypatch, count)
+    _with(here, count)
     with pytest.raises(WrongUse, match=f"_Net.calls changes the training: {text}"):
         here.train()
 
 
-def test_an_error_beside_a_container_that_is_younger_shows_nothing(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_beside_a_container_that_is_younger_shows_nothing(here: Here) -> None:
     def count(model: _Net) -> None:
         model.calls_list.append(model.calls)
         model.calls += 1
         assert model.calls_list[model.calls - 1] == model.calls - 1
 
-    _with(monkeypatch, count)
+    _with(here, count)
     assert "\nnote       _Net.calls and _Net.calls_list changed in a step" in here.train()
 
 
-def test_state_that_each_step_sets_again_is_not_noted(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_that_each_step_sets_again_is_not_noted(here: Here) -> None:
     def set_again(model: _Net) -> None:
         model.calls, model.state["n"] = 7, int(model.forwards)
         model.recent.clear()
         model.mean = float(model.linear.bias.detach())
 
-    _with(monkeypatch, set_again)
+    _with(here, set_again)
     assert "\nnote " not in here.train()
 
 
-def test_a_state_that_changes_later_is_noted_once_and_at_a_resume(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_changes_later_is_noted_once_and_at_a_resume(here: Here) -> None:
     def late(model: _Net) -> None:
         model.phase = 2.0 if int(model.forwards) == 8 else model.phase
 
-    _with(monkeypatch, late)
+    _with(here, late)
     text = "_Net.phase changed, which checkpoints leave out: a resume may have other bits"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trainer.loop.saving.Saving.save_and_stop", lambda _: None)
@@ -190,53 +179,47 @@ class _Phased(StepCounter):
         return self.phase * super().forward(inputs_B4)
 
 
-def test_extra_state_may_change_without_a_note(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Phased())
+def test_extra_state_may_change_without_a_note(here: Here) -> None:
+    here.plant(build_model=lambda _task: _Phased())
     assert "note" not in here.train(max_steps=12)
 
 
-def test_a_patience_in_finished_is_refused(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_patience_in_finished_is_refused(here: Here) -> None:
     """Only validations count, so its value at the end is their number."""
 
     def finished(task: Tiny, _metrics: Mapping[str, float]) -> bool:
         vars(task)["waits"] = vars(task).get("waits", 0) + 1
         return vars(task)["waits"] > 10
 
-    monkeypatch.setattr(Tiny, "finished", finished)
+    here.plant(finished=finished)
     with pytest.raises(WrongUse, match=r"Tiny.waits changes the training: .* of finished\(\), if"):
         here.train(epochs=20)
     assert "\nnote       Tiny.waits changed in a step" in here.train("short", epochs=2)
 
 
 @pytest.mark.parametrize("method", ["prepare", "metrics", "figures"])
-def test_a_method_that_counts_is_noted(
-    here: Here, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_a_method_that_counts_is_noted(here: Here, method: str) -> None:
     plain = getattr(Tiny, method)
 
     def counted(task: Tiny, *arguments: Any, **options: Any) -> Any:
         vars(task)["calls"] = vars(task).get("calls", 0) + 1
         return plain(task, *arguments, **options)
 
-    monkeypatch.setattr(Tiny, method, counted)
+    here.plant(**{method: counted})
     assert "\nnote       Tiny.calls changed in a step" in here.train(max_steps=12)
 
 
-def test_a_metric_that_adds_up_over_validations_is_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_metric_that_adds_up_over_validations_is_refused(here: Here) -> None:
     def metrics(task: Tiny, totals: Mapping[str, Tensor]) -> dict[str, float]:
         vars(task)["sum"] = vars(task).get("sum", 0.0) + float(totals["loss"])
         return {"loss": vars(task)["sum"]}
 
-    monkeypatch.setattr(Tiny, "metrics", metrics)
+    here.plant(metrics=metrics)
     with pytest.raises(WrongUse, match="the metric loss differs after a resume"):
         here.train()
 
 
-def test_metrics_that_reset_their_state_are_noted(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_that_reset_their_state_are_noted(here: Here) -> None:
     plain = Tiny.statistics
 
     def statistics(task: Tiny, model: nn.Module, batch: Any) -> dict[str, Tensor]:
@@ -249,34 +232,29 @@ def test_metrics_that_reset_their_state_are_noted(
         losses = vars(task).pop("seen")
         return {"loss": sum(losses) / len(losses)}
 
-    monkeypatch.setattr(Tiny, "statistics", statistics)
-    monkeypatch.setattr(Tiny, "metrics", metrics)
+    here.plant(statistics=statistics, metrics=metrics)
     out = here.train()
     assert "note       metrics() returns something else when it is called again" in out
 
 
-def test_a_schedule_is_called_for_all_steps_before_the_first(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schedule_is_called_for_all_steps_before_the_first(here: Here) -> None:
     def drawing(_task: Tiny, _step: int, _total: int, _warmup: int) -> float:
         return random.random()  # noqa: S311
 
-    monkeypatch.setattr(Tiny, "schedule", lambda _, step, *__: [1.0, 0.5][step // 17])
+    here.plant(schedule=lambda _, step, *__: [1.0, 0.5][step // 17])
     here.train("whole")
-    monkeypatch.setattr(Tiny, "schedule", lambda _, step, *__: [1.0][step // 17])
+    here.plant(schedule=lambda _, step, *__: [1.0][step // 17])
     with pytest.raises(Failure, match="raised IndexError: list index out of range"):
         here.train("short")
-    monkeypatch.setattr(Tiny, "schedule", lambda _, step, *__: None if step > 8 else 1.0)
+    here.plant(schedule=lambda _, step, *__: None if step > 8 else 1.0)
     with pytest.raises(WrongUse, match=r"schedule\(\) returned None: return a finite number"):
         here.train("none")
-    monkeypatch.setattr(Tiny, "schedule", drawing)
+    here.plant(schedule=drawing)
     with pytest.raises(WrongUse, match=r"schedule\(0, 18, 0\) returned 0\.\d+ and then 0\.\d+: c"):
         here.train("drawn")
 
 
-def test_a_scheduler_of_torch_that_acts_later_is_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scheduler_of_torch_that_acts_later_is_refused(here: Here) -> None:
     def build_optimizer(task: Tiny, model: nn.Module, *_: Any) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         vars(task)["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, 5)
@@ -288,8 +266,7 @@ def test_a_scheduler_of_torch_that_acts_later_is_refused(
         return plain(task, model, batch)
 
     act, plain = False, Tiny.losses
-    monkeypatch.setattr(Tiny, "build_optimizer", build_optimizer)
-    monkeypatch.setattr(Tiny, "losses", step)
+    here.plant(build_optimizer=build_optimizer, losses=step)
     here.train("unused", max_steps=6)
     act = True
     with (
@@ -319,7 +296,7 @@ class _Rows(Dataset[Any]):
 def test_a_cache_and_a_counter_of_a_dataset(
     here: Here, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _folder: _Rows())
+    here.plant(train_dataset=lambda _task, _folder: _Rows())
     out = here.train("noted", workers=workers)
     assert "note       train_dataset.cache and train_dataset.reads changed in a step" in out
     monkeypatch.setattr(_Rows, "acts", True)
@@ -327,9 +304,7 @@ def test_a_cache_and_a_counter_of_a_dataset(
         here.train("acts", workers=workers)
 
 
-def test_a_model_that_build_model_keeps_is_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_build_model_keeps_is_refused(here: Here) -> None:
     """The rehearsal would train the model of the training."""
     kept = StepCounter()
     shared, plain = nn.Linear(4, 1), Tiny.build_model
@@ -340,7 +315,7 @@ def test_a_model_that_build_model_keeps_is_refused(
         return model
 
     for build in (lambda _task: kept, partly):
-        monkeypatch.setattr(Tiny, "build_model", build)
+        here.plant(build_model=build)
         with pytest.raises(
             WrongUse, match=r"build_model\(\) returned other weights when it was ca"
         ):
@@ -349,14 +324,12 @@ def test_a_model_that_build_model_keeps_is_refused(
     here.train("skipped", rehearses=False)
 
 
-def test_fast_and_no_rehearsal_train_a_task_with_hidden_state(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fast_and_no_rehearsal_train_a_task_with_hidden_state(here: Here) -> None:
     def act(model: _Net) -> float:
         model.calls += 1
         return _ACTING["_Net.calls"](model)
 
-    _with(monkeypatch, act)
+    _with(here, act)
     out = here.train("fast", max_steps=12, deterministic=False)
     assert "\nrehearsal  2 steps, a validation and a checkpoint in " in out
     assert "\nrehearsal  skipped\n" in here.train("skipped", max_steps=12, rehearses=False)
@@ -397,7 +370,6 @@ def _random(output_B: Tensor, target_B: Tensor) -> Tensor:
 )
 def test_losses_that_depend_on_the_batch_are_noted_with_the_size_of_the_difference(
     here: Here,
-    monkeypatch: pytest.MonkeyPatch,
     compute: Callable[[Tensor, Tensor], Tensor],
     depends: bool,
 ) -> None:
@@ -405,7 +377,7 @@ def test_losses_that_depend_on_the_batch_are_noted_with_the_size_of_the_differen
         inputs_B4, targets_B = batch
         return {"error": compute(model(inputs_B4), targets_B)}
 
-    monkeypatch.setattr(Tiny, "losses", losses)
+    here.plant(losses=losses)
     out = here.train()
     assert (
         "note       the loss error of an example depends on the other examples" in out
@@ -413,16 +385,14 @@ def test_losses_that_depend_on_the_batch_are_noted_with_the_size_of_the_differen
     assert not depends or "it differs by up to " in out
 
 
-def test_data_in_memory_is_the_same_after_the_comparison(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_in_memory_is_the_same_after_the_comparison(here: Here) -> None:
     plain = Tiny.losses
 
     def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
         batch[0].mul_(2)
         return plain(task, model, batch)
 
-    monkeypatch.setattr(Tiny, "losses", losses)
+    here.plant(losses=losses)
     here.train("rehearsed")
     here.train("skipped", rehearses=False)
     assert here.digest("rehearsed") == here.digest("skipped")
@@ -431,9 +401,7 @@ def test_data_in_memory_is_the_same_after_the_comparison(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_scripted_and_traced_models_train_and_resume(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scripted_and_traced_models_train_and_resume(here: Here) -> None:
     class Part(nn.Module):
         def __init__(self, compiled: Callable[[], nn.Module]) -> None:
             super().__init__()
@@ -447,16 +415,14 @@ def test_scripted_and_traced_models_train_and_resume(
     def layers() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
 
-    monkeypatch.setattr(
-        Tiny, "losses", lambda _t, m, b: {"error": (m(b[0]).reshape(-1) - b[1]).square()}
-    )
+    here.plant(losses=lambda _t, m, b: {"error": (m(b[0]).reshape(-1) - b[1]).square()})
     with pytest.warns(FutureWarning, match="deprecated"):
         for name, build in {
             "script": lambda: torch.jit.script(layers()),
             "part": lambda: Part(lambda: torch.jit.script(layers())),
             "trace": lambda: torch.jit.trace(layers(), torch.randn(8, 4)),
         }.items():
-            monkeypatch.setattr(Tiny, "build_model", lambda _task, build=build: build())
+            here.plant(build_model=lambda _task, build=build: build())
             for shards in (1, 2):
                 run = f"{name}-{shards}"
                 here.train(f"{run}-whole", shards=shards, threads=1)
@@ -480,7 +446,7 @@ def test_a_buffer_that_is_registered_again_with_another_size_is_refused(
                 self.register_buffer("queue", torch.cat([self.queue, torch.ones(1)]))
             return super().forward(inputs_B4)
 
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: Growing())
+    here.plant(build_model=lambda _task: Growing())
     text = r"\(queue: shape \(1,\) -> shape \(3,\)\), so a resume could not load a checkpoint"
     with pytest.raises(WrongUse, match=text):
         here.train()
@@ -509,17 +475,13 @@ class _Lagging(StepCounter):
         return found
 
 
-def test_an_average_that_is_as_new_after_step_1_is_refused_if_it_is_used(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Lagging())
+def test_an_average_that_is_as_new_after_step_1_is_refused_if_it_is_used(here: Here) -> None:
+    here.plant(build_model=lambda _task: _Lagging())
     with pytest.raises(WrongUse, match=r"the statistic loss differs .* \(_Lagging.average\): make"):
         here.train()
 
 
-def test_a_count_that_each_validation_sets_back_is_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_count_that_each_validation_sets_back_is_refused(here: Here) -> None:
     def act(model: _Net) -> float:
         model.calls += 1
         return 0.5 if model.calls >= 5 else 1.0
@@ -529,14 +491,14 @@ def test_a_count_that_each_validation_sets_back_is_refused(
         return plain(task, model, batch)
 
     plain = Tiny.statistics
-    _with(monkeypatch, act)
-    monkeypatch.setattr(Tiny, "statistics", statistics)
+    _with(here, act)
+    here.plant(statistics=statistics)
     text = "_Net.calls changes the training: step 3 has other bits, .*, if it is 5, as at the end"
     with pytest.raises(WrongUse, match=text):
         here.train()
 
 
-def test_a_count_in_a_namespace_is_tried(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_count_in_a_namespace_is_tried(here: Here) -> None:
     def act(model: _Net) -> float:
         model.own.all = getattr(model.own, "all", SimpleNamespace(n=[0]))  # type: ignore[attr-defined]
         model.own.all.n[0] += 1  # type: ignore[attr-defined]
@@ -547,8 +509,8 @@ def test_a_count_in_a_namespace_is_tried(here: Here, monkeypatch: pytest.MonkeyP
         model.own.all = SimpleNamespace(n=[0])  # type: ignore[attr-defined]
         return model
 
-    _with(monkeypatch, act)
-    monkeypatch.setattr(Tiny, "build_model", build_model)
+    _with(here, act)
+    here.plant(build_model=build_model)
     with pytest.raises(WrongUse, match=r"_Net\.own\.all\.n\[0\] changes the training"):
         here.train()
 
@@ -562,21 +524,21 @@ def test_a_count_in_a_namespace_is_tried(here: Here, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_a_change_of_what_a_module_is_is_noted(
-    here: Here, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], name: str
+    here: Here, change: Callable[[Any], Any], name: str
 ) -> None:
     def build_model(_task: Tiny) -> nn.Module:
         model = _Net()
         model.act, model.layer = torch.relu, nn.ReLU()
         return model
 
-    _with(monkeypatch, lambda model: change(model) if int(model.forwards) == 7 else None)
-    monkeypatch.setattr(Tiny, "build_model", build_model)
+    _with(here, lambda model: change(model) if int(model.forwards) == 7 else None)
+    here.plant(build_model=build_model)
     assert f"note: by step 12, {name}" in here.train(checkpoint_steps=12)
 
 
 @pytest.mark.parametrize("copied", ["parameter", "module"])
 def test_a_trained_parameter_that_is_replaced_is_refused_at_the_next_save(
-    here: Here, monkeypatch: pytest.MonkeyPatch, copied: str
+    here: Here, copied: str
 ) -> None:
     def replace(model: Any) -> None:
         if int(model.forwards) != 7:
@@ -586,15 +548,13 @@ def test_a_trained_parameter_that_is_replaced_is_refused_at_the_next_save(
         else:
             model.linear.weight = nn.Parameter(model.linear.weight.detach().clone())
 
-    _with(monkeypatch, replace)
+    _with(here, replace)
     with pytest.raises(WrongUse, match=r"the trained parameter linear\.weight was replaced by"):
         here.train()
     assert here.steps() == [6]
 
 
-def test_numbers_of_numpy_in_groups_are_not_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbers_of_numpy_in_groups_are_not_refused(here: Here) -> None:
     def build_optimizer(_task: Tiny, model: nn.Module, *_: Any) -> torch.optim.Optimizer:
         scales = 0.75 ** numpy.arange(2)
         groups = [
@@ -605,23 +565,19 @@ def test_numbers_of_numpy_in_groups_are_not_refused(
             groups, betas=tuple(numpy.array([0.9, 0.95])), weight_decay=numpy.float64(0.05)
         )
 
-    monkeypatch.setattr(Tiny, "build_optimizer", build_optimizer)
+    here.plant(build_optimizer=build_optimizer)
     here.train("whole")
     here.stopped(7)
     here.train()
     assert here.digest() == here.digest("whole")
 
 
-def test_an_optimizer_with_another_form_of_state_is_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_optimizer_with_another_form_of_state_is_refused(here: Here) -> None:
     class Slow(torch.optim.SGD):
         def state_dict(self) -> dict[str, Any]:
             return {"base": super().state_dict(), "param_groups": []}
 
-    monkeypatch.setattr(
-        Tiny, "build_optimizer", lambda _task, model, *_: Slow(model.parameters(), 0.1)
-    )
+    here.plant(build_optimizer=lambda _task, model, *_: Slow(model.parameters(), 0.1))
     with pytest.raises(WrongUse, match=r"Slow.state_dict\(\) has base, param_groups instead of"):
         here.train()
 
@@ -647,26 +603,22 @@ class Tiny(Base):
     assert here.digest("one") == here.digest("other")
 
 
-def test_totals_that_a_method_changes_stay_in_the_records(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_totals_that_a_method_changes_stay_in_the_records(here: Here) -> None:
     def figures(_task: Tiny, _model: nn.Module, _batch: Any, totals: Any) -> dict[str, Any]:
         totals["table"].zero_()
         return {} if "loss" in totals else {"none": None}
 
-    monkeypatch.setattr(
-        Tiny,
-        "statistics",
-        lambda task, model, batch: {
+    here.plant(
+        statistics=lambda task, model, batch: {
             "loss": task.losses(model, batch)["squared_error"].sum(),
             "table": torch.ones(2) * len(batch[0]),
         },
+        metrics=lambda t, x: {"loss": float(x["loss"])},
     )
-    monkeypatch.setattr(Tiny, "metrics", lambda t, x: {"loss": float(x["loss"])})
     here.train("pure")
-    monkeypatch.setattr(Tiny, "figures", figures)
-    monkeypatch.setattr(
-        Tiny, "metrics", lambda _t, x: {"loss": float(x.pop("loss") + x["table"].zero_().sum())}
+    here.plant(
+        figures=figures,
+        metrics=lambda _t, x: {"loss": float(x.pop("loss") + x["table"].zero_().sum())},
     )
     out = here.train()
     assert "note" not in out
@@ -674,13 +626,13 @@ def test_totals_that_a_method_changes_stay_in_the_records(
     assert tables[0] == tables[1] == 3 * [[20.0, 20.0]]
 
 
-def test_a_buffer_may_begin_with_nan(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_may_begin_with_nan(here: Here) -> None:
     def build_model(_task: Tiny) -> nn.Module:
         model = StepCounter()
         model.register_buffer("unset", torch.full((3,), torch.nan))
         return model
 
-    monkeypatch.setattr(Tiny, "build_model", build_model)
+    here.plant(build_model=build_model)
     here.train("whole", shards=2, threads=1)
     here.stopped(7, shards=2, threads=1)
     here.train(shards=2, threads=1)
@@ -688,9 +640,7 @@ def test_a_buffer_may_begin_with_nan(here: Here, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
-def test_a_function_of_torch_jit_has_the_same_bits_in_each_call(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_of_torch_jit_has_the_same_bits_in_each_call(here: Here) -> None:
     swish = torch.jit.script(_swish)
 
     class Net(StepCounter):
@@ -702,7 +652,7 @@ def test_a_function_of_torch_jit_has_the_same_bits_in_each_call(
         def forward(self, inputs_B4: Tensor) -> Tensor:
             return super().forward(swish(self.first(inputs_B4.repeat(1, 48))))
 
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: Net())
+    here.plant(build_model=lambda _task: Net())
     here.train("skipped", threads=1, batch_size=32, max_steps=6, rehearses=False)
     here.train("rehearsed", threads=1, batch_size=32, max_steps=6)  # after many calls
     assert here.digest("rehearsed") == here.digest("skipped")
@@ -713,9 +663,7 @@ def _swish(values: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("method", ["metrics", "finished"])
-def test_a_validation_that_writes_a_buffer_is_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_a_validation_that_writes_a_buffer_is_refused(here: Here, method: str) -> None:
     """Each checkpoint after it would count as damaged."""
     models: list[nn.Module] = []
 
@@ -732,8 +680,7 @@ def test_a_validation_that_writes_a_buffer_is_refused(
         return plain(task, given)
 
     first = 0
-    monkeypatch.setattr(Tiny, "build_model", build_model)
-    monkeypatch.setattr(Tiny, method, counted)
+    here.plant(build_model=build_model, **{method: counted})
     text = rf"task Tiny: {method}\(\) changes waits of the model, whose digest is recorded before"
     with pytest.raises(WrongUse, match=text):
         here.train()
@@ -744,7 +691,7 @@ def test_a_validation_that_writes_a_buffer_is_refused(
     assert here.command("evaluate", "runs/late")[0] == 0
 
 
-def test_a_list_that_metrics_empties_is_noted(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_metrics_empties_is_noted(here: Here) -> None:
     plain = Tiny.metrics
 
     def metrics(task: Tiny, totals: Any) -> dict[str, float]:
@@ -757,17 +704,14 @@ def test_a_list_that_metrics_empties_is_noted(here: Here, monkeypatch: pytest.Mo
         return of_batch(task, model, batch)
 
     of_batch = Tiny.losses
-    monkeypatch.setattr(Tiny, "metrics", metrics)
-    monkeypatch.setattr(Tiny, "losses", losses)
+    here.plant(metrics=metrics, losses=losses)
     here.train("whole")
     here.stopped(8)
     here.train()
     assert here.digest() == here.digest("whole")
 
 
-def test_a_buffer_of_another_type_and_a_new_group_are_refused_at_the_save(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_buffer_of_another_type_and_a_new_group_are_refused_at_the_save(here: Here) -> None:
     def cast(_task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
         if int(model.forwards) == 8:
             model.register_buffer("scale", model.scale.double())
@@ -779,11 +723,11 @@ def test_a_buffer_of_another_type_and_a_new_group_are_refused_at_the_save(
         return model
 
     plain = Tiny.losses
-    monkeypatch.setattr(Tiny, "build_model", build_model)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tiny, "losses", cast)
-        with pytest.raises(WrongUse, match=r"\(scale: torch.float32 -> torch.float64\), so a "):
-            here.train("cast")
+    here.plant(build_model=build_model)
+    here.plant(losses=cast)
+    with pytest.raises(WrongUse, match=r"\(scale: torch.float32 -> torch.float64\), so a "):
+        here.train("cast")
+    here.plant(losses=plain)
     made: list[torch.optim.Optimizer] = []
 
     def build_optimizer(_task: Tiny, model: nn.Module, *_: Any) -> torch.optim.Optimizer:
@@ -795,7 +739,6 @@ def test_a_buffer_of_another_type_and_a_new_group_are_refused_at_the_save(
             made[0].add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
         return 1.0
 
-    monkeypatch.setattr(Tiny, "build_optimizer", build_optimizer)
-    monkeypatch.setattr(Tiny, "schedule", schedule)
+    here.plant(build_optimizer=build_optimizer, schedule=schedule)
     with pytest.raises(WrongUse, match="a parameter group was added to the optimizer"):
         here.train()

@@ -140,14 +140,12 @@ _STATES: dict[str, Callable[[Tiny, _Model, Tensor], Any]] = {
 }
 
 
-_FAST = ("a call counter", "a metric in the model", "a mask cache", "a writer", "the epoch")
+_FAST = ("a metric in the model", "a writer")
 
 
 @pytest.mark.parametrize("name", slow_but(_FAST, _STATES))
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_task_with_state_that_changes_no_bits_trains_and_resumes(
-    here: Here, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_task_with_state_that_changes_no_bits_trains_and_resumes(here: Here, name: str) -> None:
     plain = Tiny.losses
 
     def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
@@ -155,8 +153,7 @@ def test_a_task_with_state_that_changes_no_bits_trains_and_resumes(
             _STATES[name](task, model, batch[0])
         return plain(task, model, batch)
 
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Model())
-    monkeypatch.setattr(Tiny, "losses", losses)
+    here.plant(build_model=lambda _task: _Model(), losses=losses)
     here.train("whole", workers=0)
     here.stopped(7)
     here.train()
@@ -176,24 +173,20 @@ class _Averaged(StepCounter):
         return found
 
 
-def test_a_moving_average_of_the_weights_trains_and_resumes(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_moving_average_of_the_weights_trains_and_resumes(here: Here) -> None:
     def build_model(_task: Tiny) -> nn.Module:
         model = _Averaged()
         model.ema.requires_grad_(False)
         return model
 
-    monkeypatch.setattr(Tiny, "build_model", build_model)
+    here.plant(build_model=build_model)
     here.train("whole")
     here.stopped(7)
     here.train()
     assert here.digest() == here.digest("whole")
 
 
-def test_a_metric_object_that_replaces_the_totals_trains(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_metric_object_that_replaces_the_totals_trains(here: Here) -> None:
     """It is reset by metrics(), and cannot be computed twice."""
 
     def statistics(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
@@ -201,9 +194,8 @@ def test_a_metric_object_that_replaces_the_totals_trains(
         _once(task, "metric", _Metric).update(losses_B)
         return {"loss": losses_B.sum()}
 
-    monkeypatch.setattr(Tiny, "statistics", statistics)
-    monkeypatch.setattr(
-        Tiny, "metrics", lambda task, _totals: {"loss": _of(task)["metric"].compute()}
+    here.plant(
+        statistics=statistics, metrics=lambda task, _totals: {"loss": _of(task)["metric"].compute()}
     )
     here.train("whole")
     here.stopped(7)

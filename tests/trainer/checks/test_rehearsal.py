@@ -47,10 +47,8 @@ class _Rows(Dataset[Any]):
         return torch.full((4,), float(index)) + self.draw(), torch.tensor(1.0)
 
 
-def test_losses_that_draw_from_their_own_generator_are_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Tiny, "losses", _noisy)
+def test_losses_that_draw_from_their_own_generator_are_refused(here: Here) -> None:
+    here.plant(losses=_noisy)
     text = "the loss error differs when the same step is computed again: draw random numbers only f"
     with pytest.raises(WrongUse, match=text):
         here.train(max_steps=2)
@@ -58,9 +56,9 @@ def test_losses_that_draw_from_their_own_generator_are_refused(
 
 
 def test_losses_that_draw_from_torchs_generator_pass_and_the_check_changes_no_bits(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: Here,
 ) -> None:
-    monkeypatch.setattr(Tiny, "losses", _dropping)
+    here.plant(losses=_dropping)
     here.train("checked", max_steps=2)
     here.train("unchecked", max_steps=2, rehearses=False)
     assert here.digest("checked") == here.digest("unchecked")
@@ -70,14 +68,14 @@ def test_losses_that_draw_from_torchs_generator_pass_and_the_check_changes_no_bi
     ("kind", "workers"), [("own", 0), ("own", 1), ("state", 0), ("seeded", 0), ("seeded", 1)]
 )
 def test_a_dataset_that_draws_from_its_own_generator_is_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch, kind: str, workers: int
+    here: Here, kind: str, workers: int
 ) -> None:
     def dataset(_task: Tiny, _folder: Path) -> _Rows:
         own, count = random.Random(0), itertools.count()  # noqa: S311
         draws = {"own": own.random, "state": lambda: next(count), "seeded": numpy.random.normal}
         return _Rows(draws[kind])
 
-    monkeypatch.setattr(Tiny, "train_dataset", dataset)
+    here.plant(train_dataset=dataset)
     if kind == "seeded":
         here.train(max_steps=2, workers=workers)
         return
@@ -95,12 +93,12 @@ class _Recorded(_Rows):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_only_loader_workers_read_the_dataset(
-    here: Here, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
+def test_only_loader_workers_read_the_dataset(here: Here, workers: int) -> None:
     """Workers would share a file that the training process opens, with its position."""
-    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _folder: _Recorded(lambda: 0.0))
-    monkeypatch.setattr(Tiny, "validation_dataset", lambda _task, _folder: _Recorded(lambda: 0.0))
+    here.plant(
+        train_dataset=lambda _task, _folder: _Recorded(lambda: 0.0),
+        validation_dataset=lambda _task, _folder: _Recorded(lambda: 0.0),
+    )
     here.train(max_steps=2, workers=workers)
     readers = set(map(int, Path("readers").read_text().split()))
     assert (os.getpid() in readers) == (workers == 0)
@@ -114,10 +112,8 @@ def _rarely_random(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
     return {"error": (model(inputs_B4) - targets_B + noise).square()}
 
 
-def test_the_generators_of_python_and_numpy_are_seeded(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Tiny, "losses", _rarely_random)
+def test_the_generators_of_python_and_numpy_are_seeded(here: Here) -> None:
+    here.plant(losses=_rarely_random)
     for run in ("one", "other"):
         random.seed(run)
         numpy.random.seed(len(run))
@@ -125,9 +121,7 @@ def test_the_generators_of_python_and_numpy_are_seeded(
     assert here.digest("one") == here.digest("other")
 
 
-def test_data_and_models_drawn_by_numpy_are_seeded(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_and_models_drawn_by_numpy_are_seeded(here: Here) -> None:
     class Drawn(StepCounter):
         def __init__(self) -> None:
             super().__init__()
@@ -139,8 +133,7 @@ def test_data_and_models_drawn_by_numpy_are_seeded(
         order = torch.from_numpy(numpy.random.permutation(50))
         return TensorDataset(*(tensor[order] for tensor in plain(task, folder).tensors))
 
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: Drawn())
-    monkeypatch.setattr(Tiny, "train_dataset", shuffled)
+    here.plant(build_model=lambda _task: Drawn(), train_dataset=shuffled)
     for run in ("one", "other"):
         numpy.random.seed(len(run))
         here.train(run, max_steps=3)
@@ -193,16 +186,17 @@ def test_state_that_a_resume_cannot_restore_is_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch, kind: str, text: str
 ) -> None:
     monkeypatch.setattr(_Counting, "kind", kind)
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Counting())
+    here.plant(build_model=lambda _task: _Counting())
     with pytest.raises(WrongUse, match=text):
         here.train(max_steps=12)
 
 
+@pytest.mark.slow
 def test_a_mean_teacher_changes_once_per_step_and_survives_a_resume(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_Counting, "kind", "teacher")
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Counting())
+    here.plant(build_model=lambda _task: _Counting())
     here.train("undisturbed", shards=2, threads=1, max_steps=12, learning_rate=0.5)
     here.stopped(5, shards=2, threads=1, max_steps=12, learning_rate=0.5)
     here.train(shards=2, threads=1, max_steps=12, learning_rate=0.5)
@@ -238,10 +232,8 @@ class _Extra(StepCounter):
         return super().forward(inputs_B4)
 
 
-def test_a_modules_extra_state_is_saved_digested_and_restored(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Extra())
+def test_a_modules_extra_state_is_saved_digested_and_restored(here: Here) -> None:
+    here.plant(build_model=lambda _task: _Extra())
     here.stopped(4, max_steps=6)
     assert here.state(4)["model"]["_extra_state"] == {"seen": 4}
     here.train(max_steps=6)
@@ -261,10 +253,8 @@ class _Sparse(StepCounter):
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_sparse_gradient_is_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch, shards: int
-) -> None:
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Sparse())
+def test_a_sparse_gradient_is_refused(here: Here, shards: int) -> None:
+    here.plant(build_model=lambda _task: _Sparse())
     with pytest.raises(WrongUse, match=r"the gradient of rows.weight is sparse and cannot be"):
         here.train(max_steps=2, shards=shards, threads=1)
 

@@ -134,6 +134,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with training_here(tmp_path_factory.mktemp("done")) as here:
         for name, seed in (("r", 0), ("twin", 0), ("other", 1)):
             here.train(name, seed=seed, checkpoint_steps=5)
+            # A checkpoint may be written after later steps, and tests name the lines of the file.
+            record = here.path(name) / "digests.jsonl"
+            lines = record.read_text().splitlines(keepends=True)
+            record.write_text("".join(sorted(lines, key=lambda line: json.loads(line)["step"])))
         yield here.folder / "runs"
 
 
@@ -145,8 +149,7 @@ def finished(here: Here, done: Path) -> Here:
 
 
 def test_each_checkpoint_and_the_last_step_have_a_digest(finished: Here) -> None:
-    # A checkpoint may be written after later steps.
-    entries = sorted(finished.digests(), key=lambda entry: int(entry["step"]))
+    entries = finished.digests()
     assert [(entry["kind"], entry["step"]) for entry in entries] == [
         ("start", 0),
         ("checkpoint", 5),

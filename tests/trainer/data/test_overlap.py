@@ -15,7 +15,6 @@ from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 from tests.support.here import Here
 from tests.support.pictures import FIELDS, make_pictures
-from tests.support.tiny import Tiny
 from trainer.data.overlap import in_both
 
 
@@ -49,10 +48,9 @@ class _Read(Dataset[Any]):
         return self._points[self._indices[index]]
 
 
-def _data_of(here: Here, monkeypatch: pytest.MonkeyPatch, train: Any, validation: Any) -> str:
+def _data_of(here: Here, train: Any, validation: Any) -> str:
     """Return the header's lines about the data."""
-    monkeypatch.setattr(Tiny, "train_dataset", lambda *_: train())
-    monkeypatch.setattr(Tiny, "validation_dataset", lambda *_: validation())
+    here.plant(train_dataset=lambda *_: train(), validation_dataset=lambda *_: validation())
     out = here.train(max_steps=1, workers=0)
     return "\n".join(re.findall(r"^(?:data|warning|note) .*$", out, re.MULTILINE))
 
@@ -61,16 +59,14 @@ def _data_of(here: Here, monkeypatch: pytest.MonkeyPatch, train: Any, validation
     "split", [lambda: random_split(_points(), [0.8, 0.2]), _numpy_split, _python_split]
 )
 def test_a_random_split_in_both_methods_is_the_same_split(
-    here: Here, monkeypatch: pytest.MonkeyPatch, split: Callable[[], Any]
+    here: Here, split: Callable[[], Any]
 ) -> None:
-    line = _data_of(here, monkeypatch, lambda: split()[0], lambda: split()[1])
+    line = _data_of(here, lambda: split()[0], lambda: split()[1])
     assert "120 training and 30 validation examples, 0 in both, " in line
     assert "warning" not in line
 
 
-def test_a_random_split_of_a_dataset_that_is_not_compared_is_the_same_split(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_random_split_of_a_dataset_that_is_not_compared_is_the_same_split(here: Here) -> None:
     found: list[list[int]] = []
 
     def part(which: int) -> Subset[Any]:
@@ -78,25 +74,23 @@ def test_a_random_split_of_a_dataset_that_is_not_compared_is_the_same_split(
         found.append(list(split.indices))
         return split
 
-    line = _data_of(here, monkeypatch, lambda: part(0), lambda: part(1))
+    line = _data_of(here, lambda: part(0), lambda: part(1))
     assert "not compared" in line and "note" not in line
     assert {*found[0]} & {*found[1]}  # the first attempt
     assert not {*found[0]} & {*found[2]}
 
 
-def test_examples_that_are_drawn_are_not_the_same_examples(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_examples_that_are_drawn_are_not_the_same_examples(here: Here) -> None:
     def drawn(count: int) -> TensorDataset:
         return TensorDataset(torch.randn(count, 4), torch.zeros(count))
 
-    line = _data_of(here, monkeypatch, lambda: drawn(50), lambda: drawn(20))
+    line = _data_of(here, lambda: drawn(50), lambda: drawn(20))
     assert "50 training and 20 validation examples, 0 in both, " in line
 
 
 @pytest.mark.parametrize("shape", [(4,), (1,)])
 def test_examples_that_are_drawn_and_not_compared_are_not_the_same_examples(
-    here: Here, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+    here: Here, shape: tuple[int, ...]
 ) -> None:
     class Drawn(_Read):
         def __init__(self, count: int) -> None:
@@ -108,10 +102,8 @@ def test_examples_that_are_drawn_and_not_compared_are_not_the_same_examples(
             return self._x[index], self._x[index].sum()
 
     found: list[Tensor] = []
-    monkeypatch.setattr(
-        Tiny, "losses", lambda _t, m, b: {"e": (m(b[0].expand(-1, 4)) - b[1]).square()}
-    )
-    line = _data_of(here, monkeypatch, lambda: Drawn(50), lambda: Drawn(20))
+    here.plant(losses=lambda _t, m, b: {"e": (m(b[0].expand(-1, 4)) - b[1]).square()})
+    line = _data_of(here, lambda: Drawn(50), lambda: Drawn(20))
     assert "20 validation examples, not compared, " in line
     assert "note       validation_dataset() draws random numbers, and its examples cannot" in line
     assert not (found[0][:20, None] == found[1][None]).all(2).any()
@@ -135,11 +127,13 @@ class _Drawing(Dataset[Any]):
 
 
 def test_examples_that_are_drawn_when_they_are_read_are_not_those_of_the_first_epoch(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: Here,
 ) -> None:
     _Drawing.seen = []
-    monkeypatch.setattr(Tiny, "train_dataset", lambda *_: _Drawing("train"))
-    monkeypatch.setattr(Tiny, "validation_dataset", lambda *_: _Drawing("validation"))
+    here.plant(
+        train_dataset=lambda *_: _Drawing("train"),
+        validation_dataset=lambda *_: _Drawing("validation"),
+    )
     here.train(workers=0, epochs=1, batch_size=4)
     found = {
         name: {value for n, value in _Drawing.seen[-40:] if n == name}
@@ -153,18 +147,17 @@ def test_examples_that_are_drawn_when_they_are_read_are_not_those_of_the_first_e
     ("validation", "count"), [(_points, 150), (lambda: Subset(_points(), range(140, 150)), 10)]
 )
 def test_examples_in_both_are_a_warning(
-    here: Here, monkeypatch: pytest.MonkeyPatch, validation: Callable[[], Any], count: int
+    here: Here, validation: Callable[[], Any], count: int
 ) -> None:
-    line = _data_of(here, monkeypatch, _points, validation)
+    line = _data_of(here, _points, validation)
     assert f" {count} in both, " in line
     assert f"warning    {count} of {count} validation examples are also training examples" in line
 
 
-def test_test_examples_that_are_training_examples(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Tiny, "train_dataset", lambda *_: _points())
-    monkeypatch.setattr(Tiny, "test_dataset", lambda *_: Subset(_points(), range(12)))
+def test_test_examples_that_are_training_examples(here: Here) -> None:
+    here.plant(
+        train_dataset=lambda *_: _points(), test_dataset=lambda *_: Subset(_points(), range(12))
+    )
     here.train(max_steps=1, workers=0)
     _, _, err = here.command("evaluate", "runs/r", "--data", "test", "--device", "cpu")
     assert "warning: 12 of 12 test examples are also training or validation examples" in err

@@ -67,12 +67,10 @@ def test_a_batch_that_a_worker_cannot_send_is_refused(
         list(read_once(_EXAMPLES, _POSITIONS, 1, collate))
 
 
-def test_the_line_of_a_training_whose_batch_has_a_gradient(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_line_of_a_training_whose_batch_has_a_gradient(here: Here) -> None:
     for method in ("train_dataset", "validation_dataset"):
-        monkeypatch.setattr(Tiny, method, lambda *_: _Own(lambda: None))
-    monkeypatch.setattr(Tiny, "collate", lambda _, examples: _gradient(examples))
+        here.plant(**{method: lambda *_: _Own(lambda: None)})
+    here.plant(collate=lambda _, examples: _gradient(examples))
     err = here.refused("train", TINY, "--device", "cpu", "--workers", "1", code=2)
     assert "trainbox: a loader worker cannot send its batch (RuntimeError: " in err
     assert "Traceback" not in err
@@ -344,7 +342,7 @@ def test_batches_of_other_kinds_are_refused(
     ],
 )
 def test_buffers_that_cannot_be_saved_are_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch, name: str, buffer: Any, message: str
+    here: Here, name: str, buffer: Any, message: str
 ) -> None:
     build = Tiny.build_model
 
@@ -353,5 +351,5 @@ def test_buffers_that_cannot_be_saved_are_refused(
         model.register_buffer(name, buffer())
         return model
 
-    monkeypatch.setattr(Tiny, "build_model", with_buffer)
+    here.plant(build_model=with_buffer)
     assert message in here.refused("train", TINY, "--device", "cpu", code=2)

@@ -20,8 +20,7 @@ from torch.utils.data import Dataset
 
 from tests.support import recorded_graph
 from tests.support.here import Here, StopAfter
-from tests.support.kinds import slow_but
-from tests.support.tiny import Tiny
+from tests.support.kinds import slow_after, slow_but
 from trainbox.errors import Preempted
 from trainer.checks import capture
 from trainer.loop.captured import CapturedStep, KeptMemory
@@ -59,9 +58,8 @@ def _losses(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
     return {"error": (model(inputs_B4) - targets_B).square()}
 
 
-def _use(monkeypatch: Patch, net: Callable[[], nn.Module], losses: Any = _losses) -> None:
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: net())
-    monkeypatch.setattr(Tiny, "losses", losses)
+def _use(here: Here, net: Callable[[], nn.Module], losses: Any = _losses) -> None:
+    here.plant(build_model=lambda _task: net(), losses=losses)
 
 
 def _row(out: str) -> str:
@@ -98,25 +96,28 @@ def _replays(monkeypatch: Patch) -> list[int]:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        {"optimizer": "sgd"},
-        {"optimizer": "adam", "weight_decay": 0.1},
-        {"clip_norm": 0.1},
-        {"shards": 4},
-        {"accumulation": 4},
-        {"shards": 2, "accumulation": 2, "clip_norm": 1.0},
-        {"precision": "bf16"},
-        {"warmup_epochs": 1.0, "log_steps": 1},
-        {"batch_size": 7, "shards": 3},
-        {"freeze": ["layers.0"]},
-    ],
+    slow_after(
+        3,
+        [
+            {},
+            {"optimizer": "sgd"},
+            {"optimizer": "adam", "weight_decay": 0.1},
+            {"clip_norm": 0.1},
+            {"shards": 4},
+            {"accumulation": 4},
+            {"shards": 2, "accumulation": 2, "clip_norm": 1.0},
+            {"precision": "bf16"},
+            {"warmup_epochs": 1.0, "log_steps": 1},
+            {"batch_size": 7, "shards": 3},
+            {"freeze": ["layers.0"]},
+        ],
+    ),
     ids=str,
 )
 def test_captured_steps_have_the_bits_of_eager_steps(
     here: Here, monkeypatch: Patch, settings: dict[str, Any]
 ) -> None:
-    _use(monkeypatch, Net)
+    _use(here, Net)
     replays = _replays(monkeypatch)
     assert _compared(here, **settings) == "captured as CUDA graphs"
     steps = replays.count(-1)
@@ -135,7 +136,7 @@ def test_a_scaler_of_the_gradient_is_captured(
     monkeypatch.setattr(
         torch.amp, "GradScaler", lambda device, enabled: scaler(device, growth_interval=3)
     )
-    _use(monkeypatch, Net)
+    _use(here, Net)
     assert _compared(here, clip_norm=clip_norm) == "captured as CUDA graphs"
 
 
@@ -206,20 +207,23 @@ def _weighted(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
 @pytest.mark.parametrize("shards", slow_but([1], [1, 2]))
 @pytest.mark.parametrize(
     ("net", "losses"),
-    [
-        (_tied, _losses),
-        (Recomputing, _losses),
-        (Recurrent, _losses),
-        (MeanTeacher, _losses),
-        (Net, _mixed_up),
-        (Net, _in_place),
-        (Net, _weighted),
-    ],
+    slow_after(
+        3,
+        [
+            (_tied, _losses),
+            (Recomputing, _losses),
+            (Recurrent, _losses),
+            (MeanTeacher, _losses),
+            (Net, _mixed_up),
+            (Net, _in_place),
+            (Net, _weighted),
+        ],
+    ),
 )
 def test_ordinary_models_and_losses_are_captured(
-    here: Here, monkeypatch: Patch, net: Any, losses: Any, shards: int
+    here: Here, net: Any, losses: Any, shards: int
 ) -> None:
-    _use(monkeypatch, net, losses)
+    _use(here, net, losses)
     assert _compared(here, shards=shards) == "captured as CUDA graphs"
 
 
@@ -383,11 +387,11 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize(("net", "losses", "reason"), HOSTILE)
+@pytest.mark.parametrize(("net", "losses", "reason"), slow_after(7, HOSTILE))
 def test_a_task_whose_steps_differ_is_eager_and_the_header_has_the_cause(
-    here: Here, monkeypatch: Patch, net: Any, losses: Any, reason: str
+    here: Here, net: Any, losses: Any, reason: str
 ) -> None:
-    _use(monkeypatch, net, losses)
+    _use(here, net, losses)
     row = _compared(here)
     assert row.startswith("eager: task Tiny: ")
     assert reason in row
@@ -420,19 +424,20 @@ class Hand(torch.optim.Optimizer):
 
 @pytest.mark.parametrize(
     ("optimizer", "reason"),
-    [
-        (lambda p, lr: CountingInItsGroup(p, lr, fused=True), "changes its parameter groups"),
-        (Hand, "Hand is neither fused nor capturable"),
-        (torch.optim.AdamW, "AdamW is neither fused nor capturable"),
-    ],
+    slow_after(
+        1,
+        [
+            (lambda p, lr: CountingInItsGroup(p, lr, fused=True), "changes its parameter groups"),
+            (Hand, "Hand is neither fused nor capturable"),
+            (torch.optim.AdamW, "AdamW is neither fused nor capturable"),
+        ],
+    ),
 )
 def test_an_optimizer_that_a_graph_cannot_repeat_is_eager(
-    here: Here, monkeypatch: Patch, optimizer: Any, reason: str
+    here: Here, optimizer: Any, reason: str
 ) -> None:
-    _use(monkeypatch, Net)
-    monkeypatch.setattr(
-        Tiny, "build_optimizer", lambda _t, model, _n, lr, _d: optimizer(model.parameters(), lr)
-    )
+    _use(here, Net)
+    here.plant(build_optimizer=lambda _t, model, _n, lr, _d: optimizer(model.parameters(), lr))
     assert reason in _compared(here)
 
 
@@ -452,7 +457,7 @@ def _padded(examples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def test_batches_of_other_shapes_are_computed_eagerly_and_end_the_capture_after_sixteen(
-    here: Here, monkeypatch: Patch
+    here: Here,
 ) -> None:
     class Summing(nn.Module):
         def __init__(self) -> None:
@@ -470,10 +475,12 @@ def test_batches_of_other_shapes_are_computed_eagerly_and_end_the_capture_after_
         words_BL, targets_B = _padded(examples)
         return F.pad(words_BL, (0, 200 + min(next(lengths), 200) - words_BL.shape[1])), targets_B
 
-    _use(monkeypatch, Summing)
-    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _folder: Words())
-    monkeypatch.setattr(Tiny, "validation_dataset", lambda _task, _folder: Words())
-    monkeypatch.setattr(Tiny, "collate", collated, raising=False)
+    _use(here, Summing)
+    here.plant(
+        train_dataset=lambda _task, _folder: Words(),
+        validation_dataset=lambda _task, _folder: Words(),
+        collate=collated,
+    )
     out = here.train("captured", capture="auto", workers=0, batch_size=8, max_steps=60)
     assert _row(out) == "captured as CUDA graphs"
     assert "steps are eager from now on: 16 batches had other shapes, types or plain values" in out
@@ -495,7 +502,7 @@ class _Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def test_a_captured_step_starts_at_most_seven_operations_beside_its_graphs(
     here: Here, monkeypatch: Patch
 ) -> None:
-    _use(monkeypatch, Net, _mixed_up)
+    _use(here, Net, _mixed_up)
     steps = list[list[str]]()
     called = CapturedStep.__call__
 
@@ -591,21 +598,24 @@ def _set_decay(step: int) -> None:
 
 @pytest.mark.parametrize(
     ("net", "losses", "act"),
-    [
-        (Net, _in_phases, _set_phase),
-        (Net, _boxed, _set_box),
-        (Scaling, _losses, _set_scale),
-        (Net, _losses, _unfreeze),
-        (Net, _losses, _set_momentum),
-        (Net, _losses, _set_decay),
-        (Net, _by_rate, lambda _step: None),
-        (CountingEpochs, _losses, lambda _step: None),
-    ],
+    slow_after(
+        2,
+        [
+            (Net, _in_phases, _set_phase),
+            (Net, _boxed, _set_box),
+            (Scaling, _losses, _set_scale),
+            (Net, _losses, _unfreeze),
+            (Net, _losses, _set_momentum),
+            (Net, _losses, _set_decay),
+            (Net, _by_rate, lambda _step: None),
+            (CountingEpochs, _losses, lambda _step: None),
+        ],
+    ),
 )
 def test_settings_that_follow_the_step_act_in_captured_trainings_too(
-    here: Here, monkeypatch: Patch, net: Any, losses: Any, act: Any
+    here: Here, net: Any, losses: Any, act: Any
 ) -> None:
-    _use(monkeypatch, net, losses)
+    _use(here, net, losses)
 
     def optimizer(_task: Any, model: Any, _name: Any, lr: float, _decay: Any) -> Any:
         _built.append((model, torch.optim.AdamW(model.parameters(), lr, fused=True)))
@@ -615,8 +625,7 @@ def test_settings_that_follow_the_step_act_in_captured_trainings_too(
         act(step)
         return 0.1 if step >= 12 else 1.0
 
-    monkeypatch.setattr(Tiny, "build_optimizer", optimizer)
-    monkeypatch.setattr(Tiny, "schedule", schedule)
+    here.plant(build_optimizer=optimizer, schedule=schedule)
     _compared(here)
     with pytest.raises(Preempted):
         here.train("stopped", capture="auto", stop=StopAfter(14))
@@ -658,10 +667,10 @@ def _set_memory(model: Any, scale: float) -> None:
         model.layers[0].weight.data = model.layers[0].weight.data.clone()
 
 
-@pytest.mark.parametrize("act", [_set_scaling, _set_config, _set_array, _set_nested, _set_memory])
-def test_a_change_after_the_capture_ends_it_before_the_next_step(
-    here: Here, monkeypatch: Patch, act: Any
-) -> None:
+@pytest.mark.parametrize(
+    "act", slow_after(1, [_set_scaling, _set_config, _set_array, _set_nested, _set_memory])
+)
+def test_a_change_after_the_capture_ends_it_before_the_next_step(here: Here, act: Any) -> None:
     """At the end of the training, which the rehearsal looks at, the model is as at its start."""
     built = list[Configured]()
 
@@ -669,13 +678,13 @@ def test_a_change_after_the_capture_ends_it_before_the_next_step(
         built.append(Configured())
         return built[-1]
 
-    _use(monkeypatch, net)
+    _use(here, net)
 
     def schedule(_task: Any, step: int, _total: int, _warmup: int) -> float:
         act(built[-1], 0.5 if 8 <= step < 12 else 1.0)
         return 1.0
 
-    monkeypatch.setattr(Tiny, "schedule", schedule)
+    here.plant(schedule=schedule)
     out = here.train("captured", capture="auto")
     assert _row(out) == "captured as CUDA graphs"
     assert "step 8: steps are eager from now on: " in out
@@ -710,8 +719,8 @@ def test_the_memory_that_a_graph_reads_is_kept() -> None:
     assert made_8.untyped_storage().data_ptr() not in read
 
 
-def test_a_table_that_is_replaced_is_not_read_by_a_graph(here: Here, monkeypatch: Patch) -> None:
-    _use(monkeypatch, Growing)
+def test_a_table_that_is_replaced_is_not_read_by_a_graph(here: Here) -> None:
+    _use(here, Growing)
     lengths = [8] * 12 + [20] + [8] * 99
 
     def collated(_task: Any, examples: Any) -> Any:
@@ -719,9 +728,11 @@ def test_a_table_that_is_replaced_is_not_read_by_a_graph(here: Here, monkeypatch
         number = int(words_BL[0, 0] * 200) % 13
         return F.pad(words_BL, (0, lengths[number] - words_BL.shape[1])), targets_B
 
-    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _folder: Words())
-    monkeypatch.setattr(Tiny, "validation_dataset", lambda _task, _folder: Words())
-    monkeypatch.setattr(Tiny, "collate", collated, raising=False)
+    here.plant(
+        train_dataset=lambda _task, _folder: Words(),
+        validation_dataset=lambda _task, _folder: Words(),
+        collate=collated,
+    )
     _compared(here, workers=0, batch_size=8, max_steps=40)
 
 
@@ -754,9 +765,9 @@ def _of_functions(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("losses", [_of_physics, _of_csr, _of_nested, _of_functions])
-def test_unusual_operations_train_with_capture(here: Here, monkeypatch: Patch, losses: Any) -> None:
-    _use(monkeypatch, Net, losses)
+@pytest.mark.parametrize("losses", slow_after(1, [_of_physics, _of_csr, _of_nested, _of_functions]))
+def test_unusual_operations_train_with_capture(here: Here, losses: Any) -> None:
+    _use(here, Net, losses)
     _compared(here)
 
 
@@ -764,9 +775,7 @@ def test_unusual_operations_train_with_capture(here: Here, monkeypatch: Patch, l
     "value",
     [numpy.arange, lambda number: [f"name {number}"], lambda number: 5],
 )
-def test_batches_with_other_values_than_tensors_train_with_capture(
-    here: Here, monkeypatch: Patch, value: Any
-) -> None:
+def test_batches_with_other_values_than_tensors_train_with_capture(here: Here, value: Any) -> None:
     def collated(_task: Any, examples: Any) -> Any:
         words_BL, targets_B = _padded(examples)
         return words_BL[:, :2].repeat(1, 2), targets_B, value(int(words_BL.sum()))
@@ -774,10 +783,12 @@ def test_batches_with_other_values_than_tensors_train_with_capture(
     def losses(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
         return _losses(task, model, batch[:2])
 
-    _use(monkeypatch, Net, losses)
-    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _folder: Words())
-    monkeypatch.setattr(Tiny, "validation_dataset", lambda _task, _folder: Words())
-    monkeypatch.setattr(Tiny, "collate", collated, raising=False)
+    _use(here, Net, losses)
+    here.plant(
+        train_dataset=lambda _task, _folder: Words(),
+        validation_dataset=lambda _task, _folder: Words(),
+        collate=collated,
+    )
     row = _compared(here, workers=0, batch_size=8, max_steps=30)
     assert (row == "captured as CUDA graphs") == (value(1) == 5)
 
@@ -785,7 +796,7 @@ def test_batches_with_other_values_than_tensors_train_with_capture(
 def test_a_stopped_training_captures_again_and_has_the_same_bits(
     here: Here, monkeypatch: Patch
 ) -> None:
-    _use(monkeypatch, Net)
+    _use(here, Net)
     with pytest.raises(Preempted):
         here.train("stopped", capture="auto", stop=StopAfter(8))
     replays = _replays(monkeypatch)
@@ -795,16 +806,16 @@ def test_a_stopped_training_captures_again_and_has_the_same_bits(
     assert here.digest("stopped") == here.digest("eager")
 
 
-def test_a_run_that_was_eager_resumes_with_its_reason(here: Here, monkeypatch: Patch) -> None:
-    _use(monkeypatch, Deep)
+def test_a_run_that_was_eager_resumes_with_its_reason(here: Here) -> None:
+    _use(here, Deep)
     with pytest.raises(Preempted):
         here.train("stopped", capture="auto", stop=StopAfter(8))
     assert "generator of Python" in _row(here.train("stopped", capture="auto"))
     assert "generator of Python" in _manifest(here, "stopped")["resumes"][0]["eager"]
 
 
-def test_a_run_without_a_rehearsal_is_eager(here: Here, monkeypatch: Patch) -> None:
-    _use(monkeypatch, Net)
+def test_a_run_without_a_rehearsal_is_eager(here: Here) -> None:
+    _use(here, Net)
     out = here.train(capture="auto", rehearses=False)
     assert _row(out) == "eager: the run was not rehearsed"
 
@@ -812,7 +823,7 @@ def test_a_run_without_a_rehearsal_is_eager(here: Here, monkeypatch: Patch) -> N
 def test_memory_that_is_used_up_in_the_capture_leaves_the_training_eager(
     here: Here, monkeypatch: Patch
 ) -> None:
-    _use(monkeypatch, Net)
+    _use(here, Net)
     record = recorded_graph.Recorder.record
     records = list[int]()
 
@@ -830,6 +841,6 @@ def test_memory_that_is_used_up_in_the_capture_leaves_the_training_eager(
 
 
 def test_a_short_training_is_eager(here: Here, monkeypatch: Patch) -> None:
-    _use(monkeypatch, Net)
+    _use(here, Net)
     monkeypatch.setattr(capture, "FEWEST_STEPS", 19)
     assert _row(here.train(capture="auto")) == "eager: only 18 steps are left"

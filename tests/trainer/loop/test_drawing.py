@@ -99,7 +99,7 @@ def test_pictures_that_follow_soon_are_drawn_only_for_the_best_and_the_last_step
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses = iter([5.0, 4.0, 3.0, 4.0, 4.0])
-    monkeypatch.setattr(Tiny, "metrics", lambda *_: {"loss": next(losses)})
+    here.plant(metrics=lambda *_: {"loss": next(losses)})
     monkeypatch.setattr(tensorboard, "_PICTURES_EVERY_S", 3600.0)
     _trained_on.set()
     here.train(task=f"{__name__}:Patient", epochs=5)

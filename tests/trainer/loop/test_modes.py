@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.here import Here, StopAfter
-from tests.support.tiny import Tiny
 from trainbox.errors import Preempted, WrongUse
 
 
@@ -56,14 +55,10 @@ class Exchanging(Net):
 
 
 @pytest.mark.parametrize("net", [FreezingLater, Stopping])
-def test_a_resume_within_an_epoch_has_the_same_bits(
-    here: Here, monkeypatch: pytest.MonkeyPatch, net: type[Net]
-) -> None:
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: net())
-    monkeypatch.setattr(
-        Tiny,
-        "losses",
-        lambda _task, model, batch: {"error": (model(batch[0]) - batch[1]).square()},
+def test_a_resume_within_an_epoch_has_the_same_bits(here: Here, net: type[Net]) -> None:
+    here.plant(
+        build_model=lambda _task: net(),
+        losses=lambda _task, model, batch: {"error": (model(batch[0]) - batch[1]).square()},
     )
     here.train("undisturbed", eval_every=9)
     with pytest.raises(Preempted):
@@ -72,7 +67,7 @@ def test_a_resume_within_an_epoch_has_the_same_bits(
     assert here.digest("stopped") == here.digest("undisturbed")
 
 
-def test_a_new_module_is_put_in_training_mode(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_module_is_put_in_training_mode(here: Here) -> None:
     modes = list[bool]()
 
     def losses(_task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
@@ -80,8 +75,7 @@ def test_a_new_module_is_put_in_training_mode(here: Here, monkeypatch: pytest.Mo
             modes.append(all(module.training for module in model.modules()))
         return {"error": (model(batch[0]) - batch[1]).square()}
 
-    monkeypatch.setattr(Tiny, "build_model", lambda _task: Exchanging())
-    monkeypatch.setattr(Tiny, "losses", losses)
+    here.plant(build_model=lambda _task: Exchanging(), losses=losses)
     with pytest.raises(WrongUse, match="the model has changed since it was built"):
         here.train(max_steps=6)
     assert modes == [True] * 6

@@ -24,40 +24,36 @@ def _with_a_bad_example(value: float) -> TensorDataset:
 
 
 @pytest.mark.parametrize(("value", "read"), [(math.nan, False), (-math.inf, True)])
-def test_a_bad_number_of_an_example_is_named(
-    here: Here, monkeypatch: pytest.MonkeyPatch, value: float, read: bool
-) -> None:
+def test_a_bad_number_of_an_example_is_named(here: Here, value: float, read: bool) -> None:
     dataset: Dataset[Any] = _with_a_bad_example(value)
     if read:  # one by one
         dataset = Subset(dataset, range(50))
-    monkeypatch.setattr(Tiny, "train_dataset", lambda *_: dataset)
+    here.plant(train_dataset=lambda *_: dataset)
     err = here.refused("train", TINY, "--device", "cpu", "--run", "r", "--workers", "0", code=6)
     assert f": example {_BAD} of the training set has a number that is infinite or NaN: " in err
     assert "--lr" not in err
 
 
 def test_the_rehearsal_names_an_example_before_it_saves_weights_that_are_not_finite(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: Here,
 ) -> None:
     here.rehearses = True
     inputs_N4, targets_N = Tiny().train_dataset(Path()).tensors
     dataset = TensorDataset(inputs_N4 * math.nan, targets_N)
-    monkeypatch.setattr(Tiny, "train_dataset", lambda *_: dataset)
+    here.plant(train_dataset=lambda *_: dataset)
     err = here.refused("train", TINY, "--device", "cpu", "--run", "r", code=6)
     remedy = "of the training set has a number that is infinite or NaN: repair it"
     assert re.search(rf"by step 2: example \d+ {remedy}$", err)
 
 
-def test_a_rate_that_is_too_high_is_named_with_the_best_checkpoint(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rate_that_is_too_high_is_named_with_the_best_checkpoint(here: Here) -> None:
     losses = Tiny.losses
 
     def explode(task: Tiny, model: Any, batch: Any) -> dict[str, torch.Tensor]:
         factor = math.inf if here.entries("validation") else 1.0
         return {name: loss * factor for name, loss in losses(task, model, batch).items()}
 
-    monkeypatch.setattr(Tiny, "losses", explode)
+    here.plant(losses=explode)
     words = ("--epochs", "2", "--log-steps", "1", "--no-rehearsal")
     err = here.refused("train", TINY, "--device", "cpu", "--run", "r", *words, code=6)
     assert "is not finite by step " in err
@@ -67,15 +63,13 @@ def test_a_rate_that_is_too_high_is_named_with_the_best_checkpoint(
     )
 
 
-def test_a_training_whose_validations_are_all_nan_fails_at_its_end(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_whose_validations_are_all_nan_fails_at_its_end(here: Here) -> None:
     dataset = _with_a_bad_example(math.nan)
-    monkeypatch.setattr(Tiny, "validation_dataset", lambda *_: dataset)
+    here.plant(validation_dataset=lambda *_: dataset)
     words = ("train", TINY, "--device", "cpu", "--run", "r")
     code, out, err = here.command(*words)
     assert code == 6
-    assert "loss of the validation is NaN, so this checkpoint cannot be the best: check" in out
+    assert "loss of the validation is NaN, so this checkpoint cannot be the best: example" in out
     assert "each validation had NaN as the metric that selects the best checkpoint (" in err
     assert "check the validation data and metrics(); the last checkpoint is valid" in err
     assert here.command("evaluate", str(here.path()), "--device", "cpu")[2].endswith(

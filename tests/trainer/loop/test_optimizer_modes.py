@@ -37,16 +37,12 @@ def _build(*kinds: Any) -> Any:
 @pytest.mark.parametrize(
     "kinds", [(ScheduleFree,), (torch.optim.SGD, ScheduleFree), (ScheduleFree, torch.optim.Adam)]
 )
-def test_an_optimizer_with_two_modes_is_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch, kinds: Any
-) -> None:
-    monkeypatch.setattr(Tiny, "build_optimizer", _build(*kinds))
+def test_an_optimizer_with_two_modes_is_refused(here: Here, kinds: Any) -> None:
+    here.plant(build_optimizer=_build(*kinds))
     err = here.refused("train", TINY, "--device", "cpu", code=2)
     assert "task Tiny: ScheduleFree keeps other weights for training than for evaluation" in err
 
 
-def test_an_optimizer_with_one_of_the_methods_is_used(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Tiny, "build_optimizer", _build(OnlyTrain))
+def test_an_optimizer_with_one_of_the_methods_is_used(here: Here) -> None:
+    here.plant(build_optimizer=_build(OnlyTrain))
     assert "OnlyTrain" in here.train(max_steps=1)

@@ -14,7 +14,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tests.support.here import Here
-from tests.support.tiny import Tiny
 from trainbox.errors import Failure
 from trainer.loop import evaluate, validate
 from trainer.loop.state import Job
@@ -23,10 +22,10 @@ from trainer.records.run_log import RunLog
 
 
 def test_a_training_ends_after_as_many_validations_without_progress_as_its_patience(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: Here,
 ) -> None:
     losses = iter([3.0, 4.0, 2.0, 2.0, 3.0, 1.0])
-    monkeypatch.setattr(Tiny, "metrics", lambda *_: {"loss": next(losses)})
+    here.plant(metrics=lambda *_: {"loss": next(losses)})
     here.train(epochs=6, early_stopping="min:loss", patience=2)
     assert [entry["loss"] for entry in here.entries("validation")] == [3, 4, 2, 2, 3]
     progress = here.state(30)["progress"]  # the last step has a checkpoint
@@ -142,11 +141,9 @@ def _killed_at(step: int) -> Callable[[RunLog], None]:
 
 
 @pytest.mark.parametrize(("count", "end"), [(5, "m5 5.0000"), (6, "m5 5.0000, ...")])
-def test_the_line_of_a_validation_has_six_metrics(
-    here: Here, monkeypatch: pytest.MonkeyPatch, count: int, end: str
-) -> None:
+def test_the_line_of_a_validation_has_six_metrics(here: Here, count: int, end: str) -> None:
     metrics = {"loss": 0.0} | {f"m{number}": float(number) for number in range(1, count + 1)}
-    monkeypatch.setattr(Tiny, "metrics", lambda *_: metrics)
+    here.plant(metrics=lambda *_: metrics)
     out = here.train(epochs=1)
     assert f"epoch 1: loss 0.0000, m1 1.0000, m2 2.0000, m3 3.0000, m4 4.0000, {end} (best)" in out
 
@@ -165,7 +162,7 @@ def test_the_speed_does_not_include_the_validations(
         advance(run)
 
     monkeypatch.setattr("trainer.loop.state.time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    monkeypatch.setattr(Tiny, "metrics", metrics)
+    here.plant(metrics=metrics)
     monkeypatch.setattr(RunLog, "advance", advanced)
     here.train()
     assert [entry["samples_per_second"] for entry in here.entries("train")] == [16.0] * 3

@@ -142,9 +142,7 @@ def test_a_buffer_that_begins_at_infinity_moves_with_shards(here: Here, ranks: R
     assert here.digests("alone")[-1]["model"] == ended.digest
 
 
-def test_an_unfrozen_parameter_is_refused_with_shards(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unfrozen_parameter_is_refused_with_shards(here: Here) -> None:
     plain = Tiny.losses
 
     def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
@@ -156,8 +154,7 @@ def test_an_unfrozen_parameter_is_refused_with_shards(
         model.linear.bias.requires_grad_(False)
         return model
 
-    monkeypatch.setattr(Tiny, "losses", losses)
-    monkeypatch.setattr(Tiny, "build_model", build_model)
+    here.plant(losses=losses, build_model=build_model)
     with pytest.raises(WrongUse, match=r"a forward unfreezes the parameter linear\.bias, whose"):
         here.train("sharded", **_SHARDS)
     here.train("whole")
@@ -175,8 +172,10 @@ def test_numbers_of_numpy_are_saved_as_plain_ones(
         optimizer.state[model.linear.bias]["count"] = numpy.int64(3)
         return optimizer
 
-    monkeypatch.setattr(Tiny, "build_optimizer", build_optimizer)
-    monkeypatch.setattr(Tiny, "schedule", lambda _, step, total, _warmup: numpy.cos(step / total))
+    here.plant(
+        build_optimizer=build_optimizer,
+        schedule=lambda _, step, total, _warmup: numpy.cos(step / total),
+    )
     monkeypatch.setattr(StepCounter, "get_extra_state", lambda _: {"mean": numpy.float64(1.5)})
     monkeypatch.setattr(StepCounter, "set_extra_state", lambda *_: None)
     here.stopped(8)
@@ -203,7 +202,7 @@ def test_a_value_that_cannot_be_loaded_is_refused_before_an_older_checkpoint_goe
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_an_average_that_a_hook_of_the_optimizer_moves_is_the_same_on_any_number_of_processes(
-    here: Here, monkeypatch: pytest.MonkeyPatch, in_place: bool
+    here: Here, in_place: bool
 ) -> None:
     """It changes between forwards, and each process moves it in the same way."""
 
@@ -226,8 +225,7 @@ def test_an_average_that_a_hook_of_the_optimizer_moves_is_the_same_on_any_number
         model.teacher = torch.nn.Linear(4, 1).requires_grad_(False)
         return model
 
-    monkeypatch.setattr(Tiny, "build_model", build_model)
-    monkeypatch.setattr(Tiny, "build_optimizer", build_optimizer)
+    here.plant(build_model=build_model, build_optimizer=build_optimizer)
     here.train("whole", **_SHARDS)
     here.stopped(8, **_SHARDS)
     here.train(**_SHARDS)

@@ -92,7 +92,7 @@ def test_other_names_are_refused() -> None:
 
 
 def test_several_losses_train_as_their_sum_and_one_without_gradient_is_only_logged(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+    here: Here,
 ) -> None:
     whole = Tiny.losses
 
@@ -101,7 +101,7 @@ def test_several_losses_train_as_their_sum_and_one_without_gradient_is_only_logg
         return {"quarter": loss_B / 4, "rest": loss_B * 3 / 4, "off": torch.zeros(len(loss_B))}
 
     here.train("one", max_steps=5)
-    monkeypatch.setattr(Tiny, "losses", parts)
+    here.plant(losses=parts)
     here.train("parts", max_steps=5)
     one, several = here.weights("one"), here.weights("parts")
     for name, weight in one.items():

@@ -52,7 +52,7 @@ def _append(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _write_in_steps(monkeypatch: pytest.MonkeyPatch, path: Path, texts: dict[int, str]) -> None:
+def _write_in_steps(here: Here, path: Path, texts: dict[int, str]) -> None:
     """Write each text in its step of the next training, counted from 1."""
     forwards, losses = 0, Tiny.losses
 
@@ -63,7 +63,7 @@ def _write_in_steps(monkeypatch: pytest.MonkeyPatch, path: Path, texts: dict[int
             _append(path, texts.get(forwards, ""))
         return losses(task, model, batch)
 
-    monkeypatch.setattr(Tiny, "losses", writing)
+    here.plant(losses=writing)
 
 
 def _recorded(here: Here, run_name: str = "r") -> list[tuple[int, int, float]]:
@@ -126,7 +126,7 @@ def test_a_damaged_line_is_skipped(events: Path, damaged: str) -> None:
 
 
 def test_events_of_a_training_are_in_its_metrics_and_in_tensorboard_and_not_printed(
-    here: Here, events: Path, monkeypatch: pytest.MonkeyPatch
+    here: Here, events: Path
 ) -> None:
     half, rest = _line(9.5)[:30], _line(9.5)[30:]
     warning = {
@@ -138,7 +138,7 @@ def test_events_of_a_training_are_in_its_metrics_and_in_tensorboard_and_not_prin
         "do": None,
     }
     _write_in_steps(
-        monkeypatch,
+        here,
         events,
         {2: _line(2.5, **warning), 8: half, 10: rest + "damaged\n" + _line(9.6, gpu=2)},
     )
@@ -166,7 +166,7 @@ def test_events_are_read_every_few_seconds_and_at_the_end_or_a_stop(
     here: Here, events: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_log, "_EVENTS_EVERY_S", 1000.0)
-    _write_in_steps(monkeypatch, events, {3: _line(3.0)})
+    _write_in_steps(here, events, {3: _line(3.0)})
     here.stopped(10)
     assert _recorded(here) == [(10, 2, 3.0)]
     _append(events, _line(4.0))
@@ -174,12 +174,10 @@ def test_events_are_read_every_few_seconds_and_at_the_end_or_a_stop(
     assert _recorded(here) == [(10, 2, 3.0), (11, 2, 4.0)]
 
 
-def test_a_resume_keeps_each_event_exactly_once(
-    here: Here, events: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resume_keeps_each_event_exactly_once(here: Here, events: Path) -> None:
     """After a crash in step 8, the run resumes at step 5. The events in between are kept."""
     events.write_text(_line(1.0))
-    _write_in_steps(monkeypatch, events, {8: _line(8.0)})
+    _write_in_steps(here, events, {8: _line(8.0)})
     here.stopped(8, checkpoint_steps=1, keep=9, log_steps=1)
     for step in (6, 7, 8):
         for path in (here.path() / "checkpoints").glob(f"step-{step:08d}*"):

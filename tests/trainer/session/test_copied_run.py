@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.here import Here, training_here
+from tests.support.kinds import slow_after
 from trainbox.files.sidecar import checkpoint_path, steps_in
 from trainbox.folders import lease
 from trainer.records.jsonl import read_entries
@@ -90,7 +91,7 @@ _DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("damage", _DAMAGE)
+@pytest.mark.parametrize("damage", slow_after(2, [*_DAMAGE]))
 def test_a_damaged_copy_resumes_to_the_same_bits(
     trained: tuple[Here, list[Path]], damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,9 +121,7 @@ def test_a_field_that_the_task_reads_is_its_own(here: Here, line: str, body: str
 
 
 @pytest.mark.parametrize("method", ["train_dataset", "build_model", "losses"])
-def test_a_task_that_changes_the_working_folder_is_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_a_task_that_changes_the_working_folder_is_refused(here: Here, method: str) -> None:
     (here.folder / "elsewhere").mkdir()
     real = getattr(Tiny, method)
 
@@ -131,7 +129,7 @@ def test_a_task_that_changes_the_working_folder_is_refused(
         os.chdir("elsewhere")
         return real(*values)
 
-    monkeypatch.setattr(Tiny, method, changed)
+    here.plant(**{method: changed})
     err = here.refused("train", TINY, "--device", "cpu", code=2)
     assert f"task Tiny: {method}() has changed the working folder to {here.folder}/elsewhere" in err
     assert Path.cwd() == here.folder and not Path("elsewhere/runs").exists()

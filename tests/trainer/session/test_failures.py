@@ -89,11 +89,11 @@ def test_unknown_errors_are_raised_unchanged(error: Exception) -> None:
     assert raised.value is error
 
 
-def test_a_long_error_of_a_task_is_cut(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_error_of_a_task_is_cut(here: Here) -> None:
     def losses(*_: object) -> None:
         raise ValueError("x" * 100_000)
 
-    monkeypatch.setattr(Tiny, "losses", losses)
+    here.plant(losses=losses)
     err = here.refused("train", TINY, "--device", "cpu", code=WrongUse.exit_code)
     (line,) = (line for line in err.splitlines() if line.startswith("trainbox: task "))
     assert f"raised ValueError: {'x' * 488}... (" in line and "; traceback in " in line
@@ -121,13 +121,12 @@ class _Unreadable(Dataset[Any]):
 )
 def test_an_error_of_a_dataset_has_its_code_and_cure_also_in_a_loader_worker(
     here: Here,
-    monkeypatch: pytest.MonkeyPatch,
     number: int,
     code: int,
     text: str,
     workers: int,
 ) -> None:
-    monkeypatch.setattr(Tiny, "train_dataset", lambda *_: _Unreadable(number))
+    here.plant(train_dataset=lambda *_: _Unreadable(number))
     words = ("train", TINY, "--device", "cpu", "--workers", f"{workers}")
     assert text in here.refused(*words, code=code)
 
@@ -160,13 +159,11 @@ def test_a_failure_of_a_loader_worker_has_its_own_message(cause: str, rest: str)
         raise WrongUse(text)
 
 
-def test_a_keyboard_interrupt_of_a_task_is_an_error(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_keyboard_interrupt_of_a_task_is_an_error(here: Here) -> None:
     def losses(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Tiny, "losses", losses)
+    here.plant(losses=losses)
     err = here.refused("train", TINY, "--device", "cpu", code=1)
     assert err.startswith("trainbox: the task raised KeyboardInterrupt in losses (")
 
@@ -209,7 +206,7 @@ def test_an_error_of_cuda_in_a_later_step_has_the_code_of_its_cause(
         return raise_in_library(error) if len(steps) == 5 else losses(task, *arguments)
 
     monkeypatch.setattr(RunLog, "advance", count)
-    monkeypatch.setattr(Tiny, "losses", fail)
+    here.plant(losses=fail)
     words = ("train", TINY, "--device", "cpu", "--run", "r", "--checkpoint-steps", "3")
     assert here.command(*words, "--no-rehearsal")[0] == expected
     assert here.steps() == [3]

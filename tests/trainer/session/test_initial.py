@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.support.here import Here
+from tests.support.kinds import slow_after
 from tests.support.transfer import TRANSFER, Transfer
 from tests.support.unsafe_pickle import MakesFolder
 from trainbox.initial_weights import read_tensors, unwrapped
@@ -48,7 +49,7 @@ def test_a_run_starts_from_the_best_weights_of_another(
     assert len(initial["sha256"]) == 64
 
 
-@pytest.mark.parametrize("ending", ["safetensors", "pt", "checkpoint"])
+@pytest.mark.parametrize("ending", slow_after(1, ["safetensors", "pt", "checkpoint"]))
 def test_a_file_gives_the_same_bits_as_its_run(
     here: Here, trained: dict[str, Tensor], ending: str
 ) -> None:

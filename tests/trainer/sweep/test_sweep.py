@@ -140,6 +140,7 @@ def test_each_combination_and_seed_is_trained_once_by_few_processes(sweeps: Swee
     assert picture.encoded_image_string == (run / "results.png").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_end_of_a_sweep_does_not_import_all_of_scipy(tmp_path: Path) -> None:
     """Record invented results, so that the command finds all trials done and starts no worker."""
     folder = tmp_path / "runs/s"
@@ -435,6 +436,7 @@ def test_a_failed_trial_stays_on_its_gpu_if_no_other_trial_is_left(sweep_run: Sw
     assert sweep_run._next_for(first) is None
 
 
+@pytest.mark.slow
 def test_trainbox_sweep_is_stopped_by_a_signal_and_resumes(
     trainbox: Trainbox, ranks: Ranks
 ) -> None:

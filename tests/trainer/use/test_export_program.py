@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.kinds import slow_after
 from tests.support.tiny import Tiny
 from trainbox.errors import WrongUse
 from trainbox.task import Task
@@ -54,7 +55,7 @@ _BATCHES: dict[str, tuple[Task, Callable[[], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", _BATCHES)
+@pytest.mark.parametrize("name", slow_after(2, [*_BATCHES]))
 def test_the_program_is_the_call_of_the_validation_for_any_number_of_examples(name: str) -> None:
     task, batch_of = _BATCHES[name]
     torch.manual_seed(0)
