@@ -11,7 +11,7 @@ import torch.distributed.run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from trainer.programs.ranks.messages import End
-from trainer.programs.ranks.ports import PortWatch, used_ports
+from trainer.programs.ranks.ports import PortWatch, sockets_at
 from trainer.programs.ranks.store import have_met
 from trainer.programs.ranks.torchrun import _exit_code, _report, _run_torchrun
 
@@ -77,17 +77,20 @@ def test_a_stop_before_the_ranks_is_not_lost_in_an_import(tmp_path: Path) -> Non
 def test_a_port_that_was_in_use_is_noted(tmp_path: Path) -> None:
     listens = socket.create_server(("127.0.0.1", 0))
     port = listens.getsockname()[1]
-    assert port in used_ports(Path("/proc/net"))
+    assert sockets_at(port, Path("/proc/net"))
     with socket.socket() as free:  # bound, but neither listening nor connected
         free.bind(("127.0.0.1", 0))
         unused = free.getsockname()[1]
         assert not PortWatch(unused, known=port).is_seen()
     # A connection that has ended is listed for a while.
-    with socket.create_connection(("127.0.0.1", port)), listens.accept()[0]:
-        pass
-    listens.close()
     with socket.create_server(("127.0.0.1", 0)) as other:
-        assert PortWatch(port, known=other.getsockname()[1]).is_seen()
+        watch = PortWatch(port, known=other.getsockname()[1])
+        with socket.create_connection(("127.0.0.1", port)), listens.accept()[0]:
+            pass
+        listens.close()
+        assert watch.is_seen()
+        # A later watch does not take this connection for another one.
+        assert not PortWatch(port, known=other.getsockname()[1]).is_seen()
     # Nothing is known where the system does not list ports.
     assert PortWatch(unused, known=port, folder=tmp_path).is_seen()
 

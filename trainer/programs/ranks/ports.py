@@ -8,12 +8,16 @@ _LOOK_EVERY_S = 1.0
 
 
 class PortWatch:
-    """Notes whether anything listens or connects at a port, until this process ends."""
+    """Notes whether anything listens or connects at a port, until this process ends.
+
+    Connections of earlier programs, which may have used the same port, do not count.
+    """
 
     def __init__(self, port: int, known: int, folder: Path = Path("/proc/net")) -> None:
         """Watch `port`. Something listens at the port `known`, so the system lists this port."""
         self._port, self._folder = port, folder
-        self._is_seen = known not in used_ports(folder)  # such as outside of Linux
+        self._earlier = sockets_at(port, folder)
+        self._is_seen = not sockets_at(known, folder)  # such as outside of Linux
         self._asked = threading.Event()
         threading.Thread(target=self._watch, name="port", daemon=True).start()
 
@@ -28,16 +32,18 @@ class PortWatch:
             self._look()
 
     def _look(self) -> None:
-        self._is_seen = self._is_seen or self._port in used_ports(self._folder)
+        found = sockets_at(self._port, self._folder)
+        self._is_seen = self._is_seen or not found <= self._earlier
 
 
-def used_ports(folder: Path) -> set[int]:
-    """Return the local and remote ports of all TCP sockets; empty if they are not listed."""
-    found = set[int]()
+def sockets_at(port: int, folder: Path) -> set[tuple[str, ...]]:
+    """Return the local and the remote end of each TCP socket with this port at one of its ends."""
+    found = set[tuple[str, ...]]()
     for name in ("tcp", "tcp6"):
         try:
             lines = (folder / name).read_text().splitlines()[1:]
         except OSError:  # without IPv6
             continue
-        found |= {int(end.rpartition(":")[2], 16) for line in lines for end in line.split()[1:3]}
+        ends = (tuple(line.split()[1:3]) for line in lines)
+        found |= {both for both in ends if any(end.endswith(f":{port:04X}") for end in both)}
     return found
