@@ -172,11 +172,40 @@ def _output(model: nn.Module, inputs: Any) -> Tensor:
     return output
 
 
-def gives_probabilities(model: nn.Module, batch: Any) -> bool:
-    """Return whether the model's outputs for a batch are probabilities, as after a softmax."""
+def doubtful_outputs(model: nn.Module, batch: Any) -> str:
+    """Return advice about the model's outputs for a batch, or an empty string.
+
+    The model is called once. It must be in evaluation mode.
+    """
+    before = _random_states(batch[0])
     output = model(batch[0]).float()
-    sums_B = output.sum(1) if output.ndim == 2 and output.shape[1] > 1 else output
-    return bool((output >= 0).all() and torch.allclose(sums_B, torch.ones_like(sums_B), atol=1e-2))
+    if output.numel() and bool((output >= 0).all()):
+        sums_B = output.sum(1) if output.ndim == 2 and output.shape[1] > 1 else output
+        if torch.allclose(sums_B, torch.ones_like(sums_B), atol=1e-2):
+            return (
+                "the model's outputs are probabilities: remove its last softmax, because the "
+                "cross-entropy has one"
+            )
+        # A layer that begins with weights of 0 has outputs that are all 0.
+        if bool((output == 0).any()) and bool((output > 0).any()):
+            return (
+                "the model's outputs are never below 0: remove its last ReLU, because the "
+                "cross-entropy needs numbers of any sign"
+            )
+    if before != _random_states(batch[0]):
+        return (
+            "the model draws random numbers in a validation: use nn.Dropout, or "
+            "F.dropout(x, training=self.training)"
+        )
+    return ""
+
+
+def _random_states(inputs: Any) -> list[bytes]:
+    """Return the states of torch's generators on the CPU and on the device of `inputs`."""
+    states = [torch.get_rng_state()]
+    if isinstance(inputs, Tensor) and inputs.is_cuda:
+        states.append(torch.cuda.get_rng_state(inputs.device))
+    return [state.numpy().tobytes() for state in states]
 
 
 def _form(value: Any) -> str:

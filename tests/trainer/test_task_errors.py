@@ -390,6 +390,13 @@ class _AlwaysDrops(nn.Linear):
         return nn.functional.dropout(super().forward(inputs_B4), 0.1)
 
 
+def _relu_last() -> nn.Module:
+    layer = nn.Linear(4, 3)
+    nn.init.zeros_(layer.weight)
+    layer.bias.data.copy_(torch.tensor([2.0, -2.0, 1.0]))
+    return nn.Sequential(layer, nn.ReLU())
+
+
 @pytest.mark.parametrize(
     ("model", "advice"),
     [
@@ -402,7 +409,7 @@ class _AlwaysDrops(nn.Linear):
             "cross-entropy has one",
         ),
         (
-            nn.Sequential(nn.Linear(4, 3), nn.ReLU()),
+            _relu_last(),
             "the model's outputs are never below 0: remove its last ReLU, because the "
             "cross-entropy needs numbers of any sign",
         ),

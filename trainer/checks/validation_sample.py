@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from trainbox.classification import counts_by_class, gives_probabilities
+from trainbox.classification import counts_by_class, doubtful_outputs
 from trainbox.errors import WrongUse, text_of
 from trainbox.task import Task
 from trainbox.tensor_trees import copied
@@ -47,7 +47,7 @@ class Sample(NamedTuple):
 def validate_sample(job: Job, is_first: bool = False) -> Sample | None:
     """Validate a sample as in a validation, write nothing, and return digests of what it computed.
 
-    If it `is_first`, warn of model outputs that are probabilities.
+    If it `is_first`, report doubtful outputs of a Classification.
 
     Each rank validates the sample alone. A task may fail with a sample that is too small, for
     example if a metric needs two classes. If it fails on any rank, all ranks validate the whole set
@@ -77,7 +77,7 @@ def validate_sample(job: Job, is_first: bool = False) -> Sample | None:
             share = len(job.evaluation.own) / max(1, len(batches.own))
             sample = Sample(digests, metrics, totals, share)
             if is_first:
-                _warn_of_probabilities(job, first_batch)
+                _advise(job, first_batch)
         except Exception as error:
             if isinstance(error, _FOR_ANY_BATCH) or memory_used_up(error):
                 raise
@@ -130,17 +130,13 @@ def impure_methods(task: Task, sample: Sample) -> list[str]:
 
 
 @torch.no_grad()
-def _warn_of_probabilities(job: Job, batch: Any) -> None:
-    """Warn if a Classification ends with a softmax; all ranks must call this."""
+def _advise(job: Job, batch: Any) -> None:
+    """Report doubtful outputs of a Classification; all ranks must call this."""
     if not counts_by_class(job.task):
         return
     with job.evaluating():
-        found = job.inside(lambda: gives_probabilities(job.model, copied(batch)))
-    if found:
-        job.run.report(
-            "the model's outputs are probabilities: remove its last softmax, because the "
-            "cross-entropy has one"
-        )
+        if advice := job.inside(lambda: doubtful_outputs(job.model, copied(batch))):
+            job.run.report(advice)
 
 
 def _random_numbers() -> str:

@@ -106,11 +106,12 @@ class EvaluationBatches:
             positions = self._positions(own)
             self._loader = example_loader(dataset, 0, positions, device, workers, collate)
 
-    def _bounds(self, number: int) -> tuple[int, int]:
+    def bounds(self, number: int) -> tuple[int, int]:
+        """Return the first example of the batch `number`, and the example after its last one."""
         return number * self.batch_size, min((number + 1) * self.batch_size, self.size)
 
     def _positions(self, numbers: Sequence[int]) -> list[list[tuple[int, int]]]:
-        return [[(_EPOCH, i) for i in range(*self._bounds(number))] for number in numbers]
+        return [[(_EPOCH, i) for i in range(*self.bounds(number))] for number in numbers]
 
     def sample(self) -> "EvaluationBatches":
         """Return a few of all batches, read once.
@@ -121,7 +122,7 @@ class EvaluationBatches:
         batch_count = evaluation_batch_count(self.size, self.batch_size)
         sample = copy.copy(self)
         if isinstance(self.dataset, TensorDataset):
-            bounds = [self._bounds(number) for number in sorted({0, batch_count - 1})]
+            bounds = [self.bounds(number) for number in sorted({0, batch_count - 1})]
             parts = [
                 [tensor[start:stop] for start, stop in bounds] for tensor in self.dataset.tensors
             ]
@@ -132,7 +133,7 @@ class EvaluationBatches:
             {batch_count * i // (_SAMPLED_BATCHES - 1) for i in range(_SAMPLED_BATCHES - 1)}
             | {batch_count - 1}
         )
-        chosen = _some_of_each([self._bounds(number) for number in numbers])
+        chosen = _some_of_each([self.bounds(number) for number in numbers])
         positions = [[(_EPOCH, i) for i in some] for some in chosen]
         sample._loader = self._read(positions)
         sample.size = sum(map(len, chosen))
@@ -141,7 +142,7 @@ class EvaluationBatches:
 
     def iterate(self) -> Iterator[tuple[int, Any]]:
         """Yield (number of examples, batch on the device) of each own batch."""
-        counts = [stop - start for start, stop in map(self._bounds, self.own)]
+        counts = [stop - start for start, stop in map(self.bounds, self.own)]
         if isinstance(self.dataset, TensorDataset):
             yield from zip(counts, self._sliced(self.dataset, self.own), strict=True)
         else:
@@ -166,7 +167,7 @@ class EvaluationBatches:
 
         A task may change its batch in place, which must not change the dataset.
         """
-        for part in (slice(*self._bounds(number)) for number in numbers):
+        for part in (slice(*self.bounds(number)) for number in numbers):
             batch = tuple(tensor[part] for tensor in dataset.tensors)
             copies = (t.clone() if t.device == self.device else t.to(self.device) for t in batch)
             yield tuple(copies)

@@ -8,17 +8,24 @@ from collections.abc import Mapping
 import torch
 from torch.utils.data import TensorDataset
 
+from trainbox.classification import counts_by_class
 from trainbox.disclosure.suggested_commands import tensorboard
+from trainbox.folders.record_folder import METRICS
 from trainbox.options.config import CHANNELS_LAST, split_metric
 from trainbox.options.optimizers import OPTIMIZERS
 from trainbox.processes.environment import launch_facts
 from trainbox.processes.streams import printable
+from trainer.data.schedule import Schedule
+from trainer.loop.advice import advice
 from trainer.loop.build import shared_examples
 from trainer.loop.model import WithoutAutocast
 from trainer.loop.out_of_memory import examples_at_once, has_batch_norm
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked
 from trainer.records.digest import digest_of_digests
+from trainer.records.jsonl import read_entries
+
+_MANY = 0.1  # a share of the training examples that each epoch leaves out
 
 
 def header(job: Job) -> None:
@@ -53,7 +60,7 @@ def header(job: Job) -> None:
         "precision": _precision(job),
         "resume": f"from step {step}, epoch {step // schedule.steps_per_epoch + 1}" if step else "",
         "rehearsal": "" if step else job.rehearsal["result"],
-        "note": f"\n{'note':<10} ".join(job.notes),
+        "note": f"\n{'note':<10} ".join([*_left_out(job.schedule), *job.notes]),
     }
     _report(job, {name: text for name, text in rows.items() if text})
 
@@ -119,6 +126,19 @@ def _data_sizes(job: Job) -> str:
     )
 
 
+def _left_out(schedule: Schedule) -> list[str]:
+    """Return a note if the last, incomplete batch of an epoch has many of the examples."""
+    examples, steps = schedule.examples, schedule.steps_per_epoch
+    left = examples - steps * schedule.batch_size
+    if left <= _MANY * examples:
+        return []
+    smaller = examples // (steps + 1)
+    return [
+        f"each epoch leaves out its last, incomplete batch of {left:,} of {examples:,} training "
+        f"examples: --batch-size {smaller} leaves out {examples % smaller}"
+    ]
+
+
 def samples_per_second(job: Job) -> float:
     """Return the speed of the run without its validations, or NaN before the first step."""
     seconds = job.state.progress.train_seconds
@@ -144,6 +164,14 @@ def closing(job: Job) -> None:
         "weights": f"{best_weights}{path}/checkpoints/ (to resume)",
         "digest": f"{digest} (of the last weights)",
         "metrics": f"{path}/metrics.jsonl; to view them: {tensorboard(path.parent)}",
+        "note": f"\n{'note':<10} ".join(_advice(job)),
     }
     width = min(100, shutil.get_terminal_size().columns)
-    _report(job, rows, "-" * width + "\n")
+    _report(job, {name: text for name, text in rows.items() if text}, "-" * width + "\n")
+
+
+def _advice(job: Job) -> list[str]:
+    if not job.run.writes:
+        return []
+    names = getattr(job.task, "class_names", ()) if counts_by_class(job.task) else ()
+    return advice(read_entries(job.run.path / METRICS), job.schedule.steps_per_epoch, names)

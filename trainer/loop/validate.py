@@ -64,6 +64,7 @@ def _validate(job: Job, saving: Saving, log: TrainingLog, pace: Pace) -> Mapping
 
     # Compare with the best validation. All ranks use the answer of the task on rank 0.
     best = judge(job, result.metrics)
+    _report_nan(job, result)
     progress.ended_early, late = job.world.from_first(
         [progress.ended_early, job.checkpoints.best_is_late()]
     )
@@ -146,6 +147,35 @@ def _with_mistakes_first(
     return joined([*parts, others], len(tensors_in(result.first_batch)[0]))
 
 
+def _report_nan(job: Job, result: Evaluation) -> None:
+    """Report a metric for the best checkpoint that is NaN, with the examples that have NaN."""
+    _, name = split_metric(job.config.best_by, "--best-by")
+    if math.isnan(result.metrics[name]) and job.run.writes:
+        job.run.report(
+            f"step {job.state.progress.step}: {name} of the validation is NaN, so this checkpoint "
+            f"cannot be the best: {_examples_with_nan(job, result)}"
+        )
+
+
+def _examples_with_nan(job: Inference, result: Evaluation) -> str:
+    """Return which examples of the validation have NaN, or what to check if none has."""
+    nan_batches = {
+        number
+        for value_N in result.by_batch.values()
+        for number in value_N.reshape(len(value_N), -1).isnan().any(1).nonzero().flatten().tolist()
+    }
+    if not nan_batches:
+        return "check the validation data and metrics()"
+    number = min(nan_batches)
+    start, stop = job.evaluation.bounds(number)
+    (batch,) = job.evaluation.read([number])
+    for index in range(stop - start):
+        values = [value[index] for value in tensors_in(batch) if len(value) == stop - start]
+        if any(value.isnan().any() for value in values):
+            return f"example {start + index} of validation_dataset() has NaN"
+    return f"the statistics of its examples {start} to {stop - 1} are NaN: check losses()"
+
+
 def judge(job: Job, metrics: Mapping[str, float]) -> bool:
     """Update the progress, and return whether `metrics` are the best so far.
 
@@ -159,11 +189,6 @@ def judge(job: Job, metrics: Mapping[str, float]) -> bool:
     best = _is_better(metrics, config.best_by, "--best-by", progress.best_metrics.get(name))
     if best:
         progress.best_step, progress.best_metrics = progress.step, dict(metrics)
-    elif math.isnan(metrics[name]):
-        job.run.report(
-            f"step {progress.step}: {name} of the validation is NaN, so this checkpoint cannot be "
-            "the best: check the validation data and metrics()"
-        )
     if (spec := config.early_stopping) is not None:
         option = "--early-stopping"
         if _is_better(metrics, spec, option, progress.patience_best):
