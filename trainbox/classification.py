@@ -97,6 +97,11 @@ class Classification(Task):
             WrongUse: It has another shape.
         """
         logits_BK, classes = _output(model, inputs), len(self.class_names)
+        if not isinstance(logits_BK, Tensor):
+            raise WrongUse(
+                f"task {type(self).__name__}: the model returns {_form(logits_BK)} instead of the "
+                "logits (B, K): return the logits from forward()"
+            )
         if logits_BK.ndim != 2 or (counts_by_class(self) and logits_BK.shape[1] != classes):
             raise WrongUse(
                 f"task {type(self).__name__}: the model returns shape {tuple(logits_BK.shape)} "
@@ -211,13 +216,16 @@ def _random_states(inputs: Any) -> list[bytes]:
 def _form(value: Any) -> str:
     """Return a description such as `a tuple of 3`, `a dict of image, label` or `text ('cat')`."""
     if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+        form = f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+        if value.dtype == torch.int64 and value.numel() and value.device.type == "cpu":
+            form += f" from {int(value.min())} to {int(value.max())}"
+        return form
     if isinstance(value, dict):
         return f"a dict of {', '.join(map(str, value))}"
     if isinstance(value, tuple | list):
         is_text = bool(value) and isinstance(value[0], str)
         return f"text ({value[0]!r})" if is_text else f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"
+    return "nothing" if value is None else f"a {type(value).__name__}"
 
 
 def most_mistaken(confusion_NKK: Tensor) -> list[int]:

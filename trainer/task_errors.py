@@ -52,6 +52,35 @@ _REMEDIES = {
         "give the output and the targets the same shape: squeeze an output of shape (B, 1) with "
         "nn.Flatten(0) or .squeeze(1)"
     ),
+    r"Expected more than 1 value per channel": (
+        "batch norm needs two examples in each micro-batch: use a larger --batch-size, a lower "
+        "--accumulation or --shards, or nn.GroupNorm"
+    ),
+    r"to have \d+ channels, but got (\d+) channels": (
+        "add the channels with inputs.unsqueeze(1) if the inputs have none, or give the first "
+        "layer the channels of the inputs"
+    ),
+    r"cannot be multiplied \(\d+x(\d+) and \d+x(\d+)\)": (
+        r"the layer gets \1 numbers for each example: write nn.Linear(\1, \2)"
+    ),
+    r"index out of range in self": (
+        "nn.Embedding(N, ...) has the indices 0 to N - 1: number from 0, or raise N"
+    ),
+    r"scalar types: Long, Int": "indices are whole numbers: convert them with .long()",
+    r"backward through the graph a second time": (
+        "a tensor of the data or of an earlier step has a gradient: use .detach() where it is kept"
+    ),
+    r"empty parameter list": (
+        "the model has no parameters: keep layers of a list in an nn.ModuleList"
+    ),
+    r"'(?:dict|tuple|list)' object has no attribute|must be Tensor, not (?:dict|tuple|list)"
+    r"|'(?:dict|tuple|list)' and 'Tensor'|'Tensor' and '(?:dict|tuple|list)'": (
+        "if this is the output of the model, take the tensor out of it"
+    ),
+    r"'NoneType' object has no attribute|must be Tensor, not NoneType"
+    r"|'NoneType' and 'Tensor'|'Tensor' and 'NoneType'": (
+        "a value is missing: a forward() or another function may have no return"
+    ),
     r"negative dimension": "a size is below 0: correct the task, or the value of --set",
     r"Expected input batch_size": (
         "the first dimension of the output must be the batch: use batch_first=True for an RNN"
@@ -62,8 +91,9 @@ _REMEDIES = {
     r"resize storage|stack expects each tensor to be equal size": (
         "examples have different shapes: pad or crop them in __getitem__, or pad them in collate()"
     ),
-    r"default_collate.*NoneType": "an example is or contains None: return tensors or numbers from "
-    "__getitem__",
+    r"(default_collate|the batch of its examples).*NoneType": (
+        "an example is or contains None: return tensors or numbers from __getitem__"
+    ),
     r"default_collate": "an example cannot be batched: return tensors, arrays, numbers, tuples or "
     "dicts from __getitem__",
     r"FileNotFoundError|NotADirectoryError": (
@@ -249,6 +279,5 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _remedy(found: str) -> str:
-    return next(
-        (remedy for sign, remedy in _REMEDIES.items() if re.search(sign, found)), "fix the task"
-    )
+    matches = ((re.search(sign, found), remedy) for sign, remedy in _REMEDIES.items())
+    return next((match.expand(remedy) for match, remedy in matches if match), "fix the task")

@@ -117,12 +117,36 @@ class InBackward(torch.autograd.Function):
         raise ValueError("no way back")
 
 
+class _Returning(nn.Linear):
+    """Returns what a function makes of its logits."""
+
+    def __init__(self, returns: Callable[[Tensor], Any]) -> None:
+        super().__init__(4, 3)
+        self.returns = returns
+
+    def forward(self, inputs_B4: Tensor) -> Any:
+        return self.returns(super().forward(inputs_B4))
+
+
+class _Listing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(4, 3)]
+
+    def forward(self, inputs_B4: Tensor) -> Any:
+        return self.layers[0](inputs_B4)
+
+
 def _given(value: Any) -> Callable[..., Any]:
     return lambda *_args, **_names: value
 
 
 def _labelled(labels_N: Tensor) -> Callable[..., Any]:
     return _given(TensorDataset(torch.zeros(len(labels_N), 4), labels_N))
+
+
+def _words(word: int) -> Callable[..., Any]:
+    return _given(TensorDataset(torch.full((26, 1), word), _rows(26).tensors[1]))
 
 
 def _rows_as(dtype: torch.dtype) -> Callable[..., Any]:
@@ -244,8 +268,49 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "float64 inputs": (Three, {"train_dataset": _rows_as(torch.float64)},
      "() raised RuntimeError: mat1 and mat2 must have the same dtype, but got Double and Float ("),
     "a model for other inputs": (Three, {"build_model": lambda _task: nn.Linear(5, 3)},
-     "shapes cannot be multiplied (8x4 and 5x3) (the model got float32 of shape (8, 4)): fix the "
-     "task"),
+     "shapes cannot be multiplied (8x4 and 5x3) (the model got float32 of shape (8, 4)): the layer "
+     "gets 4 numbers for each example: write nn.Linear(4, 3)"),
+    **{
+        f"a model that returns {form}": (
+            Three,
+            {"build_model": lambda _task, returns=returns: _Returning(returns)},
+            f"task Three: the model returns {form} instead of the logits (B, K): return the ",
+        )
+        for form, returns in {
+            "a dict of logits": lambda logits: {"logits": logits},
+            "a tuple of 2": lambda logits: (logits, logits),
+            "nothing": lambda _logits: None,
+        }.items()
+    },
+    "a loss of a dict": (Tiny, {"losses": lambda _task, model, batch: {
+        "loss": nn.functional.mse_loss({"output": model(batch[0])}, batch[1])}},
+     "if this is the output of the model, take the tensor out of it; traceback in"),
+    "a loss of nothing": (Tiny, {"losses": lambda _task, model, batch: {
+        "loss": print(model(batch[0])) - batch[1]}},
+     "a value is missing: a forward() or another function may have no return; traceback in"),
+    "batch norm of one example": (Three, {"batch_size": 1, "build_model": lambda _task:
+        nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))},
+     "batch norm needs two examples in each micro-batch: use a larger --batch-size, a lower "),
+    "pictures without channels": (Three, {
+        "train_dataset": _listed((torch.zeros(9, 9), 1)),
+        "build_model": lambda _task: nn.Conv2d(1, 2, 3)},
+     "add the channels with inputs.unsqueeze(1) if the inputs have none, or give the first layer"),
+    "an index out of the table": (Three, {
+        "train_dataset": _words(5),
+        "validation_dataset": _words(5),
+        "build_model": lambda _task: nn.Sequential(nn.Embedding(5, 3), nn.Flatten())},
+     "index out of range in self (the model got int64 of shape (8, 1) from 5 to 5): "
+     "nn.Embedding(N, ...) has the indices 0 to N - 1: number from 0, or raise N"),
+    "words that are floats": (Three, {
+        "build_model": lambda _task: nn.Sequential(nn.Embedding(5, 3), nn.Flatten())},
+     "indices are whole numbers: convert them with .long()"),
+    "examples with a gradient": (Three, {"train_dataset": lambda *_: TensorDataset(
+        torch.zeros(26, 4, requires_grad=True) * 2, _rows(26).tensors[1])},
+     "a tensor of the data or of an earlier step has a gradient: use .detach() where it is kept"),
+    "an example that is None": (Three, {"train_dataset": _listed((_ZEROS, 1), None)},
+     "an example is or contains None: return tensors or numbers from __getitem__"),
+    "layers in a plain list": (Three, {"build_model": lambda _task: _Listing()},
+     "the model has no parameters: keep layers of a list in an nn.ModuleList"),
     "inputs that are bytes": (Three, {"train_dataset": _rows_as(torch.uint8)},
      "the inputs are bytes: convert them in prepare(), as in inputs.float() / 255"),
     "a lazy layer": (Three, {"build_model": lambda _task: nn.LazyLinear(3)},

@@ -63,7 +63,7 @@ _SLOWER, _SLOWER_S = 10, 3.0
 # If later values change the step, up to this many counts are tried one at a time, so that the error
 # can name the count that does it.
 _MOST_ALONE = 8
-_CURE = "make it a buffer, or save it with get_extra_state()"
+_CURE = "make it a buffer (a list of layers: an nn.ModuleList), or save it with get_extra_state()"
 _CURE_OF_DATA = (
     "let an example depend only on its index and on the global generators of torch, NumPy and "
     "Python, which are seeded for each example"

@@ -1,13 +1,50 @@
-"""Advice about a training that has ended, from its own log entries; never a refusal."""
+"""Advice about a training, before it begins and after it has ended; never a refusal."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
+from trainer.data.schedule import Schedule
+
+_MANY = 0.1  # a share of the training examples that each epoch leaves out
 _FEW_ENTRIES, _GROWTH = 8, 1.1
 
 
-def advice(
+def advice_before(schedule: Schedule, model: nn.Module) -> list[str]:
+    """Return advice about the steps of an epoch, and about the parts of the model."""
+    # The same class may be in a model many times.
+    return list(dict.fromkeys([*_of_left_out_examples(schedule), *_of_plain_lists(model)]))
+
+
+def _of_left_out_examples(schedule: Schedule) -> Iterator[str]:
+    examples, steps = schedule.examples, schedule.steps_per_epoch
+    left, smaller = examples - steps * schedule.batch_size, examples // (steps + 1)
+    if left > _MANY * examples:
+        yield (
+            f"each epoch leaves out its last, incomplete batch of {left:,} of {examples:,} "
+            f"training examples: --batch-size {smaller} leaves out {examples % smaller}"
+        )
+
+
+def _of_plain_lists(model: nn.Module) -> Iterator[str]:
+    """Find modules in plain lists and dicts, which are not modules of the model."""
+    registered = {*model.modules()}
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if name.startswith("_") or not isinstance(value, list | tuple | dict):
+                continue
+            values = value.values() if isinstance(value, dict) else value
+            if any(isinstance(part, nn.Module) and part not in registered for part in values):
+                kind = "nn.ModuleDict" if isinstance(value, dict) else "nn.ModuleList"
+                yield (
+                    f"the modules in {type(module).__name__}.{name} are neither trained nor saved: "
+                    f"use {kind} if they should be"
+                )
+
+
+def advice_after(
     entries: Sequence[Mapping[str, Any]], steps_per_epoch: int, class_names: Sequence[str]
 ) -> list[str]:
     """Return advice from the entries of metrics.jsonl, whose newest entry is the last one.

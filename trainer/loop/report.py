@@ -15,8 +15,7 @@ from trainbox.options.config import CHANNELS_LAST, split_metric
 from trainbox.options.optimizers import OPTIMIZERS
 from trainbox.processes.environment import launch_facts
 from trainbox.processes.streams import printable
-from trainer.data.schedule import Schedule
-from trainer.loop.advice import advice
+from trainer.loop.advice import advice_after, advice_before
 from trainer.loop.build import shared_examples
 from trainer.loop.model import WithoutAutocast
 from trainer.loop.out_of_memory import examples_at_once, has_batch_norm
@@ -24,8 +23,6 @@ from trainer.loop.state import Job
 from trainer.loop.task_checks import checked
 from trainer.records.digest import digest_of_digests
 from trainer.records.jsonl import read_entries
-
-_MANY = 0.1  # a share of the training examples that each epoch leaves out
 
 
 def header(job: Job) -> None:
@@ -60,7 +57,7 @@ def header(job: Job) -> None:
         "precision": _precision(job),
         "resume": f"from step {step}, epoch {step // schedule.steps_per_epoch + 1}" if step else "",
         "rehearsal": "" if step else job.rehearsal["result"],
-        "note": f"\n{'note':<10} ".join([*_left_out(job.schedule), *job.notes]),
+        "note": f"\n{'note':<10} ".join([*advice_before(job.schedule, model), *job.notes]),
     }
     _report(job, {name: text for name, text in rows.items() if text})
 
@@ -126,19 +123,6 @@ def _data_sizes(job: Job) -> str:
     )
 
 
-def _left_out(schedule: Schedule) -> list[str]:
-    """Return a note if the last, incomplete batch of an epoch has many of the examples."""
-    examples, steps = schedule.examples, schedule.steps_per_epoch
-    left = examples - steps * schedule.batch_size
-    if left <= _MANY * examples:
-        return []
-    smaller = examples // (steps + 1)
-    return [
-        f"each epoch leaves out its last, incomplete batch of {left:,} of {examples:,} training "
-        f"examples: --batch-size {smaller} leaves out {examples % smaller}"
-    ]
-
-
 def samples_per_second(job: Job) -> float:
     """Return the speed of the run without its validations, or NaN before the first step."""
     seconds = job.state.progress.train_seconds
@@ -174,4 +158,4 @@ def _advice(job: Job) -> list[str]:
     if not job.run.writes:
         return []
     names = getattr(job.task, "class_names", ()) if counts_by_class(job.task) else ()
-    return advice(read_entries(job.run.path / METRICS), job.schedule.steps_per_epoch, names)
+    return advice_after(read_entries(job.run.path / METRICS), job.schedule.steps_per_epoch, names)

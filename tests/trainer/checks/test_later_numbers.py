@@ -77,7 +77,10 @@ def test_a_number_that_acts_later_is_refused_with_the_proof(here: Here, name: st
     text = str(refused.value)
     assert text.startswith(f"task Tiny: {name} changes the training: step 3 has other bits, first")
     assert "squared_error, if it is " in text
-    assert text.endswith("leave it out: make it a buffer, or save it with get_extra_state()")
+    assert text.endswith(
+        "leave it out: make it a buffer (a list of layers: an nn.ModuleList), or "
+        "save it with get_extra_state()"
+    )
     assert here.steps() == []
     assert not (here.path() / "rehearsal").exists()
 

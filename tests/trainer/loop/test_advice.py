@@ -10,7 +10,8 @@ from torch.utils.data import TensorDataset
 from tests.support.here import Here
 from tests.support.tiny import TINY, Tiny
 from trainbox import Classification
-from trainer.loop.advice import advice
+from trainer.data.schedule import Schedule
+from trainer.loop.advice import advice_after, advice_before
 
 _NAMES = ("cat", "dog")
 
@@ -39,12 +40,12 @@ def _validation(confusion: list[list[int]], step: int = 8) -> dict[str, Any]:
     ],
 )
 def test_a_loss_that_grew(losses: list[float], text: str) -> None:
-    assert advice(_training(*losses), 1, ()) == ([text] if text else [])
+    assert advice_after(_training(*losses), 1, ()) == ([text] if text else [])
 
 
 def test_losses_with_several_parts_may_grow() -> None:
     """Such as the losses of a generator and a discriminator."""
-    assert advice(_training(*range(1, 9), loss_generator=1.0), 1, ()) == []
+    assert advice_after(_training(*range(1, 9), loss_generator=1.0), 1, ()) == []
 
 
 @pytest.mark.parametrize(
@@ -57,13 +58,13 @@ def test_losses_with_several_parts_may_grow() -> None:
     ],
 )
 def test_an_accuracy_no_better_than_one_answer(confusion: list[list[int]], is_chance: bool) -> None:
-    found = advice([_validation(confusion)], 8, _NAMES)
+    found = advice_after([_validation(confusion)], 8, _NAMES)
     assert len(found) == is_chance
     assert all("of the answer 'cat' for all examples: check the labels" in line for line in found)
 
 
 def test_a_training_of_less_than_an_epoch_is_not_judged() -> None:
-    assert advice([_validation([[6, 0], [4, 0]])], 9, _NAMES) == []
+    assert advice_after([_validation([[6, 0], [4, 0]])], 9, _NAMES) == []
 
 
 class Chance(Classification):
@@ -91,6 +92,28 @@ def test_a_training_prints_its_advice(here: Here) -> None:
         "examples: --batch-size 7 leaves out 1\n"
     ) in begin
     assert "note       the accuracy 0.6000 is no better than the accuracy 0.6000 of the" in end
+
+
+class _Listed(nn.Module):
+    def __init__(self, layers: Any) -> None:
+        super().__init__()
+        self.layers, self.last = layers, nn.Linear(4, 1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "kind"),
+    [
+        ([nn.Linear(4, 4)], "nn.ModuleList"),
+        ({"a": nn.Linear(4, 4)}, "nn.ModuleDict"),
+        (nn.ModuleList([nn.Linear(4, 4)]), ""),
+        ([4, "relu"], ""),
+    ],
+)
+def test_modules_in_a_plain_list(layers: Any, kind: str) -> None:
+    schedule = Schedule(0, 16, 8, 2, ())
+    text = "the modules in _Listed.layers are neither trained nor saved: use "
+    found = advice_before(schedule, nn.Sequential(_Listed(layers), _Listed(layers)))
+    assert found == ([f"{text}{kind} if they should be"] if kind else [])
 
 
 def test_a_good_training_prints_no_advice(here: Here) -> None:
