@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainbox.errors import Changed, ExitCode, Failure, Preempted, WrongUse, text_of
+from trainbox.errors import Changed, ExitCode, Failure, Preempted, text_of
 from trainbox.files.regular_files import append_regular
 from trainbox.folders.write_failures import writing
 from trainbox.processes.environment import launch_facts, restore_environment
@@ -80,11 +80,7 @@ def _answer(
             stop.signal_name = None
         return {"code": 0, "pruned": True, "metrics": {}}
     except Failure as failure:
-        code = failure.exit_code
-        # After an exception of the task, the next trial or a retry may succeed.
-        if code == ExitCode.WRONG_USE and not isinstance(failure, WrongUse):
-            code = ExitCode.UNEXPECTED
-        return {"code": code, "message": str(failure)}
+        return {"code": failure.exit_code, "message": str(failure)}
     except Exception as error:  # noqa: BLE001 - the task's own
         traceback.print_exc()
         return {"code": ExitCode.UNEXPECTED, "message": f"{type(error).__name__}: {text_of(error)}"}

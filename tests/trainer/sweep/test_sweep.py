@@ -196,7 +196,7 @@ def test_a_process_with_failed_allocations_is_replaced(sweeps: Sweeps) -> None:
     assert len(set(sweeps.trained())) == 3
 
 
-def test_a_trial_that_fails_at_each_attempt_is_recorded_with_its_error(sweeps: Sweeps) -> None:
+def test_an_exception_of_the_task_is_recorded_without_a_retry(sweeps: Sweeps) -> None:
     grid = ("--seeds", "2", "--grid", "fails=no,no such layer")
     ended = sweeps(*grid, "--retries", "2")
     assert ended.code == 1
@@ -209,12 +209,12 @@ def test_a_trial_that_fails_at_each_attempt_is_recorded_with_its_error(sweeps: S
     records = _records(sweeps.folder)
     assert [record.state for record in records] == ["done", "failed", "done", "failed"]
     assert re.match(failure, records[1].message)
-    assert len(sweeps.trained()) == 2 + 2 * 3
+    assert len(sweeps.trained()) == 4
     log = (sweeps.folder / "runs/s/trial-00001/logs/rank-0.log").read_text()
-    assert log.count("Traceback (most recent call last)") == 3
-    assert (sweeps(*grid).code, len(sweeps.trained())) == (1, 8)  # no trial is left
+    assert log.count("Traceback (most recent call last)") == 1
+    assert (sweeps(*grid).code, len(sweeps.trained())) == (1, 4)  # no trial is left
     ended = sweeps(*grid, "--retries", "0", "--retry-failed")
-    assert (ended.code, len(sweeps.trained())) == (1, 10)
+    assert (ended.code, len(sweeps.trained())) == (2, 6)  # no trial of this start succeeds
 
 
 def test_a_trial_that_ends_its_process_is_recorded_with_the_cause(sweeps: Sweeps) -> None:
@@ -326,6 +326,13 @@ def test_a_full_disk_ends_the_sweep_and_costs_no_trial(sweeps: Sweeps) -> None:
     (sweeps.folder / "runs/s/trial-00000").unlink()
     assert sweeps("--seeds", "2", slots=1).code == 0
     assert _states(sweeps.folder) == ["done"] * 2
+
+
+def test_an_exception_in_two_trials_ends_the_sweep_at_once(sweeps: Sweeps) -> None:
+    ended = sweeps("--seeds", "4", "--set", "fails=no such layer")
+    assert ended.code == 2
+    assert "trial 0: task Brittle: build_model() raised RuntimeError: no such layer" in ended.err
+    assert "failed" not in _states(sweeps.folder)
 
 
 def test_wrong_use_in_two_trials_ends_the_sweep_at_once(sweeps: Sweeps) -> None:
