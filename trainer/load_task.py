@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from trainbox.disclosure.suggested_commands import command, nearest
 from trainbox.errors import WrongUse
 from trainbox.options.config import OF_THE_TASK
 from trainbox.options.optimizers import OPTIMIZERS
@@ -106,10 +107,15 @@ def _class(spec: str, source: Path | str, class_name: str) -> type[Task]:
             and issubclass(value, Task)
             and not value.__module__.startswith("trainbox.")
         ]
-        raise WrongUse(
-            f"task {spec}: {source} does not define a Task named {class_name}: it defines "
-            f"{', '.join(tasks) or 'none'}"
-        )
+        if isinstance(cls, type):
+            raise WrongUse(
+                f"task {spec}: the class {class_name} of {source} is not a task: write "
+                f"class {class_name}(Task), with `from trainbox import Task`"
+            )
+        cure = f"it defines none; a script is started by `{command('run', str(source))}`"
+        if tasks:
+            cure = nearest(class_name, tasks, f"it defines {', '.join(tasks)}")
+        raise WrongUse(f"task {spec}: {source} does not define a Task named {class_name}: {cure}")
     fields = {f.name for f in dataclasses.fields(cls)}
     annotations = vars(cls).get("__annotations__", {})
     if undecorated := [

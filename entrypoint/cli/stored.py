@@ -150,6 +150,8 @@ def _refuse_script(verb: str, run: Path) -> None:
 
 def check_folder(command: str, run: Path) -> None:
     """Raise WrongUse if the folder `run` does not exist, with the name of the nearest one."""
+    if run.is_file():
+        raise WrongUse(f"{command} {run}: this is a file: {near_runs(run)}")
     if not run.is_dir():
         raise WrongUse(f"{command} {run}: the folder does not exist: {near_runs(run)}")
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from trainbox.commands.command_page import PAGE, no_such_option, variable_of
+from trainbox.commands.command_page import PAGE, variable_of
+from trainbox.commands.mistyped import unknown_option
 from trainbox.commands.settings_file import FileSettings, read_settings
 from trainbox.disclosure import suggested_commands
 from trainbox.errors import WrongUse
@@ -164,7 +165,7 @@ class ScriptCommand(click.Command):
             if "--" in given:
                 raise
             if isinstance(error, click.NoSuchOption):
-                problem = no_such_option(error)
+                problem = unknown_option(error.option_name, given, ctx.command)
             elif "extra" in error.message:
                 problem = error.message
             else:

@@ -2,10 +2,12 @@
 
 import os
 import re
+import sys
 from collections.abc import Collection, Iterable
 
 import click
 
+from trainbox.commands import mistyped
 from trainbox.disclosure import suggested_commands
 from trainbox.disclosure.variables import LAUNCH_NAMES
 from trainbox.errors import Failure, WrongUse
@@ -23,6 +25,7 @@ NOT_SETTINGS = frozenset(Internal) | {
 _OF_A_SERVICE = re.compile(
     r"(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$"
 )
+_EXTRA = re.compile(r"unexpected extra argument \((.*)\)")
 
 
 class Templated(click.Command):
@@ -42,16 +45,21 @@ def failure_of(error: click.ClickException | Failure) -> Failure:
     if ctx and isinstance(error, click.BadParameter) and error.param:
         error.param_hint = error.param.get_error_hint(ctx) + _source(error.param, ctx)
     problem = error.format_message()
-    if isinstance(error, click.NoSuchOption):
-        return WrongUse(no_such_option(error) + _as_a_field(error))
+    if ctx and isinstance(error, click.NoSuchOption):
+        problem = mistyped.unknown_option(error.option_name, sys.argv, ctx.command)
+        if problem.endswith(")") or not mistyped.has_fields(ctx.command):
+            return WrongUse(problem)
+        field = mistyped.as_a_field(error.option_name, sys.argv)
+        return WrongUse(f"{problem}: a field of the task is set by {field}")
     if ctx and (type(error) is click.UsageError or isinstance(error, click.MissingParameter)):
+        extra = _EXTRA.search(error.message)
+        if extra and (cure := mistyped.extra_argument(extra[1], sys.argv, ctx.command)):
+            return WrongUse(f"{problem.rstrip('.')}: {cure}")
         pieces = " ".join(ctx.command.collect_usage_pieces(ctx))
         verb = ctx.command.name if ctx.parent else ""
         problem = (
             f"{problem.rstrip('.')}: the usage is `{suggested_commands.command(verb, pieces)}`"
         )
-        if "=" in error.message and _has_fields(ctx):
-            problem += ", and a field of the task is set by --set NAME=VALUE"
     return WrongUse(problem)
 
 
@@ -67,29 +75,6 @@ def variable_of(param: click.Parameter) -> str:
     """Return the variable that has set the parameter: the first of its names with a value."""
     names = [param.envvar] if isinstance(param.envvar, str) else param.envvar or ()
     return next(name for name in names if os.environ.get(name))
-
-
-def _as_a_field(error: click.NoSuchOption) -> str:
-    """Return how the option is given as a field, for a command that has fields of a task."""
-    if error.ctx is None or not _has_fields(error.ctx):
-        return ""
-    name = error.option_name.lstrip("-").replace("-", "_")
-    return f": a field of the task is set by --set {name}=VALUE"
-
-
-def _has_fields(ctx: click.Context) -> bool:
-    return any("--set" in param.opts for param in ctx.command.params)
-
-
-def no_such_option(error: click.NoSuchOption) -> str:
-    """Return the problem, with the options that are near. It proposes no hidden ones."""
-    params = error.ctx.command.params if error.ctx else []
-    hidden = {
-        o for p in params if getattr(p, "hidden", False) for o in (*p.opts, *p.secondary_opts)
-    }
-    near = [name for name in error.possibilities or () if name not in hidden]
-    asked = f" (did you mean {' or '.join(near)}?)" if near else ""
-    return f"no such option {error.option_name}{asked}"
 
 
 def check_names(names: Iterable[str], settings: Collection[str]) -> None:

@@ -17,8 +17,9 @@ def nearest(name: str, known: Collection[str], otherwise: str = "", prefix: str 
     """
     import difflib
 
-    if near := difflib.get_close_matches(name, known, n=1):
-        return f"did you mean {prefix}{near[0]}?"
+    by_lower_case = {each.lower(): each for each in known}
+    if near := difflib.get_close_matches(name.lower(), by_lower_case, n=1):
+        return f"did you mean {prefix}{by_lower_case[near[0]]}?"
     return otherwise or f"use some of {', '.join(known)}"
 
 

@@ -22,6 +22,7 @@ from trainbox.options.types import (
     NamedPath,
     Number,
     Numbers,
+    ResumeMode,
     Whole,
 )
 
@@ -165,7 +166,8 @@ def _section(title: str, *rows: Option) -> tuple[Option, ...]:
 # A table: one or two lines for each option.
 # fmt: off
 _COUNT = Whole(1)
-_FOLDER, _FILE, _RUN = NamedPath("folder", readable=False), NamedPath("file"), NamedPath("run")
+_FOLDER = NamedPath("folder", readable=False, file_okay=False)
+_FILE, _RUN = NamedPath("file"), NamedPath("run")
 
 _DEVICE: tuple[Option, ...] = _section("Launch",
     Everyday("--gpus", GpuCount(), "Number of GPUs; 0 is the CPU. Default: all visible."),
@@ -329,7 +331,7 @@ _ONE_RUN = _section("Storage",
     Everyday("--run", None,
         "The run's folder in --runs-dir. Default: the task, the settings and a digest.",
         metavar="NAME"),
-    Everyday("--resume", click.Choice(["auto", "never", "anyway"]), "auto: resume from the run's "
+    Everyday("--resume", ResumeMode(), "auto: resume from the run's "
         "newest checkpoint. never: refuse a run that has one. anyway: resume even if the software, "
         "the hardware, the data or the task changed.", "auto"),
     Option("--profile", _COUNT,

@@ -61,6 +61,23 @@ class Whole(click.ParamType[int]):
         return number
 
 
+class ResumeMode(click.Choice[str]):
+    """How a run resumes. Other programs have `--resume PATH`, so a path gets another message."""
+
+    def __init__(self) -> None:
+        super().__init__(["auto", "never", "anyway"])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if "/" in str(value) or Path(str(value)).exists():
+            self.fail(
+                f"{value!r} is a path: leave out --resume, because the command that started a run "
+                "resumes it; --init starts a new run from these weights",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 class GpuCount(click.ParamType[int | str]):
     """A number of GPUs, or `all`."""
 
@@ -114,6 +131,6 @@ class Numbers(click.ParamType[tuple[int, ...]]):
 class NamedPath(click.Path):
     """A path, whose `name` is shown in the help."""
 
-    def __init__(self, name: str, readable: bool = True) -> None:
-        super().__init__(path_type=Path, readable=readable)
+    def __init__(self, name: str, readable: bool = True, file_okay: bool = True) -> None:
+        super().__init__(path_type=Path, readable=readable, file_okay=file_okay)
         self.name = name

@@ -225,7 +225,9 @@ def sweep_show(
         raise WrongUse("--csv and --figure exclude each other: give one of them")
     if not is_sweep(folder):
         sweeps = [other.name for other in folder.parent.glob("*") if is_sweep(other)]
-        cure = nearest(folder.name, sorted(sweeps), "give the name of a folder in --runs-dir")
+        cure = "give the name of a folder in --runs-dir"
+        if sweeps:
+            cure = nearest(folder.name, sorted(sweeps))
         raise WrongUse(f"{folder} contains no sweep: {cure}")
     with writing(folder):
         study = open_study(folder, None)

@@ -520,16 +520,23 @@ _MISTAKES = [
     ("digits mnist",
      "Got unexpected extra argument (mnist): the usage is `trainbox plan [OPTIONS] [TASK]`"),
     ("digits width=8",
-     "Got unexpected extra argument (width=8): the usage is `trainbox plan [OPTIONS] [TASK]`, and "
-     "a field of the task is set by --set NAME=VALUE"),
+     "Got unexpected extra argument (width=8): a field of the task is set by --set width=8"),
+    ("digits epochs=8", "Got unexpected extra argument (epochs=8): did you mean --epochs 8?"),
+    ("digits --set width 8", "Got unexpected extra argument (8): did you mean --set width=8?"),
     ("--optimizer lion",
      f"Invalid value for '--optimizer': 'lion' is not one of {', '.join(map(repr, OPTIMIZERS))}."),
     ("--epoch 1",
-     "no such option --epoch (did you mean --epochs or --warmup-epochs or --keep?): a field of the "
-     "task is set by --set epoch=VALUE"),
-    ("--chek",
-     "no such option --chek (did you mean --help?): a field of the task is set by --set "
-     "chek=VALUE"),
+     "no such option --epoch (did you mean --epochs?)"),
+    ("--learning-rate 0.1", "no such option --learning-rate (did you mean --lr?)"),
+    ("-lr 0.1", "no such option -lr (did you mean --lr?)"),
+    ("--no-rehersal", "no such option --no-rehersal (did you mean --no-rehearsal?)"),
+    ("--task digits", "no such option --task (write its value alone)"),
+    ("--width 8", "no such option --width: a field of the task is set by --set width=8"),
+    ("--width=8", "no such option --width: a field of the task is set by --set width=8"),
+    ("--chek", "no such option --chek: a field of the task is set by --set chek=VALUE"),
+    ("--resume runs/a",
+     "Invalid value for '--resume': 'runs/a' is a path: leave out --resume, because the command "
+     "that started a run resumes it; --init starts a new run from these weights"),
     ("--config none.json",
      "--config none.json does not exist: give an experiment or a run's config.json"),
 ]
@@ -669,6 +676,7 @@ def _example(row: table.Row) -> Any:
         bool: not row.default,
         click.Choice: next((c for c in getattr(row.type, "choices", ()) if c != row.default), None),
         types.Number: 0.1 + 0.2,
+        types.ResumeMode: "never",
         types.NamedPath: Path("-a b"),
         types.Whole: 7,
         type(None): ("-a b=1", "--c") if row.repeats else "-a b",

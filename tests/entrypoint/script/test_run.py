@@ -518,12 +518,12 @@ REFUSALS = [
     (("run",), "no script is named: name it, as in `trainbox run train.py -- --epochs 3`"),
     (("run", "no.py"), "the script no.py cannot be read"),
     (("run", "--run", "a/b", "train.py"), "--run 'a/b' must be a folder name of at most 255"),
-    (("run", "--gpu", "2", "train.py"), "no such option --gpu (did you mean --gpus or "),
+    (("run", "--gpu", "2", "train.py"), "no such option --gpu (did you mean --gpus?)"),
     # The hidden option --trial is not proposed.
     (("run", "--tria", "train.py"), "no such option --tria: the arguments of the script follow --"),
     (
         ("run", "--epochs", "3", "train.py"),
-        "(did you mean --processes?): the arguments of the script follow --, as in",
+        "no such option --epochs: the arguments of the script follow --, as in",
     ),
     (("run", "-m", "train.py"), "-m takes the name of a module: leave out -m for a file"),
     (("run", "--restart-on", "any", "train.py"), "add --restarts N"),

@@ -81,8 +81,12 @@ def test_a_class_that_is_not_a_task_is_reported(write: Callable[[str, str], str]
         "no_task.py",
         HEAD + "@dataclass(frozen=True)\nclass Good(Task): ...\nclass Bad: ...\nWorse = 3\n",
     )
-    for name in ("Bad", "Worse", "Missing"):
-        with pytest.raises(WrongUse, match=f"a Task named {name}: it defines Good"):
+    for name, cure in (
+        ("Bad", r"the class Bad of .*no_task.py is not a task: write class Bad\(Task\)"),
+        ("Worse", "does not define a Task named Worse: it defines Good"),
+        ("good", r"does not define a Task named good: did you mean Good\?"),
+    ):
+        with pytest.raises(WrongUse, match=cure):
             load_task(f"{spec}:{name}", {})
     with pytest.raises(WrongUse, match="json does not define a Task named Task: it defines none"):
         load_task("json:Task", {})

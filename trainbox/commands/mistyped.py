@@ -1,0 +1,64 @@
+"""What a mistyped command line was meant to be."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+
+import click
+
+_SIMILAR = 0.75  # --epoch and --epochs; --width and --init are not
+
+
+def unknown_option(option: str, words: Sequence[str], command: click.Command) -> str:
+    """Return the problem of an option that the command does not have, with the nearest one.
+
+    Args:
+        option: the option as click names it, which is `-l` for `-lr`.
+        words: the command line.
+        command: the command that does not have the option; it proposes no hidden options.
+    """
+    # click reads `-lr` as the switches -l and -r.
+    whole = next((word for word in words if word.startswith(option) and word[1] != "-"), option)
+    name = whole.partition("=")[0].strip("-").replace("_", "-")
+    if any(param.name == name for param in command.params if isinstance(param, click.Argument)):
+        return f"no such option {whole} (write its value alone)"
+    names = dict(_names(command))
+    near = difflib.get_close_matches(name, names, n=1, cutoff=_SIMILAR)
+    return f"no such option {whole}" + (f" (did you mean {names[near[0]]}?)" if near else "")
+
+
+def as_a_field(option: str, words: Sequence[str]) -> str:
+    """Return the `--set` of a field of a task that was written as an option."""
+    value = next((word for word in words if word.startswith(f"{option}=")), "").partition("=")[2]
+    if option in words[:-1]:
+        value = words[words.index(option) + 1]
+    shown = value if value and not value.startswith("-") else "VALUE"
+    return f"--set {option.strip('-').replace('-', '_')}={shown}"
+
+
+def extra_argument(extra: str, words: Sequence[str], command: click.Command) -> str:
+    """Return the cure for one argument too many, or "" if it is not known."""
+    name, equals, value = extra.partition("=")
+    names = dict(_names(command))
+    if equals and name.replace("_", "-") in names:
+        return f"did you mean {names[name.replace('_', '-')]} {value}?"
+    if equals and has_fields(command):
+        return f"a field of the task is set by --set {extra}"
+    before = words[words.index(extra) - 2 : words.index(extra)] if extra in words else []
+    if before[:1] == ["--set"] and "=" not in before[1]:
+        return f"did you mean --set {before[1]}={extra}?"
+    return ""
+
+
+def has_fields(command: click.Command) -> bool:
+    """Return whether the command sets fields of a task."""
+    return any("--set" in param.opts for param in command.params)
+
+
+def _names(command: click.Command) -> Iterator[tuple[str, str]]:
+    """Yield the names by which users may know an option, each with the option."""
+    for param in command.params:
+        if isinstance(param, click.Option) and not param.hidden:
+            # `learning-rate` is the setting of --lr.
+            yield (param.name or "").replace("_", "-"), param.opts[0]
+            yield from ((option.strip("-"), option) for option in param.opts)
+            yield from ((option.strip("-"), option) for option in param.secondary_opts)
