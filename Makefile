@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 IMAGE ?= trainbox
 SIF ?= trainbox.sif
-export MAKE VENV IMAGE
+export MAKE VENV IMAGE MAKECMDGOALS
 # make passes the settings of its command line on as environment variables.
 host = $(PYTHON) -I deploy/host.py $@
 report = @echo "trainbox: $(1)" >&2
@@ -28,15 +28,17 @@ verify: ## Repeat RUN=runs/NAME and compare the digests (ARGS="--steps 100")
 evaluate: ## Compute the metrics of RUN=runs/NAME again (ARGS="--data test --predictions runs/out.csv")
 predict: ## Predict FILES=data/new with the weights of RUN=runs/NAME, as CSV on standard output (ARGS="--format jsonl")
 export: ## Write the model of RUN=runs/NAME as a file that needs no Trainbox (ARGS="--to onnx")
+runs: ## List the runs: settings that differ, best metric, state, size (ARGS="--sort metric")
+compare: ## Compare runs: settings, data, metrics and curves (ARGS="runs/A runs/B")
 health: ## Check the GPUs, the driver and the node (ARGS="--deep")
 doctor: ## Print a report to paste into a request for help
 tensorboard: ## Show the curves of runs/ on http://localhost:6006 (TENSORBOARD_PORT=)
 shell: ## Open a shell where train would run
 
-train run plan sweep drill bench verify evaluate predict export health doctor tensorboard shell:
+train run plan sweep drill bench verify evaluate predict export runs compare health doctor tensorboard shell:
 	+@$(host)
 
-##@ Image
+##@ Install
 
 revision = $(or $(shell git describe --always --abbrev=40 --exclude='*' --dirty 2>/dev/null),unknown)
 # The seconds and the text of the commit's date, so that images of one commit have the same date.
@@ -87,6 +89,13 @@ lock-docker:
 
 include deploy/development.mk
 
+# A target that does not exist.
+.DEFAULT:
+	@$(host)
+
+env: $(VENV)/.train ## Install Trainbox without Docker, in .venv (PYTHON=python3.12, VENV=)
+	@echo "trainbox is installed: source $(VENV)/bin/activate"
+
 # pip installs only uv, with its hashes in the lock. uv then installs the environment several times
 # faster than pip.
 $(VENV)/bin/uv:
@@ -107,4 +116,4 @@ $(VENV)/.train: requirements.lock pyproject.toml | $(VENV)/bin/uv
 	@$(install) --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 
-.PHONY: extra-venv image lock-venv lock-docker train run plan sweep drill bench verify evaluate predict export health doctor tensorboard shell build sif help
+.PHONY: env extra-venv image lock-venv lock-docker train run plan sweep drill bench verify evaluate predict export runs compare health doctor tensorboard shell build sif help

@@ -57,7 +57,7 @@ lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; links, code fe
 
 docs: $(VENV)/.dev ## Build the pages of docs/ as HTML in build/site, and print the file to open
 	$(mkdocs)
-	@echo "open build/site/index.html in a browser"
+	@echo "open build/site/index.html in a browser; for the search: python3 -m http.server --bind 127.0.0.1 --directory build/site"
 
 # The variable turns off an advertisement of the theme.
 mkdocs = NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
@@ -73,6 +73,7 @@ lock: $(VENV)/.dev ## Write both lock files after a change in pyproject.toml, or
 endif
 
 clean: ## Remove the environment, caches and build files, but not runs/ and data/
+	@$(host)
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

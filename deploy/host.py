@@ -11,7 +11,9 @@ library are enough.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import glob
+import json
 import os
 import re
 import shlex
@@ -48,11 +50,12 @@ _OF_MAKE = (
     "REQUIREMENTS PYTHON VENV SHELL V HOST_GPUS INFINIBAND NVIDIA_DEVICE DOCKER_* COMPOSE_* "
     "BUILDKIT_* MEMORY SHM_SIZE TMP_SIZE GPU_COUNT NETWORK_MODE"
 ).split()
+_DEVELOPMENT = "deploy/development.mk"
 KINDS = ("docker-gpu", "docker-cpu", "venv")
 _OF_RUN = ("verify", "evaluate", "predict", "export")  # these need RUN
 _WITH_CONFIG = ("train", "plan", "sweep")  # of a task
 # Their output is for other programs or for pasting, so V=1 does not print their command.
-_FOR_PROGRAMS = ("plan", "predict", "health", "doctor")
+_FOR_PROGRAMS = ("plan", "predict", "runs", "health", "doctor")
 _DOCKER_ANSWERS_S = 60.0
 _SHOWN_AFTER_S, _LOOK_EVERY_S = 2.0, 0.1  # of the log of a build
 # Only a machine with an NVIDIA GPU has one of these. WSL2 has /dev/dxg for the GPUs of all vendors,
@@ -136,6 +139,50 @@ def is_of_script(verb: str, env: Mapping[str, str]) -> bool:
     return verb == "run" or bool(named and verb in ("plan", "sweep", "drill"))
 
 
+def targets(makefiles: Iterable[str]) -> list[str]:
+    """Return the targets that `make help` lists, from the texts of the makefiles."""
+    text = "\n".join(makefiles)
+    return re.findall(r"^([a-z-]+):.*## ", text, re.MULTILINE)
+
+
+def check_goals(goals: Sequence[str], known: Sequence[str]) -> None:
+    """Check the targets of make's command line.
+
+    Raises:
+        Refusal: one of them does not exist.
+    """
+    for goal in goals:
+        if goal in known or "/" in goal:
+            continue
+        near = difflib.get_close_matches(goal, known, n=1)
+        if goals.index(goal) and goals[0] in known and not near:
+            raise Refusal(
+                f"{goal} is not a target of make: quote a value with spaces, as in make "
+                f'{goals[0]} ARGS="--epochs 3"'
+            )
+        cure = f"did you mean make {near[0]}?" if near else "`make help` lists them"
+        raise Refusal(f"{goal} is not a target of make: {cure}")
+
+
+def check_clean(env: Mapping[str, str]) -> None:
+    """Check that no training uses the environment that `make clean` removes.
+
+    Raises:
+        Refusal: a run in the folder of runs is running.
+    """
+    command = os.path.join(env.get("VENV") or ".venv", "bin", "trainbox")
+    runs_dir = env.get("RUNS_DIR") or "runs"
+    if not os.path.exists(command) or not os.path.isdir(runs_dir):
+        return
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
+        for run in json.loads(_printed(command, "runs", "--json", "--runs-dir", runs_dir)):
+            if run["state"] == "running":
+                raise Refusal(
+                    f"{runs_dir}/{run['name']} is running: stop it before you remove its "
+                    "environment"
+                )
+
+
 def check_settings(verb: str, env: Mapping[str, str]) -> None:
     """Check that the verb uses each setting of make's command line.
 
@@ -149,7 +196,10 @@ def check_settings(verb: str, env: Mapping[str, str]) -> None:
         if name == "CONFIG" and (of_script or verb not in _WITH_CONFIG):
             what = f"{verb} of a script" if of_script else verb
             raise Refusal(f"make {what} does not use CONFIG: drop it")
-        if not of_script and not _matches(name, (*SETTINGS, *_OF_COMPOSE, *_HANDED_ON, *_OF_MAKE)):
+        known = (*SETTINGS, *_OF_COMPOSE, *_HANDED_ON, *_OF_MAKE)
+        if not _matches(name, known) and _matches(name.upper(), known):
+            raise Refusal(f"make {verb} does not use {name}: write {name.upper()}")
+        if not of_script and not _matches(name, known):
             raise Refusal(
                 f"make {verb} does not use {name}: write options of trainbox in ARGS, as in "
                 "ARGS='--epochs 5' (`make help` lists the settings)"
@@ -434,6 +484,12 @@ def ready(verb: str, env: Mapping[str, str], kind: str) -> None:
 def main(verb: str) -> None:
     """Make everything ready for a verb, and become its command, which has the exit code."""
     env = dict(os.environ)
+    goals = env.pop("MAKECMDGOALS", "").split()
+    with open("Makefile", encoding="utf-8") as one, open(_DEVELOPMENT, encoding="utf-8") as other:
+        check_goals(goals, targets((one.read(), other.read())))
+    if verb == "clean":
+        check_clean(env)
+        return
     machine = look(env)
     kind = place(env, machine)
     if verb == "lock":

@@ -103,11 +103,12 @@ VERBS = ["train", "plan", "sweep", "drill", "bench", "verify", "evaluate", "pred
 
 
 def test_help_is_the_default_and_lists_every_public_target(make: Make) -> None:
-    targets = ["help", "train", "run", "plan", *VERBS[2:], "health", "doctor", "tensorboard"]
+    targets = ["help", "train", "run", "plan", *VERBS[2:], "runs", "compare", "health", "doctor", "tensorboard"]
     targets += ["shell"]
     targets += [
         "build",
         "sif",
+        "env",
         "test",
         "test-all",
         "test-ci",
@@ -155,12 +156,14 @@ def test_an_engine_that_is_not_reached_is_reported_once(
 
 def test_each_verb_is_run_by_the_same_rule(make: Make) -> None:
     settings = ["RUN=runs/x", "FILES=a", "RUN_IN=docker-gpu", "BUILD=0"]
-    others = ["doctor", "health", "shell", "tensorboard"]
+    others = ["runs", "compare", "doctor", "health", "shell", "tensorboard"]
     done = make("-n", *VERBS, *others, *settings, docker=DOCKER)
     assert done.returncode == 0, done.stderr
     commands = [line for line in done.stdout.splitlines() if PLUGIN in line]
     expected = [
         *(f"train {verb}" for verb in VERBS),
+        "train runs",
+        "train compare",
         "train doctor",
         "gpu-health health",
         "bash",
@@ -424,3 +427,34 @@ def test_an_error_of_the_installation_is_shown(make: Make, fresh_venv: Path) -> 
 def test_clean_keeps_runs_data_and_tasks(make: Make) -> None:
     arguments = shlex.split(make("-n", "clean").stdout)
     assert not {"runs", "data", "my_tasks", "."} & set(arguments[: arguments.index("find")])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["trian"], "trian is not a target of make: did you mean make train?"),
+        (["nothing"], "nothing is not a target of make: `make help` lists them"),
+        (["train", "sweeep"], "sweeep is not a target of make: did you mean make sweep?"),
+        (["train", "task=mnist"], "make train does not use task: write TASK"),
+        (
+            ["train", "ARGS=--epochs", "1"],
+            '1 is not a target of make: quote a value with spaces, as in make train ARGS="--epochs',
+        ),
+    ],
+)
+def test_a_mistyped_command_line_of_make(make: Make, arguments: list[str], text: str) -> None:
+    ended = make(*arguments, RUN_IN="venv")
+    assert ended.returncode == 2
+    assert f"trainbox: {text}" in ended.stderr
+    assert not ended.stdout
+
+
+def test_the_environment_of_a_running_training_is_not_removed(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (command := tmp_path / "venv/bin/trainbox").parent.mkdir(parents=True)
+    command.write_text('#!/bin/sh\necho \'[{"name": "a", "state": "running"}]\'\n')
+    command.chmod(0o755)
+    ended = make("clean", VENV=str(tmp_path / "venv"), RUNS_DIR=str(tmp_path / "runs"))
+    assert ended.returncode == 2
+    assert "/runs/a is running: stop it before you remove its environment" in ended.stderr
+    assert command.exists()
