@@ -103,7 +103,18 @@ VERBS = ["train", "plan", "sweep", "drill", "bench", "verify", "evaluate", "pred
 
 
 def test_help_is_the_default_and_lists_every_public_target(make: Make) -> None:
-    targets = ["help", "train", "run", "plan", *VERBS[2:], "runs", "compare", "health", "doctor", "tensorboard"]
+    targets = [
+        "help",
+        "train",
+        "run",
+        "plan",
+        *VERBS[2:],
+        "runs",
+        "compare",
+        "health",
+        "doctor",
+        "tensorboard",
+    ]
     targets += ["shell"]
     targets += [
         "build",

@@ -9,6 +9,7 @@ from trainbox.folders.lease import LEASE
 from trainbox.folders.record_folder import (
     CHECKPOINTS,
     CONFIG,
+    EVENTS,
     LOGS,
     MANIFEST,
     METRICS,
@@ -18,7 +19,7 @@ from trainbox.folders.record_folder import (
 
 # What Trainbox itself writes before the first checkpoint.
 _OF_A_START = {
-    *(CHECKPOINTS, "tensorboard", REHEARSAL, LEASE, LOGS, CONFIG, MANIFEST, METRICS),
+    *(CHECKPOINTS, REHEARSAL, LEASE, LOGS, CONFIG, MANIFEST, METRICS),
     *("digests.jsonl", "config.json.tmp", "manifest.json.tmp"),
 }
 
@@ -57,7 +58,8 @@ def leftovers(run: StoredRun, folder: Path) -> list[Leftover]:
     if run.state == "running" or run.is_script or is_sweep(folder):
         return []
     checkpoints = sorted((folder / CHECKPOINTS).glob("step-*.pt"))
-    is_empty = not (run.step or checkpoints) and {p.name for p in folder.iterdir()} <= _OF_A_START
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(EVENTS)}
+    is_empty = not (run.step or checkpoints) and names <= _OF_A_START
     if run.state in ("failed", "not trained") and is_empty:
         return [Leftover(run.name, "a start that has trained nothing", (folder,))]
     found = []

@@ -273,7 +273,7 @@ def board_of(run: Path) -> Any:
     """Return what TensorBoard shows of a run, with all pictures."""
     from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
 
-    board = EventAccumulator(str(run / "tensorboard"), {IMAGES: 0})
+    board = EventAccumulator(str(run), {IMAGES: 0})
     board.Reload()
     return board
 

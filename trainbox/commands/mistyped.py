@@ -1,6 +1,5 @@
 """What a mistyped command line was meant to be."""
 
-import difflib
 from collections.abc import Iterator, Sequence
 
 import click
@@ -21,6 +20,8 @@ def unknown_option(option: str, words: Sequence[str], command: click.Command) ->
     name = whole.partition("=")[0].strip("-").replace("_", "-")
     if any(param.name == name for param in command.params if isinstance(param, click.Argument)):
         return f"no such option {whole} (write its value alone)"
+    import difflib
+
     names = dict(_names(command))
     near = difflib.get_close_matches(name, names, n=1, cutoff=_SIMILAR)
     return f"no such option {whole}" + (f" (did you mean {names[near[0]]}?)" if near else "")

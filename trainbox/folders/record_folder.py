@@ -20,6 +20,9 @@ from trainbox.folders.write_failures import writing
 
 CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
 CHECKPOINTS, REHEARSAL = "checkpoints", "rehearsal"  # folders in the folder of a training
+EVENTS = "events.out.tfevents."  # how the names of TensorBoard's files begin
+CURVES = "curves.png"
+PICTURES = "pictures"  # the folder of the pictures of the best step
 TEXTS = "sources"  # the folder of texts in the run folder of a script
 _WRITTEN = frozenset({CONFIG, MANIFEST, METRICS, LOGS, LEASE, TEXTS})
 # What `trainbox run` itself writes in the run folder of a script.

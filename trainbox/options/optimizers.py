@@ -41,12 +41,10 @@ def make_optimizer(
     check_optimizer(name)
     import torch
 
-    from trainbox.tensor_trees import tensors_in
-
     class_name, options = OPTIMIZERS[name]
     given = options if weight_decay is None else options | {"weight_decay": weight_decay}
     parameters = list(parameters)
-    fused = not any(tensor.is_complex() for tensor in tensors_in(parameters))
+    fused = not any(torch.is_tensor(each) and each.is_complex() for each in parameters)
     optimizer: Optimizer = getattr(torch.optim, class_name)(
         parameters, lr=learning_rate, fused=fused or None, **given
     )

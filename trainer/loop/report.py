@@ -3,14 +3,16 @@
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.utils.data import TensorDataset
 
 from trainbox.classification import counts_by_class
 from trainbox.disclosure.suggested_commands import tensorboard
-from trainbox.folders.record_folder import METRICS
+from trainbox.errors import Failure
+from trainbox.folders.record_folder import CURVES, METRICS
 from trainbox.options.config import CHANNELS_LAST, split_metric
 from trainbox.options.optimizers import OPTIMIZERS
 from trainbox.processes.environment import launch_facts
@@ -21,8 +23,11 @@ from trainer.loop.model import WithoutAutocast
 from trainer.loop.out_of_memory import examples_at_once, has_batch_norm
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked
+from trainer.records.curves import Curves, draw_curves
 from trainer.records.digest import digest_of_digests
 from trainer.records.jsonl import read_entries
+
+_DRAWN_AFTER_S = 20.0  # the picture takes 0.4 s, and all records together at most 5 %
 
 
 def header(job: Job) -> None:
@@ -57,7 +62,7 @@ def header(job: Job) -> None:
         "precision": _precision(job),
         "resume": f"from step {step}, epoch {step // schedule.steps_per_epoch + 1}" if step else "",
         "rehearsal": "" if step else job.rehearsal["result"],
-        "note": f"\n{'note':<10} ".join([*advice_before(job.schedule, model), *job.notes]),
+        "note": _notes([*advice_before(job.schedule, model), *job.notes]),
     }
     _report(job, {name: text for name, text in rows.items() if text})
 
@@ -148,14 +153,31 @@ def closing(job: Job) -> None:
         "weights": f"{best_weights}{path}/checkpoints/ (to resume)",
         "digest": f"{digest} (of the last weights)",
         "metrics": f"{path}/metrics.jsonl; to view them: {tensorboard(path.parent)}",
-        "note": f"\n{'note':<10} ".join(_advice(job)),
     }
+    if job.run.writes:
+        entries = read_entries(path / METRICS)
+        rows |= {"curves": _drawn(job, entries), "note": _notes(_advice(job, entries))}
     width = min(100, shutil.get_terminal_size().columns)
     _report(job, {name: text for name, text in rows.items() if text}, "-" * width + "\n")
 
 
-def _advice(job: Job) -> list[str]:
-    if not job.run.writes:
-        return []
+def _notes(notes: Sequence[str]) -> str:
+    return f"\n{'note':<10} ".join(notes)
+
+
+def _advice(job: Job, entries: Sequence[Mapping[str, Any]]) -> list[str]:
     names = getattr(job.task, "class_names", ()) if counts_by_class(job.task) else ()
-    return advice_after(read_entries(job.run.path / METRICS), job.schedule.steps_per_epoch, names)
+    return advice_after(entries, job.schedule.steps_per_epoch, names)
+
+
+def _drawn(job: Job, entries: Sequence[Mapping[str, Any]]) -> str:
+    """Draw the curves of a training that took long enough, and return the file, or ""."""
+    run, metric = job.run, split_metric(job.config.best_by, "--best-by")
+    if job.state.progress.train_seconds < _DRAWN_AFTER_S:
+        return ""
+    try:
+        draw_curves([Curves(run.path.name, entries, *metric)], run.path / CURVES)
+    except (ImportError, Failure) as error:
+        run.report(f"{run.path / CURVES} is missing: {error}")
+        return ""
+    return f"{run.path / CURVES}"

@@ -97,7 +97,7 @@ def _validate(job: Job, saving: Saving, log: TrainingLog, pace: Pace) -> Mapping
             job.run.board.finish_pictures() if last else job.run.board.wait_for_pictures()
         with job.strategy.wait_for_all("the pictures"):
             if job.run.writes or job.strategy.forward_is_collective:
-                job.run.board.pictures(progress.step, draw(job, result, seed_parts))
+                job.run.board.pictures(progress.step, best, draw(job, result, seed_parts))
     return result.metrics
 
 

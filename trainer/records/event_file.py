@@ -24,6 +24,8 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from trainbox.folders.record_folder import EVENTS
+
 # Other types are shown as text.
 _TYPES = {bool: "DATA_TYPE_BOOL", int: "DATA_TYPE_FLOAT64", float: "DATA_TYPE_FLOAT64"}
 
@@ -45,7 +47,7 @@ class EventFile:
         """
         folder.mkdir(parents=True, exist_ok=True)
         of_this = f"{socket.gethostname()}.{os.getpid()}.{next(self._numbers)}"
-        path = folder / f"events.out.tfevents.{int(time.time()):010d}.{of_this}"
+        path = folder / f"{EVENTS}{int(time.time()):010d}.{of_this}"
         self._file, self._lock = path.open("xb", buffering=0), threading.Lock()
         self._add(Event(file_version="brain.Event:2", wall_time=time.time()))
         if from_step is not None:

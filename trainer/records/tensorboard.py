@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainbox.errors import text_of
+from trainbox.files.regular_files import replacing
+from trainbox.folders.record_folder import PICTURES
 from trainbox.options.config import Config
 from trainer.records.compare_runs import shown_value
 from trainer.system.background import in_background
@@ -35,7 +37,7 @@ class TensorBoardLog:
         self._run, self._report = run, report
         self._file: EventFile | None = None
         self._drawing: Future[None] | None = None
-        self._next: tuple[int, Callable[[], Mapping[str, Tensor]]] | None = None
+        self._next: tuple[int, bool, Callable[[], Mapping[str, Tensor]]] | None = None
         self._drawn_step, self._next_s = 0, 0.0
 
     def begin(self, from_step: int) -> None:
@@ -44,7 +46,7 @@ class TensorBoardLog:
         from trainer.records.event_file import EventFile
 
         with self._reported():
-            self._file = EventFile(self._run / "tensorboard", from_step)
+            self._file = EventFile(self._run, from_step)
 
     def write(self, write: "Callable[[EventFile], None]") -> None:
         """Call `write` with the file."""
@@ -52,14 +54,17 @@ class TensorBoardLog:
             if self._file is not None:
                 write(self._file)
 
-    def pictures(self, step: int, draw: "Callable[[], Mapping[str, Tensor]]") -> None:
+    def pictures(
+        self, step: int, is_best: bool, draw: "Callable[[], Mapping[str, Tensor]]"
+    ) -> None:
         """Start a thread that calls `draw`, and that compresses and writes the pictures.
 
-        `draw` returns pictures of shape (3, H, W) and type uint8, on the CPU. If the last drawing
+        `draw` returns pictures of shape (3, H, W) and type uint8, on the CPU. The pictures of the
+        best step are also files in the folder `pictures` of the run. If the last drawing
         was just before, these pictures are drawn by `finish_pictures`, or never if a next call
         replaces them. Before that call, `wait_for_pictures` must be called.
         """
-        self._next = step, draw
+        self._next = step, is_best, draw
         if time.monotonic() >= self._next_s:
             self._start_drawing()
 
@@ -67,22 +72,33 @@ class TensorBoardLog:
         """Draw the next pictures in a thread."""
         following, self._next = self._next, None
         if self._file is not None and following is not None:
-            self._drawn_step, draw = following
-            work = functools.partial(self._draw, self._file, self._drawn_step, draw)
+            self._drawn_step = following[0]
+            work = functools.partial(self._draw, self._file, *following)
             self._drawing = in_background(work, "pictures")
 
     def _draw(
-        self, file: "EventFile", step: int, draw: "Callable[[], Mapping[str, Tensor]]"
+        self,
+        file: "EventFile",
+        step: int,
+        is_best: bool,
+        draw: "Callable[[], Mapping[str, Tensor]]",
     ) -> None:
         from trainbox.pictures import write_png
 
-        begin_s = time.monotonic()
+        begin_s, files = time.monotonic(), list[Path]()
         pictures = draw()
         try:
             for name, picture in pictures.items():
                 png = io.BytesIO()
                 write_png(png, picture)
                 file.picture(f"validation/{name}", png.getvalue(), step)
+                if is_best:
+                    files.append(self._run / PICTURES / f"{name.replace('/', '-')}-{step}.png")
+                    files[-1].parent.mkdir(exist_ok=True)
+                    with replacing(files[-1]) as copy:
+                        copy.write(png.getvalue())
+            for earlier in {*(self._run / PICTURES).glob("*")}.difference(files) if files else ():
+                earlier.unlink()
         except Exception as error:  # noqa: BLE001 - no picture ends a training
             self._report(
                 f"the pictures of step {step} cannot be written ({text_of(error)}): training "

@@ -133,7 +133,7 @@ def _show_all(study: Study, folder: Path) -> None:
     with contextlib.suppress(WrongUse):  # there is nothing to draw
         show(study, folder, figure=folder / "results.png")
         picture = ", results.png"
-        with contextlib.closing(EventFile(folder / "tensorboard")) as file:
+        with contextlib.closing(EventFile(folder)) as file:
             file.picture("sweep", (folder / "results.png").read_bytes())
     # Trials of a script have no TensorBoard files.
     is_task = not isinstance(study.sweep.config, Script)

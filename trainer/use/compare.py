@@ -1,18 +1,12 @@
 """Compare stored trainings: their settings, data, software and results, and their curves."""
 
-import math
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainbox.errors import WrongUse
-from trainbox.folders.record_folder import METRICS
-from trainbox.folders.write_failures import writing
-from trainbox.options.config import split_metric
 from trainer.records.compare_runs import flat, manifest_differences
-from trainer.records.jsonl import read_entries
+from trainer.records.curves import Curves, draw_curves
 from trainer.records.run_record import RunRecord
 
 _MOST_CHARS = 24  # of a cell
@@ -26,45 +20,6 @@ _PARTS = {
 }
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """A run, its entries of metrics.jsonl, and the metric that selects its best checkpoint."""
-
-    record: RunRecord
-    entries: Sequence[Mapping[str, Any]]
-    direction: str
-    metric: str
-
-    @classmethod
-    def read(cls, path: Path) -> "_Stored":
-        record = RunRecord.open(path)
-        direction, metric = split_metric(record.config.best_by or "", "--best-by")
-        return cls(record, read_entries(path / METRICS), direction, metric)
-
-    def curve(self, kind: str, name: str) -> tuple[list[int], list[float]]:
-        """Return the steps and the values of a figure in the entries of a kind."""
-        points = [
-            (e["step"], e[name]) for e in self.entries if e["kind"] == kind and _is_in(e, name)
-        ]
-        return [step for step, _ in points], [value for _, value in points]
-
-    def best(self) -> Mapping[str, float]:
-        """Return the metrics of the best validation."""
-        sign = 1 if self.direction == "min" else -1
-        validations = [
-            e for e in self.entries if e["kind"] == "validation" and _is_in(e, self.metric)
-        ]
-        if not validations:
-            return {}
-        best = min(validations, key=lambda entry: sign * entry[self.metric])
-        return {name: value for name, value in best.items() if _is_in(best, name)}
-
-
-def _is_in(entry: Mapping[str, Any], name: str) -> bool:
-    value = entry.get(name)
-    return isinstance(value, int | float) and math.isfinite(value) and name != "time_unix_s"
-
-
 def compare(paths: Sequence[Path], figure: Path) -> str:
     """Return a table of what differs between runs, and draw their curves to the file `figure`.
 
@@ -74,17 +29,18 @@ def compare(paths: Sequence[Path], figure: Path) -> str:
     """
     if len({path.resolve() for path in paths}) < 2:
         raise WrongUse("compare needs two different runs: give their folders")
-    runs = [_Stored.read(path) for path in paths]
-    rows = [["", *(path.name for path in paths)], *_differences(runs), *_metrics(runs)]
-    _draw(runs, figure)
+    records = [RunRecord.open(path) for path in paths]
+    curves = [Curves.read(record.path, record.config.best_by or "") for record in records]
+    rows = [["", *(path.name for path in paths)], *_differences(records), *_metrics(curves)]
+    draw_curves(curves, figure)
     return "\n".join([*_aligned(rows), f"curves     {figure}"])
 
 
-def _differences(runs: Sequence[_Stored]) -> list[list[str]]:
+def _differences(runs: Sequence[RunRecord]) -> list[list[str]]:
     """Return a row for each entry of the manifests that differs, below the name of its part."""
-    first, *others = (run.record.manifest for run in runs)
+    first, *others = (run.manifest for run in runs)
     names = dict.fromkeys(name for other in others for name in manifest_differences(first, other))
-    values = [flat(run.record.manifest) for run in runs]
+    values = [flat(run.manifest) for run in runs]
     parts: dict[str, list[list[str]]] = {part: [] for part in (*_PARTS, "software")}
     for name in names:
         part = next((p for p, begins in _PARTS.items() if name.startswith(begins)), "software")
@@ -93,7 +49,7 @@ def _differences(runs: Sequence[_Stored]) -> list[list[str]]:
     return [row for part, rows in parts.items() for row in _titled(part, rows)]
 
 
-def _metrics(runs: Sequence[_Stored]) -> list[list[str]]:
+def _metrics(runs: Sequence[Curves]) -> list[list[str]]:
     """Return a row for each metric of the best validations."""
     best = [run.best() for run in runs]
     names = dict.fromkeys(name for each in best for name in each if name != "epoch")
@@ -124,31 +80,3 @@ def _aligned(rows: Iterable[Sequence[str]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
         for row in table
     ]
-
-
-def _draw(runs: Sequence[_Stored], file: Path) -> None:
-    """Draw the loss of the training and the metric of the best checkpoint, a line for each run."""
-    from matplotlib.figure import Figure
-
-    panels = [("train", "loss"), *dict.fromkeys(("validation", run.metric) for run in runs)]
-    picture = Figure(figsize=(0.6 + 4.4 * len(panels), 3.6), layout="constrained")
-    for axes, (kind, name) in zip(
-        picture.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
-    ):
-        for run in runs:
-            steps, values = run.curve(kind, name)
-            axes.plot(steps, values, marker="" if len(steps) > 50 else ".", label=_plain(run))
-        axes.set_title("loss of the training" if kind == "train" else f"{name} of the validation")
-        axes.set_xlabel("step")
-        axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    with warnings.catch_warnings(), writing(file, "give another file with --figure"):
-        warnings.simplefilter("ignore")  # a name can have a character that the font lacks
-        try:
-            picture.savefig(file)
-        except ValueError as error:
-            raise WrongUse(f"--figure {file}: {error}") from error
-
-
-def _plain(run: _Stored) -> str:
-    return run.record.path.name.replace("$", r"\$")  # matplotlib would read a formula

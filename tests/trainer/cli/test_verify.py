@@ -364,7 +364,7 @@ def test_the_manifest_has_no_secrets(here: Here, monkeypatch: pytest.MonkeyPatch
     shown = {"url": "https://(not shown)@host", "api_key": "(set, not shown)", "note": "plain"}
     assert described["settings"]["fields"].items() <= (shown | {"nan_at": 0, "noise": 0.1}).items()
     assert described["argv"][3:7] == ["(not shown)@host", "--set", "api_key=(not shown)", "--set"]
-    events = b"".join(path.read_bytes() for path in (here.path() / "tensorboard").iterdir())
+    events = b"".join(path.read_bytes() for path in here.path().glob("events.out.tfevents.*"))
     assert b"task.note" in events
     assert b"hunter2" not in events
     # config.json has the secrets, and was not edited

@@ -11,6 +11,7 @@ from tests.support.here import Here
 from tests.support.tiny import TINY, Tiny
 from trainbox import Classification
 from trainer.data.schedule import Schedule
+from trainer.loop import report
 from trainer.loop.advice import advice_after, advice_before
 
 _NAMES = ("cat", "dog")
@@ -118,6 +119,18 @@ def test_modules_in_a_plain_list(layers: Any, kind: str) -> None:
 
 def test_a_good_training_prints_no_advice(here: Here) -> None:
     assert "note " not in here.train(batch_size=10)
+
+
+def test_a_training_that_takes_long_has_its_curves_as_a_picture(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.train("short")
+    assert not (here.path("short") / "curves.png").exists()
+    monkeypatch.setattr(report, "_DRAWN_AFTER_S", 0.0)
+    assert "\ncurves     runs/long/curves.png\n" in here.train("long")
+    assert (here.path("long") / "curves.png").read_bytes().startswith(b"\x89PNG")
+    (here.path("full") / "curves.png").mkdir(parents=True)
+    assert "runs/full/curves.png is missing: cannot write" in here.train("full")
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,6 @@ def test_a_stop_begins_no_other_drawing(tmp_path: Path) -> None:
     board.begin(1)
     for step in (1, 2):
         board.wait_for_pictures()
-        board.pictures(step, functools.partial(draw, step))
+        board.pictures(step, False, functools.partial(draw, step))
     board.close()
     assert drawn == [1]

@@ -76,7 +76,7 @@ def _recorded(here: Here, run_name: str = "r") -> list[tuple[int, int, float]]:
 
 def _board(here: Here) -> EventAccumulator:
     """Read the run as TensorBoard does."""
-    board = EventAccumulator(str(here.path() / "tensorboard"), {TENSORS: 0})
+    board = EventAccumulator(str(here.path()), {TENSORS: 0})
     board.Reload()
     return board
 

@@ -24,7 +24,7 @@ def test_a_picture_that_cannot_be_written_is_reported_once(tmp_path: Path) -> No
     reports: list[str] = []
     log = TensorBoardLog(tmp_path, reports.append)
     log.begin(1)
-    log.pictures(7, lambda: {"one": torch.zeros(5, 4, 4, dtype=torch.uint8)})
+    log.pictures(7, True, lambda: {"one": torch.zeros(5, 4, 4, dtype=torch.uint8)})
     log.write(lambda file: file.scalars({"train/loss": 1}, 8))
     log.close()
     log.close()
@@ -33,10 +33,22 @@ def test_a_picture_that_cannot_be_written_is_reported_once(tmp_path: Path) -> No
     assert reports[0].endswith("): training continues without them")
 
 
+def test_the_pictures_of_the_best_step_are_files(tmp_path: Path) -> None:
+    log = TensorBoardLog(tmp_path, pytest.fail)
+    log.begin(1)
+    picture = torch.zeros(3, 4, 4, dtype=torch.uint8)
+    for step, is_best, name in ((6, True, "by class/f1"), (12, True, "f1"), (18, False, "f1")):
+        log.pictures(step, is_best, lambda name=name: {name: picture})  # type: ignore[misc]
+        log.finish_pictures()
+        (file,) = (tmp_path / "pictures").iterdir()
+        assert file.name == ("by class-f1-6.png" if step == 6 else "f1-12.png")
+    log.close()
+
+
 def test_a_log_that_was_not_begun_writes_nothing(tmp_path: Path) -> None:
     log = TensorBoardLog(tmp_path, [].append)
     log.write(lambda file: file.scalars({"train/loss": 1}, 8))
-    log.pictures(8, lambda: pytest.fail("drawn"))
+    log.pictures(8, True, lambda: pytest.fail("drawn"))
     log.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -48,7 +60,7 @@ def test_a_full_disk_is_reported_once_and_without_a_traceback(
     reports: list[str] = []
     log = TensorBoardLog(tmp_path, reports.append)
     log.begin(1)
-    (path,) = (tmp_path / "tensorboard").iterdir()
+    (path,) = tmp_path.iterdir()
     earlier, limits = signal.getsignal(signal.SIGXFSZ), resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, limits[1]))
@@ -94,7 +106,7 @@ def test_the_hparams_tab_has_a_row_for_each_run(tmp_path: Path) -> None:
     assert columns == ["task.width", "deterministic", "optimizer", "seed", "task", "task.layers"]
     query = ListSessionGroupsRequest(allowed_statuses=[STATUS_SUCCESS], slice_size=9)
     found = list_session_groups.Handler(RequestContext(), tab, "", query).run().session_groups
-    assert [group.name for group in found] == ["trial-0/tensorboard", "trial-1/tensorboard"]
+    assert [group.name for group in found] == ["trial-0", "trial-1"]
     second = found[1]
     assert second.hparams["task.width"].number_value == 16
     assert second.hparams["task.layers"].string_value == "[1, 2]"

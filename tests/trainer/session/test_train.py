@@ -1,5 +1,6 @@
 """One call of `train`: its output, the files of the run's folder, and its exit codes."""
 
+import errno
 import itertools
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -255,10 +257,13 @@ def test_metrics_with_numpy_numbers_can_be_resumed(here: Here) -> None:
     assert len(here.entries("validation")) == 3
 
 
-def test_unwritable_tensorboard_files_are_logged_once_and_training_continues(here: Here) -> None:
-    here.path().mkdir(parents=True)
-    (here.path() / "tensorboard").write_text("a file instead of a folder")
-    out = here.train(log_steps=1)
+def test_unwritable_tensorboard_files_are_logged_once_and_training_continues(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        full = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        patch.setattr("trainer.records.event_file.EventFile.scalars", full)
+        out = here.train(log_steps=1)
     assert out.count("TensorBoard's files cannot be written") == 1
     assert "training continues without them, and metrics.jsonl has all values" in out
     assert len(here.entries("train")) == 18
