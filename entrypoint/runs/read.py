@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.errors import ExitCode, WrongUse
-from trainbox.files.entries import EntryReader
+from trainbox.files.entries import newest_entry
 from trainbox.files.regular_files import object_if_valid, read_text
 from trainbox.files.sidecar import checkpoint_path, steps_in
 from trainbox.folders.lease import LEASE, is_leased
 from trainbox.folders.record_folder import CHECKPOINTS, CONFIG, LOGS, MANIFEST, METRICS, is_sweep
 from trainbox.options.config import FREE_AT_RESUME, split_metric
 
-_LAST_BYTES = 2**14  # of metrics.jsonl, which have its last entry
 RESULTS = "results.csv"  # of a sweep
 # The states of trials by the states of their runs, before a sweep has its results.
 _IN_RESULTS = {
@@ -97,7 +96,7 @@ def _stored(folder: Path, runs_dir: Path) -> StoredRun | None:
         return None
     config = config or {}
     saved = steps_in(folder / CHECKPOINTS)
-    step = max([_last_step(folder / METRICS), *saved])
+    step = max([newest_entry(folder / METRICS).get("step", 0), *saved])
     size, changed_unix_s = _size(folder)
     state, why = _state(folder, manifest, step)
     planned, best = manifest.get("steps"), _best(folder, config, saved)
@@ -161,14 +160,6 @@ def _best(
     if not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return (name, float(value)), value if direction == "min" else -value
-
-
-def _last_step(path: Path) -> int:
-    last = 0
-    for entry in EntryReader(path, last_bytes=_LAST_BYTES).read():
-        step = entry.get("step")
-        last = step if isinstance(step, int) else last
-    return last
 
 
 def _sweep(folder: Path, runs_dir: Path) -> StoredRun:

@@ -40,6 +40,20 @@ class EntryReader:
             return
 
 
+def newest_entry(path: Path, last_bytes: int = 2**14) -> dict[str, Any]:
+    """Return the newest entry with a step in the last bytes of a file, or {} without one.
+
+    The line that a process is writing, and a line that begins before these bytes, are no objects.
+    """
+    try:
+        with open_from(path, 0, last_bytes) as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    entries = (parsed(line) for line in reversed(lines))
+    return next((e for e in entries if e is not None and isinstance(e.get("step"), int)), {})
+
+
 def is_of_script(entry: Mapping[str, Any]) -> bool:
     """Return whether the script has reported the entry, and not `trainbox run` itself."""
     return entry.get("kind") not in OWN_KINDS
