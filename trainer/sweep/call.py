@@ -102,8 +102,8 @@ def show(
         return again(study.sweep, numbered[number], folder, gpus)
 
     combinations = results.best_first(rows, goal) if is_drawn else rows
-    best = results.same_line(records) or results.best_line(rows, goal, repeated)
-    return "\n".join(filter(None, [results.table(combinations, name), best]))
+    lines = [results.same_line(records), results.best_line(rows, goal, repeated)]
+    return "\n".join(filter(None, [results.table(combinations, name), *lines]))
 
 
 def _header(study: Study, folder: Path, sweep: Sweep) -> str:

@@ -8,7 +8,7 @@ import re
 import statistics
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,19 +129,30 @@ def best_line(
 
 
 def same_line(records: Sequence[Record]) -> str:
-    """Return a line if the swept values have not changed any trial of a seed; else an empty one."""
-    found: dict[object, list[Mapping[str, float]]] = {}
-    for record in records:
-        if record.state == "done":
-            metrics = {n: v for n, v in record.metrics.items() if n != "samples_per_second"}
-            found.setdefault(record.seed, []).append(metrics)
-    points = {str(record.point) for record in records if record.state == "done"}
-    if len(points) < 2 or any(metrics != each[0] for each in found.values() for metrics in each):
+    """Return a line about swept settings whose values have changed no trial; else an empty one."""
+    done = [record for record in records if record.state == "done"]
+    names = _names(record.point for record in done)
+    if len({str(record.point) for record in done}) > 1 and _change_nothing(names, done):
+        unused = names
+    else:
+        unused = [name for name in names if _change_nothing([name], done)]
+    if not unused:
         return ""
     return (
-        f"same:      all {len(points)} combinations gave the same metrics: check that the task "
-        "uses the swept values"
+        f"same:      all values of {', '.join(unused)} gave the same metrics: check that the task "
+        "uses them"
     )
+
+
+def _change_nothing(names: Sequence[str], done: Sequence[Record]) -> bool:
+    """Return whether trials that differ only in these settings have the same metrics."""
+    alike: dict[str, list[dict[str, float]]] = {}
+    for record in done:
+        others = {name: value for name, value in record.point.items() if name not in names}
+        metrics = {n: v for n, v in record.metrics.items() if n != "samples_per_second"}
+        alike.setdefault(f"{record.seed} {others}", []).append(metrics)
+    compared = [group for group in alike.values() if len(group) > 1]
+    return bool(compared) and all(m == group[0] for group in compared for m in group)
 
 
 def cells(combinations: Sequence[CombinationRow], metric: str | None) -> list[list[str]]:

@@ -185,8 +185,20 @@ def _trials(*losses: float) -> list[Record]:
 
 
 def test_values_that_change_nothing_are_named() -> None:
-    assert same_line(_trials(0.5, 0.25, 0.5, 0.25)).startswith(
-        "same:      all 2 combinations gave the same metrics: check that the task"
+    assert same_line(_trials(0.5, 0.25, 0.5, 0.25)) == (
+        "same:      all values of lr gave the same metrics: check that the task uses them"
     )
     assert same_line(_trials(0.5, 0.25, 0.5, 0.375)) == ""
     assert same_line(_trials(0.5, 0.5)) == ""  # one combination
+
+
+@pytest.mark.parametrize(("losses", "names"), [((1, 1, 2, 2), "depth"), ((1, 2, 1, 2), "width")])
+def test_one_setting_of_two_that_changes_nothing_is_named(
+    losses: tuple[float, ...], names: str
+) -> None:
+    points = [{"width": width, "depth": depth} for width in (4, 8) for depth in (1, 2)]
+    records = [
+        Record(number, "done", point, 0, {"loss": float(loss)}, seconds=1.0)
+        for number, (point, loss) in enumerate(zip(points, losses, strict=True))
+    ]
+    assert f"all values of {names} gave the same metrics" in same_line(records)
