@@ -32,7 +32,10 @@ _REMEDIES = {
     "data-dependent": (
         "its code branches on values of tensors: use torch.where(condition, a, b) instead of `if`"
     ),
-    "": "use only operations of torch on tensors there, without NumPy and .item()",
+    "": (
+        "use only operations of torch on tensors there, without NumPy, .item() and "
+        "pack_padded_sequence()"
+    ),
 }
 
 # Shape suffix: B examples of a batch.

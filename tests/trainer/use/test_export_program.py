@@ -178,7 +178,7 @@ _TASKS = [
      "its code branches on values of tensors: use torch.where("),
     (_Plain(), _Fixed(), "Constraints violated (batch)!"),
     (_Plain(), _Fixed(), "): its code fixes the number of examples: write x.shape[0] "),
-    (_Plain(), _Numpy(), "): use only operations of torch on tensors there, without NumPy "),
+    (_Plain(), _Numpy(), "): use only operations of torch on tensors there, without NumPy"),
     (_Parts(), _Whole(), "task _Parts: statistics() never calls the model as a whole, so it "),
     (_Invented(), _Numpy(), "_Invented: prepare() and statistics() give the model nothing of "),
 ]
