@@ -20,6 +20,16 @@ def escaped_line(text: object) -> str:
     return escaped(" ".join(str(text).split()))
 
 
+def cell(value: object) -> str:
+    """Return a value for the cell of a table that is also read as plain text.
+
+    What Markdown would take for markup becomes code, in which only `|` ends the cell.
+    """
+    text = " ".join(str(value).split())
+    plain = escaped_line(text)
+    return plain if plain == text or "|" in text else code(text)
+
+
 def code(text: str) -> str:
     """Return `text` as code in a line of Markdown, which a terminal shows almost as it is."""
     line = " ".join(text.encode(errors="backslashreplace").decode().split())

@@ -150,11 +150,11 @@ def closing(job: Job) -> None:
         "trained": f"{progress.step:,} steps in {progress.train_seconds:.1f} s, "
         f"{samples_per_second(job):,.0f} samples/s",
         **job.gpus.summary(),
-        "weights": f"{best_weights}{path}/checkpoints/ (to resume)",
+        "weights": f"{best_weights}{path}/checkpoints/ (to resume)" if job.run.is_kept else "",
         "digest": f"{digest} (of the last weights)",
-        "metrics": f"{path}/metrics.jsonl; to view them: {tensorboard(path.parent)}",
     }
-    if job.run.writes:
+    if job.run.writes and job.run.is_kept:
+        rows["metrics"] = f"{path}/metrics.jsonl; to view them: {tensorboard(path.parent)}"
         entries = read_entries(path / METRICS)
         rows |= {"curves": _drawn(job, entries), "note": _notes(_advice(job, entries))}
     width = min(100, shutil.get_terminal_size().columns)

@@ -25,8 +25,12 @@ _EVENTS_EVERY_S = 5.0
 class RunLog:
     """The record of one run. On ranks other than the first, most methods do nothing."""
 
-    def __init__(self, path: Path, rank: int, hang_minutes: float | None = None) -> None:
+    def __init__(
+        self, path: Path, rank: int, hang_minutes: float | None = None, is_kept: bool = True
+    ) -> None:
         """Open the run in `path`. A training without progress for `hang_minutes` is ended.
+
+        If the folder is removed afterwards, it is not kept, and the summary names no files.
 
         A thread renews the lease of the folder, because a validation may take longer than a lease,
         and looks whether the training makes progress.
@@ -35,7 +39,7 @@ class RunLog:
             StorageFailure: The folder cannot be written.
             WrongUse: Another process trains in it.
         """
-        self.path, self.writes = path, rank == 0
+        self.path, self.writes, self.is_kept = path, rank == 0, is_kept
         self.folder = RunFolder(path, self.writes)
         log = path / LOGS / f"rank-{rank}.log"
         try:

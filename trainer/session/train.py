@@ -87,6 +87,7 @@ def train_task(
     swept: Sequence[str] = (),
     rehearses: bool = True,
     hang_minutes: float | None = None,
+    is_kept: bool = True,
 ) -> dict[str, float]:
     """Train `config.task` in `runs_dir/run_name`, and return the best metrics and the speed.
 
@@ -96,7 +97,7 @@ def train_task(
     `measure_s`, the training ends after about that many measured seconds. With `profile_steps`,
     that many steps are profiled. TensorBoard shows the settings `swept` first. The first start of
     a run `rehearses` its resume. After `hang_minutes` without a step or a validated batch, the
-    process exits with code 7.
+    process exits with code 7. If the run's folder is removed afterwards, it is not kept.
 
     In the result, the metric that selects the best checkpoint is first, and the speed
     `samples_per_second` is last.
@@ -119,7 +120,7 @@ def train_task(
         config = dataclasses.replace(config, fields=fields)
         task = load_task(config.task, fields)
         folder = runs_dir / (run_name or default_name(config, strategy, runs_dir))
-        run = RunLog(folder, world.rank, hang_minutes)
+        run = RunLog(folder, world.rank, hang_minutes, is_kept)
         # The launcher prints a message of several ranks once if it is the same text on all of them.
         log = run.path / "logs" / f"rank-{0 if world.world_size == 1 else '*'}.log"
         with (

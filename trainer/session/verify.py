@@ -46,6 +46,7 @@ def verify_run(
             train_task(
                 *(record.config, stop, device_name, folder, again.name, data_dir, "never", steps),
                 rehearses=False,
+                is_kept=False,
             )
         except Preempted as stopped:  # its message names a checkpoint that is removed here
             raise Preempted(

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from trainbox.classification import Classification
-from trainbox.disclosure.markup import escaped_line
+from trainbox.disclosure.markup import cell, escaped_line
 from trainbox.disclosure.secret_rule import without_secrets
 from trainbox.errors import ExitCode, Failure
-from trainbox.files.regular_files import replacing
+from trainbox.files.regular_files import object_if_valid, replacing
 from trainbox.options.config import CONTIGUOUS
 from trainbox.tensor_trees import copied, take, tensors_in
 from trainer.loop.build import build_inference
@@ -32,6 +32,7 @@ from trainer.use.export_program import (
     export_program,
     first_call,
 )
+from trainer.use.per_example import LEVEL
 from trainer.use.stored_model import VALIDATION, Request, StoredModel, opened
 
 CARD, INPUTS = "model.md", "inputs.py"
@@ -206,6 +207,7 @@ def card_text(
         _table(origin | {**about} | _origin_of(record.manifest)),
         f"## Metrics of the validation at step {origin['step']}",
         _table(_metrics(model)) or "The training has no validation at this step.",
+        *_metrics_of_test(model),
         "## Settings",
         _table(_settings_of(record.values)),
     ]
@@ -222,6 +224,32 @@ def _metrics(model: StoredModel) -> Mapping[str, Any]:
         return dict(model.progress["best_metrics"])
     figures = model.run.record.figures_at(model.origin["step"]) or {}
     return {name: value for name, value in figures.items() if not isinstance(value, list)}
+
+
+def _metrics_of_test(model: StoredModel) -> list[str]:
+    """Return the section with the metrics of `trainbox evaluate RUN --data test`, or nothing.
+
+    These metrics must belong to the same weights.
+    """
+    for path in sorted(model.run.record.path.glob("evaluations/*/evaluation.json")):
+        found = object_if_valid(path) or {}
+        figures, intervals = found.get("figures"), found.get("intervals") or {}
+        if (
+            found.get("data") != "test"
+            or found.get("weights_sha256") != model.origin["weights_sha256"]
+            or not isinstance(figures, dict)
+        ):
+            continue
+        rows = {
+            name: f"{value:.6g}"
+            + (" ({:.4g} to {:.4g})".format(*intervals[name]) if name in intervals else "")
+            for name, value in figures.items()
+            if isinstance(value, int | float)
+        }
+        title = f"## Metrics of the test on {found.get('examples')} examples"
+        title += f", with {LEVEL:.0%} intervals" if intervals else ""
+        return [title, _table(rows)]
+    return []
 
 
 def _origin_of(manifest: Mapping[str, Any]) -> dict[str, str]:
@@ -254,9 +282,5 @@ def described(tensor: Tensor) -> str:
 
 def _table(rows: Mapping[str, Any]) -> str:
     """Return a table of Markdown with the values that are not empty, or nothing without rows."""
-    lines = [
-        f"| {escaped_line(name)} | {escaped_line(value)} |"
-        for name, value in rows.items()
-        if value != ""
-    ]
+    lines = [f"| {cell(name)} | {cell(value)} |" for name, value in rows.items() if value != ""]
     return "\n".join(["| Name | Value |", "|---|---|", *lines]) if lines else ""

@@ -5,7 +5,7 @@ import html
 import markdown
 import pytest
 
-from trainbox.disclosure.markup import code, escaped, escaped_line
+from trainbox.disclosure.markup import cell, code, escaped, escaped_line
 
 _TEXTS = [
     "<img src=x onerror=alert(1)>",
@@ -31,9 +31,13 @@ def _rendered(text: str) -> str:
 @pytest.mark.parametrize("text", _TEXTS)
 def test_a_page_shows_the_text(text: str) -> None:
     table = _rendered(f"| a | b |\n|---|---|\n| {escaped_line(text)} | c |")
-    cell = table.partition("<td>")[2].partition("</td>")[0]
-    assert "<" not in cell and html.unescape(cell) == text
+    shown = table.partition("<td>")[2].partition("</td>")[0]
+    assert "<" not in shown and html.unescape(shown) == text
     assert table.count("<td>") == 2
+    other = _rendered(f"| a | b |\n|---|---|\n| {cell(text)} | c |")
+    found = other.partition("<td>")[2].partition("</td>")[0]
+    assert html.unescape(found.removeprefix("<code>").removesuffix("</code>")) == text
+    assert other.count("<td>") == 2
     span = _rendered(f"- {code(text)}").partition("<code>")[2].partition("</code>")[0]
     assert "<" not in span and html.unescape(span) == text
 

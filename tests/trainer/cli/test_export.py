@@ -217,6 +217,20 @@ def test_the_card_of_the_best_step_has_the_metrics_of_the_verified_checkpoint(he
         assert f"| loss | {loss} |" in card
 
 
+def test_the_card_has_the_metrics_of_the_test_for_these_weights(here: Here) -> None:
+    (here.folder / "data").mkdir()
+    (here.folder / "data/shift").write_text("0")
+    here.train(task="tests.support.tiny:Split", max_steps=6)
+    here.succeeds("evaluate", "runs/r", "--data", "test", "--device", "cpu")
+    here.succeeds(*_EXPORT)
+    card = (here.path() / "exports/best-pt2/model.md").read_text()
+    _, _, section = card.partition("## Metrics of the test on 10 examples, with 95% intervals\n")
+    assert re.match(r"\n\| Name \| Value \|\n\|---\|---\|\n\| loss \| [\d.]+ \([\d.]+ to ", section)
+    here.edit("evaluations/best-test/evaluation.json", weights_sha256="0" * 64)
+    here.succeeds(*_EXPORT)
+    assert "of the test" not in (here.path() / "exports/best-pt2/model.md").read_text()
+
+
 def test_the_card_shows_the_texts_of_a_user_as_they_are(here: Here) -> None:
     bad = "<img src=x onerror=alert(1)>|`[a](b)"
     Path("mine.py").write_text(
