@@ -243,6 +243,16 @@ def test_the_first_word_and_the_task_of_an_array_select_the_command(
     assert calls[0][calls[0].index(".venv/bin/trainbox") + 1 :] == started.split()
 
 
+@pytest.mark.parametrize("name", ["one-node", "several-nodes", "sweep"])
+def test_a_job_from_another_folder_names_the_cure(tmp_path: Path, name: str) -> None:
+    script = ROOT / f"deploy/slurm/{name}.sbatch"
+    ended = subprocess.run(
+        ["bash", str(script), "digits"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    cure = f"no deploy/slurm/run.sh in {tmp_path}: submit in the folder of the checkout\n"
+    assert (ended.returncode, ended.stderr) == (2, cure)
+
+
 def commands_of_the_page() -> list[tuple[str, list[str]]]:
     """Return (script, arguments) of each sbatch command in docs/guides/slurm.md."""
     found = re.findall(
