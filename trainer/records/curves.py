@@ -73,7 +73,8 @@ def draw_curves(runs: Sequence[Curves], file: Path) -> None:
         axes.set_title("loss of the training" if kind == "train" else f"{name} of the validation")
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    if len(runs) > 1:
+        axes.legend(fontsize="small")
     with warnings.catch_warnings(), writing(file, "give another file with --figure"):
         warnings.simplefilter("ignore")  # a name can have a character that the font lacks
         try:
