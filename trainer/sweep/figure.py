@@ -18,6 +18,7 @@ _BOX_FROM = 8  # values; the quartiles of fewer say less than the points
 _MOST_ROWS = 40  # in the height of a page
 _MOST_SHAPES = 1000  # of a file .svg or .pdf, which has a picture of more points
 _PANELS_ABREAST = 3
+_MOST_CHARS = 100  # of the name of a row
 _BLUE = "#1f6fb4"
 
 
@@ -70,7 +71,12 @@ def _rows(points: Sequence[_Point], direction: str, metric: str) -> Any:
         sign = 1 if direction == "min" else -1
         names = sorted(names, key=lambda name: sign * _mean(values[name]))[:_MOST_ROWS]
         title = f"the best {_MOST_ROWS} of {len(values):,} combinations"
-    figure = Figure(figsize=(7.5, 1.4 + 0.36 * len(names)), dpi=120, layout="constrained")
+    shown = [
+        ", ".join(f"{n}={_short(value)}" for n, value in name) or "all trials" for name in names
+    ]
+    shown = [text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}..." for text in shown]
+    width = max(7.5, 4.8 + 0.08 * max(map(len, shown)))  # the axis keeps its room beside the names
+    figure = Figure(figsize=(width, 1.4 + 0.36 * len(names)), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     for row, name in enumerate(names):
         found = values[name]
@@ -87,9 +93,6 @@ def _rows(points: Sequence[_Point], direction: str, metric: str) -> Any:
             mean = _mean(found)
             axes.plot([mean, mean], [row - 0.31, row + 0.31], color="black", linewidth=1.5)
         _dots(axes, found, [row] * len(found), vertical=True)
-    shown = [
-        ", ".join(f"{n}={_short(value)}" for n, value in name) or "all trials" for name in names
-    ]
     axes.set_yticks(range(len(names)), [_plain(text) for text in shown])
     axes.set_ylim(len(names) - 0.5, -0.5)
     has_box = any(len(values[name]) >= _BOX_FROM for name in names)

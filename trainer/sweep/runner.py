@@ -313,7 +313,7 @@ class SweepRun:
             )
 
     def _release(self) -> None:
-        """Kill the workers, and give back all trials that have not ended."""
+        """Kill the workers, give back all trials that have not ended, and write results.csv."""
         for slot in self._slots:
             slot.kill()
             if slot.trial is not None:
@@ -323,6 +323,7 @@ class SweepRun:
         if self._suspect:
             self._study.give_back(self._suspect[0])
         self._progress.close()
+        results.write_csv(self._folder, self._study.records())
 
 
 def _wrong_use(trial: Trial, message: str) -> WrongUse:

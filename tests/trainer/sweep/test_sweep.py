@@ -292,6 +292,7 @@ def test_a_trial_started_on_another_machine_restarts(sweeps: Sweeps) -> None:
     _wait_until_held(sweeps.folder, process, 0)
     process.send_signal(signal.SIGTERM)
     assert sweeps.end(process).code == 75
+    assert ",pending," in (sweeps.folder / "runs/s/results.csv").read_text()
     (sweeps.folder / "hold").unlink()
     ended = sweeps(*arguments, env={"ATEN_CPU_CAPABILITY": "default"})
     assert ended.code == 0, ended.out + ended.err
