@@ -81,6 +81,9 @@ _REMEDIES = {
     r"|'NoneType' and 'Tensor'|'Tensor' and 'NoneType'": (
         "a value is missing: a forward() or another function may have no return"
     ),
+    r"(has|have|must|should) (to )?be (between|positive|greater|less|non-negative|in )": (
+        "correct the value of --set, or the value in the task"
+    ),
     r"negative dimension": "a size is below 0: correct the task, or the value of --set",
     r"Expected input batch_size": (
         "the first dimension of the output must be the batch: use batch_first=True for an RNN"

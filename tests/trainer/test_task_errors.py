@@ -198,6 +198,8 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "one output and no second dimension": (Three, {"build_model": lambda _task: nn.Sequential(
         nn.Linear(4, 1), nn.Flatten(0))},
      "task Three: the model returns shape (8,) instead of (B, 3), one output for each of "),
+    "a probability above 1": (Three, {"build_model": lambda _task: nn.Dropout(1.5)},
+     "to be between 0 and 1, but got 1.5 ("),
     "a negative size": (Three, {"build_model": lambda _task: nn.Linear(4, -1)},
      "): a size is below 0: correct the task, or the value of --set"),
     "the time first": (Three, {"build_model": lambda _task: _TimeFirst()},
