@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from trainbox import Classification
+from trainer.tasks.reading.fields import FROM_0_BELOW_1, FROM_1, check_fields
 
 # Shape suffixes: N examples, B examples of a batch, C channels, H height, W width.
 
@@ -29,6 +30,10 @@ class Digits(Classification):
 
     width: int = 32
     dropout: float = 0.25
+
+    def __post_init__(self) -> None:
+        check_fields(self, FROM_1, "width")
+        check_fields(self, FROM_0_BELOW_1, "dropout")
 
     def train_dataset(self, data_dir: Path) -> TensorDataset:
         images_NCHW, labels_N = _load()

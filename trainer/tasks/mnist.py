@@ -9,6 +9,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from trainbox import Classification, WrongUse
 from trainer.tasks.reading.download import answering, cause
+from trainer.tasks.reading.fields import FROM_0_BELOW_1, FROM_1, check_fields
 
 # Shape suffixes: N examples, B examples of a batch, C channels, H height, W width.
 
@@ -40,6 +41,10 @@ class Mnist(Classification):
     hidden: int = 128
     dropout: float = 0.25
     in_memory: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self, FROM_1, "width", "hidden")
+        check_fields(self, FROM_0_BELOW_1, "dropout")
 
     def train_dataset(self, data_dir: Path) -> Dataset[Any]:
         return self._load(data_dir, train=True)
