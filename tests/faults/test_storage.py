@@ -162,8 +162,8 @@ _NO_INODES = "mkdir -p runs && mount -t tmpfs -o nr_inodes={} tmpfs runs"
 @needs_root
 @pytest.mark.parametrize(
     ("inodes", "reason"),
-    # Enough for the folder of TensorBoard, or for all but the first checkpoint.
-    [(11, "no inodes left"), (14, "no inodes or quota left: see `df -i` and `quota -s`")],
+    # Enough for all but the file of TensorBoard, or for all but the first checkpoint.
+    [(10, "no inodes left"), (13, "no inodes or quota left: see `df -i` and `quota -s`")],
 )
 def test_row_15_no_inodes_left(ranks: Ranks, inodes: int, reason: str) -> None:
     script = _NO_INODES.format(inodes)
@@ -173,7 +173,7 @@ def test_row_15_no_inodes_left(ranks: Ranks, inodes: int, reason: str) -> None:
     assert f"{reason}): {remedy}" in ended.errs[0]
     assert ended.errs[0].count("\n") == 1
     lost = "TensorBoard's files cannot be written (No space left on device): training continues"
-    assert (lost in ended.out) == (inodes == 11)
+    assert (lost in ended.out) == (inodes == 10)
 
 
 _READ_ONLY = "mkdir -p runs && mount -t tmpfs tmpfs runs && mount -o remount,ro runs"
