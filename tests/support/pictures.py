@@ -8,8 +8,11 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 SIDE = 32
-# The fields of the task `images` for a small training on the pictures in `shapes`.
+# The fields of the task `images` for a small training on the pictures in `shapes`, and of its kinds
+# with the labels that `write_labels` writes.
 FIELDS = {"folder": "shapes", "model": "shufflenet_v2_x0_5", "size": SIDE}
+REGRESSION = {**FIELDS, "label_column": "number"}
+MULTILABEL = {**FIELDS, "label_column": "tags"}
 
 _Point = tuple[float, float]
 
@@ -30,6 +33,16 @@ def make_pictures(
             paths.append(folder / name / f"{number:04}.jpg")
             picture(k, f"{seed} {name} {number}", size).save(paths[-1], quality=90)
     return paths
+
+
+def write_labels(folder: Path, paths: Sequence[Path]) -> None:
+    """Write `folder`/labels.csv with a class, a number and up to two tags for each picture."""
+    rows = ["file,class,number,tags"]
+    for path in paths:
+        kind, number = path.parent.name, int(path.stem)
+        tags = [kind, "even"] if number % 2 == 0 else [kind]
+        rows.append(f"{path.relative_to(folder)},{kind},{len(kind) + number / 8},{';'.join(tags)}")
+    (folder / "labels.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 def picture(shape: int, seed: str, size: int = SIDE) -> Image.Image:

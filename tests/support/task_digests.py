@@ -27,7 +27,7 @@ from tests.support.commands import clean_environment
 from tests.support.films import FIELDS, write_films
 from tests.support.har_folder import write_folder
 from tests.support.pictures import FIELDS as PICTURES
-from tests.support.pictures import make_pictures
+from tests.support.pictures import MULTILABEL, REGRESSION, make_pictures, write_labels
 from tests.support.texts import FIELDS as TEXTS
 from tests.support.texts import write_texts
 from trainer.tasks.digits import Digits
@@ -37,6 +37,7 @@ _FIVE_STEPS = (
     *("--max-steps", "5", "--digest-steps", "2"),
     *("--batch-size", "32", "--threads", "1"),
 )
+_PICTURES = (*_FIVE_STEPS[:4], "--batch-size", "8", "--threads", "1")
 
 # Name of the case: task, its fields, and the options of `trainbox train`.
 CASES: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
@@ -52,9 +53,9 @@ CASES: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
     "mnist": ("mnist", _SMALL, _FIVE_STEPS),
     "mnist, read by workers": ("mnist", {**_SMALL, "in_memory": "false"}, _FIVE_STEPS),
     "fashion_mnist": ("fashion_mnist", _SMALL, _FIVE_STEPS),
-    "images": (
-        "images", dict(PICTURES), (*_FIVE_STEPS[:4], "--batch-size", "8", "--threads", "1"),
-    ),
+    "images": ("images", dict(PICTURES), _PICTURES),
+    "images_regression": ("images_regression", dict(REGRESSION), _PICTURES),
+    "images_multilabel": ("images_multilabel", dict(MULTILABEL), _PICTURES),
     "ssvae": ("ssvae", {"dataset": "digits", "num_style": 4, "hidden": 16}, _FIVE_STEPS),
     "har, cnn": ("har", {"width": 8}, _FIVE_STEPS),
     "har, lstm": ("har", {"model": "lstm", "width": 8}, _FIVE_STEPS),
@@ -65,14 +66,15 @@ CASES: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
         "teacher_student", {"method": "gnc", "examples": 32, "draws_per_step": 64}, _FIVE_STEPS,
     ),
     "text": ("text", dict(TEXTS), _FIVE_STEPS),
-    "video": ("video", dict(FIELDS), (*_FIVE_STEPS[:4], "--batch-size", "8", "--threads", "1")),
+    "video": ("video", dict(FIELDS), _PICTURES),
 }  # fmt: skip
 
 
 def write_data(folder: Path) -> None:
     """Write small made-up datasets for the tasks that would download theirs."""
     write_films(folder / "video")
-    make_pictures(folder / "shapes", ("cross", "disc", "stripes"), 12, seed=0)
+    paths = make_pictures(folder / "shapes", ("cross", "disc", "stripes"), 12, seed=0)
+    write_labels(folder / "shapes", paths)
     write_folder(folder)
     write_texts(folder / "texts")
     for name in ("MNIST", "FashionMNIST"):

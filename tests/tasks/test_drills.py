@@ -8,7 +8,7 @@ from tests.support.films import FIELDS as FILM_FIELDS
 from tests.support.films import write_films
 from tests.support.har_folder import write_folder
 from tests.support.pictures import FIELDS as PICTURE_FIELDS
-from tests.support.pictures import make_pictures
+from tests.support.pictures import MULTILABEL, REGRESSION, make_pictures, write_labels
 from tests.support.ranks import Ranks
 from tests.support.texts import FIELDS as TEXT_FIELDS
 from tests.support.texts import write_texts
@@ -17,6 +17,8 @@ from tests.support.texts import write_texts
 _CASES = [
     ("images", 8, PICTURE_FIELDS | {"label_smoothing": 0.1, "mixup": 0.2, "cutmix": 1.0, "ema": 0.5,
                                     "class_weights": "true"}),
+    ("images_regression", 8, REGRESSION | {"ema": 0.5}),
+    ("images_multilabel", 8, MULTILABEL),
     ("har", 50, {"mode": "flatten", "width": 64}),  # three unequal shards
     ("har", 50, {"width": 16}),
     ("har", 50, {"model": "lstm", "width": 32, "layers": 2}),  # with dropout between the layers
@@ -41,7 +43,8 @@ def test_the_drill_of_a_task_finds_the_same_bits(
     fields: dict[str, object],
 ) -> None:
     data = tmp_path / "data"
-    make_pictures(data / "shapes", ("cross", "disc", "stripes"), 12, seed=0)
+    paths = make_pictures(data / "shapes", ("cross", "disc", "stripes"), 12, seed=0)
+    write_labels(data / "shapes", paths)
     write_texts(data / "texts")
     if task == "har":
         write_folder(data)

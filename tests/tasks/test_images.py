@@ -171,7 +171,7 @@ def test_the_weights_of_classes_are_balanced(tmp_path: Path) -> None:
     make_pictures(tmp_path / "shapes/train", ("b",), 2, seed=0)
     make_pictures(tmp_path / "shapes/val", ("a", "b"), 1, seed=1)
     task = _task(class_weights=True).with_data(tmp_path)
-    train, validation = task._pictures(tmp_path)
+    train, validation = task.pictures(tmp_path)
     weights = [float(train[i][2]) for i in range(8)]
     assert weights == pytest.approx([2 / 3] * 6 + [2.0] * 2)
     assert sum(weights) == pytest.approx(8)
@@ -205,7 +205,7 @@ def test_the_average_of_the_weights_is_validated_and_saved(here: Here, shapes: P
     torch.save(states[2], path)
     model = build_model(FIELDS["model"], 3, 32, str(path)).eval()
     task = Images(**fields).with_data(Path("data"))
-    _, validation = task._pictures(Path("data"))
+    _, validation = task.pictures(Path("data"))
     batch = torch.utils.data.default_collate([validation[i] for i in range(len(validation))])
     with torch.no_grad():
         sums = task.statistics(model, task.prepare(batch, training=False))
@@ -311,7 +311,7 @@ def test_train_and_val_folders_are_the_parts(tmp_path: Path, names: tuple[str, s
     make_pictures(tmp_path / "flowers" / names[0], ("a", "b"), 4, seed=0)
     make_pictures(tmp_path / "flowers" / names[1], ("a", "b"), 2, seed=1)
     task = _task(folder="flowers").with_data(tmp_path)
-    train, validation = task._pictures(tmp_path)
+    train, validation = task.pictures(tmp_path)
     assert task.class_names == ("a", "b")
     assert [picture.path.parts[-3] for picture in train.pictures] == [names[0]] * 8
     assert [picture.path.parts[-3:] for picture in validation.pictures] == [
@@ -333,7 +333,6 @@ def test_the_folder_test_has_the_pictures_of_the_test(tmp_path: Path) -> None:
         for number in numbers
     ]
     assert not found.augment
-    assert torch.equal(found.weights_K, task._pictures(tmp_path)[0].weights_K)
     with pytest.raises(WrongUse, match=r"Test/a/0001\.jpg"):
         _task(**fields).with_data(tmp_path).test_dataset(tmp_path)
 
@@ -599,7 +598,7 @@ def test_damaged_pictures_are_skipped_and_counted(here: Here, shapes: Path) -> N
 
 
 def test_the_search_for_damage_is_kept_until_a_file_changes(shapes: Path) -> None:
-    pictures = find_pictures(shapes, _CLASSES)
+    pictures = find_pictures(shapes, _CLASSES, shapes)
     _cut_off(shapes / "disc/0001.jpg")
     found = {shapes / "disc/0001.jpg"}
     assert damaged_pictures(shapes, pictures) == found
@@ -610,7 +609,7 @@ def test_the_search_for_damage_is_kept_until_a_file_changes(shapes: Path) -> Non
     found |= {shapes / "disc/0002.jpg"}
     assert damaged_pictures(shapes, pictures) == found
     (shapes / "disc/9.jpg").symlink_to("missing")
-    assert damaged_pictures(shapes, find_pictures(shapes, _CLASSES)) == found | {
+    assert damaged_pictures(shapes, find_pictures(shapes, _CLASSES, shapes)) == found | {
         shapes / "disc/9.jpg"
     }
 
@@ -648,7 +647,7 @@ def test_the_brands_of_a_file_show_what_it_is(
     path = tmp_path / "a/x.HEIC"
     path.parent.mkdir()
     path.write_bytes((len(box) + 4).to_bytes(4) + box + b"avif" * 9)
-    pictures = find_pictures(tmp_path, ["a"])
+    pictures = find_pictures(tmp_path, ["a"], tmp_path)
     with contextlib.nullcontext() if reason is None else pytest.raises(WrongUse) as refused:
         refuse_damaged(pictures)
     assert reason is None or f"/a/x.HEIC is damaged ({reason})" in str(refused.value)

@@ -131,13 +131,14 @@ def prediction_columns(
     """Return the column `first` with the `ids`, and the columns of `values`: (N,) or (N, K).
 
     For a Classification of K classes, the columns of a (N, K) value have the names of the classes,
-    and `truth` and `prediction` are names of classes. Floats have the 9 digits that identify a
+    and `truth` and `prediction` (N,) are names of classes. Floats have the 9 digits that identify a
     float32.
 
     Raises:
         WrongUse: Two columns share a name.
     """
     class_names = task.class_names if isinstance(task, Classification) else ()
+    of_classes = {*range(len(class_names))}
     columns: dict[str, Sequence[int | float | str]] = {first: ids}
     for name, value in values.items():
         found = {name: value}
@@ -154,7 +155,7 @@ def prediction_columns(
             numbers = part.tolist()
             if part.is_floating_point():
                 columns[label] = [float(f"{number:.9g}") for number in numbers]
-            elif name in ("truth", "prediction") and {*numbers} <= {*range(len(class_names))}:
+            elif found.keys() <= {"truth", "prediction"} and of_classes.issuperset(numbers):
                 columns[label] = [class_names[k] for k in numbers]
             else:
                 columns[label] = numbers

@@ -15,6 +15,7 @@ from tests.gpu.program import tried
 from tests.gpu.programs.training import train
 from tests.support.films import FIELDS
 from tests.support.pictures import FIELDS as PICTURES
+from tests.support.pictures import MULTILABEL, REGRESSION
 from tests.support.task_digests import write_data
 from tests.support.texts import FIELDS as TEXTS
 
@@ -32,6 +33,8 @@ TASKS: dict[str, dict[str, Any]] = {
     "teacher_student": {},
     "teacher_student gnc": {"method": "gnc", "examples": 32, "draws_per_step": 64},
     "images": PICTURES,
+    "images_regression": REGRESSION,
+    "images_multilabel": MULTILABEL,
     "text": TEXTS,
     "video": FIELDS,
 }

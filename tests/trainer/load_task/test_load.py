@@ -23,6 +23,8 @@ def test_the_built_in_tasks_and_their_classes() -> None:
         "fashion_mnist": "FashionMnist",
         "har": "Har",
         "images": "Images",
+        "images_multilabel": "ImagesMultilabel",
+        "images_regression": "ImagesRegression",
         "mnist": "Mnist",
         "ssvae": "Ssvae",
         "teacher_student": "TeacherStudent",

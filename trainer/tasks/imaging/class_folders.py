@@ -1,15 +1,21 @@
-"""Find the pictures of each class in a folder, and split them into training and validation."""
+"""List the pictures of class folders, and check that each part has all classes."""
 
 import filecmp
 import os
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainbox import WrongUse
 from trainbox.found_files import is_left_out
-from trainer.tasks.reading.files import class_files, refuse_missing, split_folders, subfolders
+from trainer.tasks.imaging.parts import TEST, TRAIN, VALIDATION, Picture, name_in
+from trainer.tasks.reading.files import (
+    class_files,
+    refuse_missing,
+    split_folders,
+    subfolders,
+    test_folder,
+)
 
 _DECODED = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif"),
@@ -22,14 +28,6 @@ ENDINGS = (*_DECODED, ".heic", ".heif")
 # More than these are not compared with each other, so a header takes less than a second.
 _MOST_PICTURES, _MOST_COMPARED = 50_000, 2_000
 _TAIL_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture file and the index of its class."""
-
-    path: Path
-    label: int
 
 
 def find_layout(folder: Path) -> tuple[Path, Path | None]:
@@ -45,14 +43,42 @@ def find_layout(folder: Path) -> tuple[Path, Path | None]:
     return split_folders(folder, subfolders) or (folder, None)
 
 
-def find_pictures(folder: Path, classes: Sequence[str]) -> list[Picture]:
-    """Return the pictures of all classes in `folder`, by class and then by name.
+def pictures_of_folders(
+    folder: Path, classes: Sequence[str], test: bool, test_share: float
+) -> list[Picture]:
+    """Return the pictures of the folders train and val, or those of the folder test if `test`.
+
+    If `folder` has no such folders, return the pictures of all its class folders, without a part.
+    The pictures are sorted by part, by class and then by name.
+
+    Raises:
+        WrongUse: a part has other classes, a class has no folder or no picture, or the pictures of
+            the test are neither in a folder test nor chosen by `test_share`.
+    """
+    train, validation = find_layout(folder)
+    if test and (validation is not None or not test_share):
+        part = test_folder(folder)
+        refuse_other_classes(part, classes, train, "the test")
+        return find_pictures(part, classes, folder, TEST)
+    if validation is None:
+        return find_pictures(train, classes, folder)
+    refuse_other_classes(validation, classes, train, "validation")
+    return [
+        *find_pictures(train, classes, folder, TRAIN),
+        *find_pictures(validation, classes, folder, VALIDATION),
+    ]
+
+
+def find_pictures(
+    place: Path, classes: Sequence[str], folder: Path, part: str | None = None
+) -> list[Picture]:
+    """Return the pictures of all classes in `place`, a folder in `folder` or `folder` itself.
 
     Raises:
         WrongUse: a class has no folder, or no picture.
     """
-    found = class_files(folder, classes, ENDINGS, "picture", _DECODED)
-    return [Picture(path, label) for path, label in found]
+    found = class_files(place, classes, ENDINGS, "picture", _DECODED)
+    return [Picture(path, name_in(folder, path), (classes[k],), part) for path, k in found]
 
 
 def refuse_other_classes(folder: Path, classes: Sequence[str], train: Path, purpose: str) -> None:
@@ -79,8 +105,8 @@ def refuse_missing_classes(
 
     `skipped` are damaged pictures, which are not in `part`.
     """
-    present = {picture.label for picture in part}
-    if missing := [name for label, name in enumerate(classes) if label not in present]:
+    present = {label for picture in part for label in picture.labels}
+    if missing := [name for name in classes if name not in present]:
         besides = f" (damaged pictures are skipped, such as {min(skipped)})" if skipped else ""
         raise WrongUse(
             f"{folder}: class {missing[0]} has no picture for {purpose}{besides}: add pictures, or "

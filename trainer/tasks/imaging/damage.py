@@ -14,7 +14,7 @@ from pathlib import Path
 from PIL import UnidentifiedImageError
 
 from trainbox import WrongUse
-from trainer.tasks.imaging.class_folders import Picture
+from trainer.tasks.imaging.parts import Picture, name_in
 from trainer.tasks.imaging.picture import region
 
 _STARTS = (
@@ -59,7 +59,7 @@ def damaged_pictures(folder: Path, pictures: Sequence[Picture]) -> set[Path]:
     """
     key = hashlib.sha256()
     for picture in pictures:
-        key.update(os.fsencode(picture.path.relative_to(folder)) + b"\0")
+        key.update(os.fsencode(picture.name) + b"\0")
         with contextlib.suppress(OSError):  # a link to a missing file
             status = picture.path.stat()
             key.update(b"%d\0%d\0" % (status.st_size, status.st_mtime_ns))
@@ -68,7 +68,7 @@ def damaged_pictures(folder: Path, pictures: Sequence[Picture]) -> set[Path]:
         return {folder / name for name in json.loads(cache.read_text(encoding="utf-8"))}
     found = found_damage([picture.path for picture in pictures])
     with contextlib.suppress(OSError):
-        _write(cache, json.dumps(sorted(str(path.relative_to(folder)) for path in found)))
+        _write(cache, json.dumps(sorted(name_in(folder, path) for path in found)))
     return set(found)
 
 

@@ -107,7 +107,8 @@ def describe_weights(name: str, classes: int, size: int, weights: str) -> str:
         whole = (name, len(meta["categories"]), meta["min_size"][0])
         tensors = _without_values(lambda: _new(*whole)).state_dict()
     found = _match(model, tensors, name, weights)
-    return f"{weights}: {found.line(last_layer(model), f'{classes} classes', removed)}"
+    outputs = f"{classes} classes" if classes > 1 else "1 output"
+    return f"{weights}: {found.line(last_layer(model), outputs, removed)}"
 
 
 def normalization(name: str, weights: str) -> tuple[Colour, Colour]:
@@ -226,6 +227,25 @@ def _cached(url: str) -> Path:
 def _nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=3)
     return f"did you mean {' or '.join(close)}?" if close else f"use one of {', '.join(known)}"
+
+
+class Scaled(nn.Module):
+    """A model of one output, as (B,) in the unit of the labels.
+
+    The output 0 is `mean`, and 1 is one `deviation` above. Checkpoints contain both.
+    """
+
+    def __init__(self, model: nn.Module, mean: float, deviation: float) -> None:
+        super().__init__()
+        self.model = model
+        self.mean: Tensor
+        self.deviation: Tensor
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("deviation", torch.tensor(deviation))
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        outputs_B: Tensor = self.model(images_BCHW).squeeze(1).float()
+        return self.mean + self.deviation * outputs_B
 
 
 class Averaged(nn.Module):

@@ -1,15 +1,18 @@
 """Check the values of a task's fields, which `--set` gives."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainbox import Task, WrongUse
 
 FROM_1 = "a number from 1"
+FROM_0 = "a number from 0"
 SHARE = "a number between 0 and 1"
 FROM_0_BELOW_1 = "a number from 0 to below 1"
 _RANGES: Mapping[str, Callable[[Any], bool]] = {
     FROM_1: lambda value: value >= 1,
+    FROM_0: lambda value: 0 <= value < math.inf,
     SHARE: lambda value: 0 < value < 1,
     FROM_0_BELOW_1: lambda value: 0 <= value < 1,
 }

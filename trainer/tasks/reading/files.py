@@ -87,14 +87,19 @@ def _named(folder: Path, names: tuple[str, ...]) -> list[Path]:
     return sorted(p for p in folder.glob("[!.]*") if p.name.lower() in names and p.is_dir())
 
 
-def is_held_out(name: str, share: float) -> bool:
-    """Return whether the file `name` is for validation: about `share` of all names are.
+def number_of(name: str, seed: int = 0) -> float:
+    """Return a number from 0 to below 1 that follows from the file `name` and `seed`.
 
-    `name` is a path relative to the folder of the data. Only the name decides, so a file stays
-    in its part when others are added or removed.
+    `name` is a path relative to the folder of the data. Only the name decides, so a file keeps its
+    number when others are added or removed.
     """
-    digest = hashlib.sha256(os.fsencode(name)).digest()
-    return int.from_bytes(digest[:8], "big") < share * 2**64
+    digest = hashlib.sha256(os.fsencode(f"{seed}/{name}" if seed else name)).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def is_held_out(name: str, share: float) -> bool:
+    """Return whether the file `name` is for validation: about `share` of all names are."""
+    return number_of(name) < share
 
 
 def check_classes(names: Sequence[str]) -> None:
