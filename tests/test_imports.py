@@ -30,9 +30,9 @@ SHARED = "errors processes files options disclosure task_names folders commands"
 ORDER = {
     "entrypoint": ("system driver launch runs bench health doctor script drill cli __main__"),
     "trainbox": (
-        f"{SHARED} found_files tensor_trees ranks folder task_metrics metrics order batches stop "
-        "pinned plain_state tensor_files stored_checkpoints checkpoint_writer checkpoints pictures "
-        "task classification initial_weights"
+        f"{SHARED} found_files tensor_trees ranks folder task_metrics metrics order schedules "
+        "batches stop pinned plain_state tensor_files stored_checkpoints checkpoint_writer "
+        "checkpoints pictures task classification initial_weights"
     ),
     "trainer": (
         "system task_errors task_fields load_task data parallel programs records loop checks "

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trainbox.classification import Classification
     from trainbox.folder import run_folder
     from trainbox.order import epoch_order
+    from trainbox.schedules import scheduler_factor
     from trainbox.stop import ignore_stop_signals, stop_requested
     from trainbox.task import Task
 
@@ -34,6 +35,7 @@ __all__ = [
     "metrics",
     "pictures",
     "run_folder",
+    "scheduler_factor",
     "seed_step",
     "stop_requested",
 ]
@@ -48,6 +50,7 @@ _MODULES = {
     "epoch_order": "trainbox.order",
     "ignore_stop_signals": "trainbox.stop",
     "run_folder": "trainbox.folder",
+    "scheduler_factor": "trainbox.schedules",
     "seed_step": "trainbox.batches",
     "stop_requested": "trainbox.stop",
     "Classification": "trainbox.classification",

@@ -126,7 +126,7 @@ class Sharded(Task):
         _built["model"] = model
         return _built["optimizer"]
 
-    def schedule(self, step: int, total_steps: int, warmup_steps: int) -> float:
+    def schedule(self, step: int, *others: Any) -> float:
         rank = os.environ.get("RANK", "0")
         if rank == "1" and os.environ.get("KILL_AT") == str(step):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -147,7 +147,7 @@ class Sharded(Task):
             )
             gathered = getattr(_built["model"], "gathered", None)
             Path(held_by).write_text(json.dumps({**held, "gathered": str(gathered)}))
-        return super().schedule(step, total_steps, warmup_steps)
+        return super().schedule(step, *others)
 
 
 def _held(tensors: Iterable[Any]) -> int:

@@ -139,6 +139,27 @@ def test_the_two_optimizers_of_the_page_train_a_generator(
     assert min(distances) < 0.2
 
 
+def test_the_schedules_of_the_page_lower_the_learning_rate(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = _page()
+    parts = [_code(page, f"class {name}") for name in ("Waves", "SteppedWaves", "OneCycle")]
+    _write_task(here.folder, "waves", "".join([*parts, _code(page, "class Patient")]), monkeypatch)
+    words = ("--device", "cpu", "--batch-size", "2048", "--lr", "0.5", "--log-steps", "1")
+    expected = {
+        "SteppedWaves": {0: 1, 29: 1, 30: 0.1, 60: 0.01},
+        "TwoDrops": {0: 1, 30: 0.2, 59: 0.2, 60: 0.04},
+        "OneCycle": {0: 0.04, 20: 1, 69: 4e-6},
+    }
+    for name, factors in expected.items():
+        task = f"my_tasks/waves.py:{name}"
+        here.succeeds("train", task, *words, "--epochs", "70", "--run", name)
+        rates = [entry["learning_rate"] / 0.5 for entry in here.entries("train", name)]
+        assert {k: rates[k] for k in factors} == pytest.approx(factors, rel=0.01)
+    here.succeeds("train", "my_tasks/waves.py:Patient", *words, "--epochs", "70", "--run", "p")
+    assert here.entries("train", "p")[-1]["learning_rate"] < 0.5
+
+
 def test_sequences_of_different_length_are_classified(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

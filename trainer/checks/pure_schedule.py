@@ -4,7 +4,7 @@ import time
 
 from trainbox.errors import WrongUse
 from trainer.loop.state import Job
-from trainer.loop.task_checks import checked_factor
+from trainer.loop.step import schedule_factor
 
 _MOST_S = 0.1
 _MOST_STEPS = 2000
@@ -19,15 +19,12 @@ def check_schedule(job: Job) -> None:
     if not job.world.is_first:
         return
     until_s, total = time.monotonic() + _MOST_S, job.schedule.total_steps
-    warmup = round(job.config.warmup_epochs * job.schedule.steps_per_epoch)
     for step in (*range(0, total, -(-total // _MOST_STEPS)), total - 1):
-        one, other = (
-            checked_factor(job.task, job.task.schedule(step, total, warmup)) for _ in range(2)
-        )
+        one, other = (schedule_factor(job, step) for _ in range(2))
         if one != other:
             raise WrongUse(
-                f"task {type(job.task).__name__}: schedule({step}, {total}, {warmup}) returned "
-                f"{one} and then {other}: compute the factor from the arguments alone"
+                f"task {type(job.task).__name__}: schedule() returned {one} and then "
+                f"{other} at step {step}: compute the factor from the arguments alone"
             )
         if time.monotonic() > until_s:
             return

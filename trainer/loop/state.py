@@ -36,11 +36,13 @@ T = TypeVar("T")
 class Progress:
     """The numbers that a resume needs besides the weights and the optimizer's state.
 
-    `step` counts optimizer updates, `evaluated_step` is the step of the last validation.
+    `step` counts optimizer updates, `evaluated_step` is the step of the last validation, and
+    `validations` has the metrics of each.
     """
 
     step: int = 0
     evaluated_step: int = 0
+    validations: list[dict[str, float]] = field(default_factory=list)
     best_step: int | None = None
     best_metrics: dict[str, float] = field(default_factory=dict)
     patience_best: float | None = None

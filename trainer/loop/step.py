@@ -33,12 +33,11 @@ class EagerStep:
         self._job, self._micro_batches = job, micro_batches
         # A list, because a walk over all modules would take longer than clearing the gradients.
         self.parameters = list(job.state.model.parameters())
-        config, schedule = job.config, job.schedule
+        schedule = job.schedule
         self.first_step = job.state.progress.step
         self._seeds = _seeds(job)
         self._modes = _Modes(job.state.model)
         self._on_gpu = job.world.device.type == "cuda"
-        self._warmup_steps = round(config.warmup_epochs * schedule.steps_per_epoch)
         # The loss of a step is the sum over its examples divided by the global batch size, so the
         # gradient means the same for every number of processes. Each example has this weight.
         self._weights_B = [
@@ -65,10 +64,7 @@ class EagerStep:
         self._modes.train()
 
         # Set the learning rate of this step: the peak of each group times the task's factor.
-        factor = checked_factor(
-            job.task, job.task.schedule(progress.step, schedule.total_steps, self._warmup_steps)
-        )
-        _set_learning_rate(job, factor, self._on_gpu)
+        _set_learning_rate(job, schedule_factor(job, progress.step), self._on_gpu)
 
         # Copy the running statistics, as of batch norm, if the step may be undone.
         old_statistics = (
@@ -182,6 +178,15 @@ def _seeds(job: Job) -> Iterator[int]:
             for step in range(first, first + _SEEDED_STEPS)
             for micro in job.schedule.micros
         ]
+
+
+def schedule_factor(job: Job, step: int) -> float:
+    """Return the factor of the task's schedule at `step`, after the validations until now."""
+    total, epoch_steps = job.schedule.total_steps, job.schedule.steps_per_epoch
+    warmup_steps = round(job.config.warmup_epochs * epoch_steps)
+    validations = job.state.progress.validations
+    factor = job.task.schedule(step, total, warmup_steps, step / epoch_steps, validations)
+    return checked_factor(job.task, factor)
 
 
 def _set_learning_rate(job: Job, factor: float, on_gpu: bool) -> None:

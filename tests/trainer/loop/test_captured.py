@@ -621,7 +621,7 @@ def test_settings_that_follow_the_step_act_in_captured_trainings_too(
         _built.append((model, torch.optim.AdamW(model.parameters(), lr, fused=True)))
         return _built[-1][1]
 
-    def schedule(_task: Any, step: int, _total: int, _warmup: int) -> float:
+    def schedule(_task: Any, step: int, *_: Any) -> float:
         act(step)
         return 0.1 if step >= 12 else 1.0
 
@@ -680,7 +680,7 @@ def test_a_change_after_the_capture_ends_it_before_the_next_step(here: Here, act
 
     _use(here, net)
 
-    def schedule(_task: Any, step: int, _total: int, _warmup: int) -> float:
+    def schedule(_task: Any, step: int, *_: Any) -> float:
         act(built[-1], 0.5 if 8 <= step < 12 else 1.0)
         return 1.0
 

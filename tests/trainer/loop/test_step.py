@@ -62,7 +62,7 @@ class AddsGroup(Tiny):
         self.optimizers.append(AdamW(model.parameters(), lr=0.5))
         return self.optimizers[-1]
 
-    def schedule(self, step: int, total_steps: int, warmup_steps: int) -> float:
+    def schedule(self, step: int, *_: Any) -> float:
         if step == 2:
             self.optimizers[-1].add_param_group({"params": [nn.Parameter(torch.ones(1))]})
         return 1.0

@@ -174,7 +174,7 @@ def test_numbers_of_numpy_are_saved_as_plain_ones(
 
     here.plant(
         build_optimizer=build_optimizer,
-        schedule=lambda _, step, total, _warmup: numpy.cos(step / total),
+        schedule=lambda _, step, total, *__: numpy.cos(step / total),
     )
     monkeypatch.setattr(StepCounter, "get_extra_state", lambda _: {"mean": numpy.float64(1.5)})
     monkeypatch.setattr(StepCounter, "set_extra_state", lambda *_: None)
