@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import sys
+import textwrap
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -272,16 +273,18 @@ def listing(name: str | None, as_json: bool) -> str:
         f.name: {
             "type": f.type.__name__,
             "default": None if f.default is dataclasses.MISSING else f.default,
+            "note": f.note,
         }
         for f in fields_of_class(task_class(name))
     }
     if as_json:
         return json.dumps(values, default=str)
-    lines = [
-        f"  --set {field}=...  {entry['type']}, default {entry['default']}"
-        for field, entry in values.items()
-    ]
-    return "\n".join([f"{name}: {_summary(name)}" if ":" not in name else name, *lines])
+    lines = [f"{name}: {_summary(name)}" if ":" not in name else name]
+    for field, entry in values.items():
+        default = '""' if entry["default"] == "" else entry["default"]
+        lines.append(f"  --set {field}=...  {entry['type']}, default {default}")
+        lines += [" " * 6 + line for line in textwrap.wrap(str(entry["note"]), 90)]
+    return "\n".join(lines)
 
 
 def _import_file(path: Path) -> types.ModuleType:

@@ -33,10 +33,13 @@ class Images(PictureClasses):
 
     # The CSV file of the labels in `folder`. An empty string means a folder per class.
     labels: str = ""
+    # The share of each target that is spread over all classes.
     label_smoothing: float = 0.0
-    # The alpha of Mixup and CutMix. 0 switches them off.
+    # The alpha of Mixup. 0 switches it off.
     mixup: float = 0.0
+    # The alpha of CutMix. 0 switches it off.
     cutmix: float = 0.0
+    # Whether rare classes have a larger weight in the loss.
     class_weights: bool = False
 
     def __post_init__(self) -> None:

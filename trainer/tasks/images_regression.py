@@ -34,9 +34,9 @@ class ImagesRegression(PictureTask):
     best_by: ClassVar[str] = "min:mae"
     train_metrics: ClassVar[tuple[str, ...]] = ("mae",)
 
-    # The mean and the standard deviation by which the labels are scaled. A deviation of 0 means
-    # both of the pictures for training.
+    # The mean by which the labels are scaled.
     mean: float = 0.0
+    # The standard deviation of the labels. 0 means the mean and the deviation of the training part.
     deviation: float = 0.0
 
     def __post_init__(self) -> None:

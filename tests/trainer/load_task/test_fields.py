@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -226,9 +227,62 @@ def test_the_tasks_command_lists_tasks_and_fields(
     assert "--set dropout=...  float, default 0.25" in out
     spec = write("inheriting.py", _INHERITING)
     out = here.succeeds("tasks", f"{spec}:Mine", "--json")
-    assert '"deep": {"type": "bool", "default": false}' in out
+    assert '"deep": {"type": "bool", "default": false, "note": ""}' in out
     out = here.succeeds("tasks", "tests.support.tiny:Tiny")
     assert "--set noise=...  float, default 0.1" in out
+
+
+_NOTED = """
+    @dataclass(frozen=True)
+    class Base(Task):
+        # The width of each layer.
+        # At least 1.
+        width: int = 8
+        rate: float = 0.1  # how fast ä
+        depth: int = 2
+        \"\"\"The number
+        of layers.\"\"\"
+        more: int = 1  # noqa: E501
+
+        # The first
+
+        kind: str = "a"  # with a # in it
+
+    @dataclass(frozen=True)
+    class Noted(Base):
+        width: int = 16
+        depth: int = 3  # of the encoder
+        wanted: int = dataclasses.field(kw_only=True)  # no default
+"""
+
+
+def test_the_comments_of_fields_are_listed_and_in_messages(
+    here: Here, write: Callable[[str, str], str]
+) -> None:
+    text = "import dataclasses\n" + HEAD + textwrap.dedent(_NOTED)
+    spec = f"{write('noted.py', text)}:Noted"
+    notes = {field.name: field.note for field in loaded(spec)}
+    assert notes == {
+        "width": "The width of each layer. At least 1.",
+        "rate": "how fast ä",
+        "depth": "of the encoder",
+        "more": "",
+        "kind": "with a # in it",
+        "wanted": "no default",
+    }
+    assert "  --set width=...  int, default 16\n      The width of each layer. At least 1.\n" in (
+        here.succeeds("tasks", spec)
+    )
+    base = spec.replace("Noted", "Base")
+    assert here.refused("train", base, "--set", "width=x", "--device", "cpu") == (
+        "trainbox: --set width=x: give a value of type int (width: The width of each layer. At "
+        "least 1)\n"
+    )
+    assert here.refused("train", spec, "--device", "cpu") == (
+        f"trainbox: task {spec} has no default for wanted: add --set wanted=... (wanted: no "
+        "default)\n"
+    )
+    assert {field.name: field.note for field in loaded(base)}["depth"] == "The number of layers."
 
 
 def test_texts_come_from_the_file_and_from_set() -> None:

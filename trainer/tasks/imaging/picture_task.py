@@ -48,26 +48,35 @@ class PictureTask(Task):
     # Whether a CSV file may have a column with 1 or 0 for each label, and rows without labels.
     flags: ClassVar[bool] = False
 
+    # The folder of the pictures in --data-dir, or an absolute path.
     folder: str = "images"
     # The CSV file of the labels in `folder`.
     labels: str = "labels.csv"
-    # The columns of the CSV file, if they are not file or file_name, label, and part or split.
+    # The column of the names in the CSV file. An empty string means file or file_name.
     file_column: str = ""
+    # The column of the labels. An empty string means label or labels.
     label_column: str = ""
+    # The column that has train, val or test. An empty string means part or split, if it exists.
     part_column: str = ""
+    # Any classification model of torchvision.
     model: str = "resnet18"
     # Weights of torchvision, such as DEFAULT, or a .safetensors, .pt or .pth file.
     weights: str = ""
+    # The height and the width in pixels that the model sees.
     size: int = 224
     # The shorter side of a picture for validation. 0 means 8/7 of `size`.
     resize: int = 0
+    # The share of the pictures for validation, if nothing marks them.
     validation_share: float = 0.2
+    # The share of the pictures for `evaluate --data test`, if nothing marks the parts.
     test_share: float = 0.0
     # The seed that chooses the pictures for validation and test.
     split_seed: int = 0
+    # Whether a training sees random regions, flips and colours.
     augment: bool = True
     # The decay of the moving average of the weights. 0 switches it off.
     ema: float = 0.0
+    # Whether damaged and missing pictures are left out.
     skip_damaged: bool = False
 
     def __post_init__(self) -> None:
