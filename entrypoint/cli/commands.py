@@ -32,6 +32,7 @@ VERBS = {
     "evaluate": ("stored", "Compute the metrics of a run's checkpoint."),
     "export": ("stored", "Write the model of a run as a file that needs no Trainbox."),
     "health": ("health", "Check whether GPUs, driver and node are fit to train on."),
+    "new": ("new", "Write the file of a task or a script, to change."),
     "plan": ("training", "Print as JSON what train would launch, and start nothing."),
     "predict": ("stored", "Predict files with the weights of a run."),
     "run": ("run", "Run your own script."),
@@ -94,6 +95,7 @@ def cli(ctx: click.Context) -> None:
       trainbox train my.py:Gestures --processes 2 --epochs 3
       trainbox plan mnist --gpus 3             print the launch plan and the reason
       trainbox health --gpus 2                 check that two GPUs are fit for training
+      trainbox new my_tasks/mine.py            a short task of your own, to change
       trainbox run train.py -- --epochs 3      your own script, on all GPUs
       trainbox doctor                          a report to paste into an issue
       trainbox verify runs/digits-7d2c     repeat a run and compare the bits

@@ -1,8 +1,10 @@
 """The tasks of the pages train as the pages state, and the reference has the docstrings."""
 
 import contextlib
+import importlib
 import io
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -60,6 +62,15 @@ def test_the_example_trains_as_the_page_states(here: Here, monkeypatch: pytest.M
     names = printed.getvalue().split()
     assert len(names) == 5
     assert set(names) <= {"circle", "line", "zigzag"}
+
+
+def test_the_command_for_a_new_file_trains_it(here: Here) -> None:
+    out = here.succeeds("new", "my tasks/new_one.py")
+    command = shlex.split(out.partition("to train it: trainbox ")[2])
+    assert command == ["train", "my tasks/new_one.py:Gestures"]
+    importlib.invalidate_caches()  # one process writes and imports it
+    out = here.succeeds(*command, "--device", "cpu", "--max-steps", "1", "--run", "r")
+    assert "Gestures, " in out
 
 
 @pytest.mark.slow

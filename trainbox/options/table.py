@@ -517,6 +517,11 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
         Argument("run", _RUN),
     ),
     "health": _HEALTH,
+    "new": (
+        Option("--kind", click.Choice(["classification", "regression", "sequence", "images",
+            "script"]), "What the file trains.", "classification"),
+        Argument("path", NamedPath("file", readable=False)),
+    ),
     "plan": _TRAIN,
     "plan run": _SCRIPT,
     "predict": (

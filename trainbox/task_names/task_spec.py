@@ -59,7 +59,7 @@ def locate(spec: str) -> tuple[Path | str, str]:
         raise WrongUse(
             f"task {spec}: no file {source} in the current folder ({Path.cwd()}): check the path"
         )
-    _check_name(Path(source))
+    check_name(Path(source))
     return Path(source), class_name
 
 
@@ -70,7 +70,7 @@ def warn_of_overruled_imports(spec: str) -> None:
         message(line)
 
 
-def _check_name(path: Path) -> None:
+def check_name(path: Path) -> None:
     """Check that a task file can be imported under its name without replacing another module.
 
     Raises:
@@ -168,10 +168,12 @@ def _winner(name: str, own: Path, folder: Path) -> str | None:
     """
     if name in sys.stdlib_module_names:
         return f"the standard library's module {name}"
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if name not in sys.modules and (
-        spec := PathFinder.find_spec(name, [*sys.path, str(folder.resolve())])
-    ):
+    if name in sys.modules:
+        file = getattr(sys.modules[name], "__file__", None)
+    else:
+        spec = PathFinder.find_spec(name, [*sys.path, str(folder.resolve())])
+        if spec is None:  # `own` is not written yet
+            return None
         file = spec.origin
     if file is not None and Path(file).resolve() == own.resolve():
         return None

@@ -107,8 +107,8 @@ def refused(ended: Ended) -> str:
 # An argument that is not a verb is run as a program.
 
 VERBS = (
-    "the verbs are bench, clean, compare, config, doctor, drill, evaluate, export, health, plan, "
-    "predict, run, runs, sweep, tasks, train, verify"
+    "the verbs are bench, clean, compare, config, doctor, drill, evaluate, export, health, new, "
+    "plan, predict, run, runs, sweep, tasks, train, verify"
 )
 PROGRAM = "import os, sys; print(os.getpid(), sys.argv[1:], sys.stdin.read()); sys.exit(41)"
 
@@ -654,7 +654,7 @@ def test_a_missing_verb_is_reported_with_the_usage(in_this_process: Callable[...
 
 
 _OF_THE_LAUNCHER = ("plan", "bench", "doctor", "drill", "drill run", "health", "plan run", "run")
-_OF_THE_LAUNCHER += ("runs", "clean")
+_OF_THE_LAUNCHER += ("runs", "clean", "new")
 
 
 @pytest.mark.parametrize("command", table.COMMANDS.keys() - {*_OF_THE_LAUNCHER})
