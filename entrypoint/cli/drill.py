@@ -1,5 +1,6 @@
 """`trainbox drill`: trainings that are killed and must have the same result."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -96,6 +97,7 @@ def drill_run(
     from entrypoint.drill.compare_files import check_file
     from entrypoint.drill.script_drill import DrillRequest, drill_script
 
+    file = os.path.normpath(file.removeprefix("{run}/"))
     check_file(file)
     if not module and not arguments:
         raise WrongUse("drill run needs a script, as in drill run train.py --compare last.pt")

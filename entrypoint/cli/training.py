@@ -230,6 +230,7 @@ def sweep_run(**values: Any) -> None:
     from entrypoint.cli.run import find_target
     from entrypoint.launch.children import SCRIPT_SWEEP
     from entrypoint.script.accelerate import ignored_settings
+    from entrypoint.script.on_resume import for_rank
     from entrypoint.script.working_copies import UserFolder
 
     check_run_name(values["name"], "--name")
@@ -240,6 +241,8 @@ def sweep_run(**values: Any) -> None:
             "train.py --seeds 5 -- --seed {seed} --out {run}"
         )
     target = find_target(module, [script] if script else [])
+    if values["on_resume"] is not None:
+        for_rank(values["on_resume"], Path())  # a mistake needs no trial
     words = ("--", *click.get_current_context().meta[TEMPLATE])
     launch = prepare("sweep run", values, _on_slots(values["per_gpu"]), None, *words)
     ignored = ignored_settings(target, os.environ)

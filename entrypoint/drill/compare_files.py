@@ -31,12 +31,13 @@ def check_file(file: str) -> None:
     """Check that `file` can be the file that a drill compares.
 
     Raises:
-        WrongUse: it is not in the run folder, or its format cannot be read.
+        WrongUse: it is elsewhere, or its format cannot be read.
     """
     path = Path(file)
     if path.is_absolute() or ".." in path.parts:
         raise WrongUse(
-            f"--compare {file} is not in the run folder: give a path in it, such as {path.name}"
+            f"--compare {file} is neither in the run folder nor in the current one: give a path in "
+            f"it, such as {path.name}"
         )
     if path.suffix not in SUFFIXES:
         raise WrongUse(

@@ -99,7 +99,8 @@ class Training:
     Attributes:
         folder: contains the run folder, and for a script a copy of the user's folder.
         arguments: returns the arguments of `trainbox` for a number of processes.
-        file: the path in the run folder of the file that is compared.
+        file: the path of the file that is compared, in the run folder. If it is not there, the
+            script has written it in the copy of the user's folder.
         starts: the starts so far, each of which was killed, but not the last one of all.
     """
 
@@ -122,7 +123,10 @@ class Training:
     @property
     def output(self) -> Path:
         """The file that is compared."""
-        return self.run / self.file
+        copy = f"{WORK}/{self.file}"
+        is_written = self._now.get(copy) != self._initial.get(copy)
+        in_run = (self.run / self.file).exists()
+        return self.folder / copy if is_written and not in_run else self.run / self.file
 
     def train(self, counts: Sequence[int], kills: Iterable[Kill] = ()) -> None:
         """Start once for each of `counts`, the numbers of processes; kill each start but the last.

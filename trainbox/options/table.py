@@ -478,7 +478,8 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
     ),
     "drill run": (
         Option("--compare", None,
-            "File in the run folder with the result: .safetensors, .pt, .npz, .csv, .json.",
+            "File with the result, in the run folder or the current one: .safetensors, .pt, .npz, "
+            ".csv, .json.",
             name="file", metavar="FILE", required=True),
         Option("--processes", Numbers(1, MOST_PROCESSES),
             "Numbers of GPUs or CPU processes. Default: all GPUs in use, or 1 process.",
@@ -553,6 +554,7 @@ COMMANDS: dict[str, tuple[Row, ...]] = {
         dataclasses.replace(_MODULE, section="Sweep"),
         Everyday("--metric-regex", None, "Read the metric from the output: the group of the last "
             "match.", metavar="REGEX", section="Sweep"),
+        dataclasses.replace(_ON_RESUME, section="Sweep"),
         Option("--torchrun", bool, "Start each trial with torchrun, for a script that needs its "
             "variables.", section="Sweep"),
         Argument("script", required=False, metavar="SCRIPT -- ARGS"),

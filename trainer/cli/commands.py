@@ -190,6 +190,7 @@ def sweep_run(
     torchrun: bool,
     seed: int,
     metric_regex: str | None,
+    on_resume: str | None,
     device: str,
     **values: Any,
 ) -> None:
@@ -200,7 +201,7 @@ def sweep_run(
 
     template = click.get_current_context().meta[TEMPLATE]
     name = script or module or ""
-    what = Script(name, module is not None, template, seed, torchrun, metric_regex)
+    what = Script(name, module is not None, template, seed, torchrun, metric_regex, on_resume)
     requested = of_script(what, values)
     stop = StopRequest.install()
     from trainer.sweep.call import run_sweep  # imports Optuna

@@ -113,8 +113,9 @@ class Sweep:
         """
         if isinstance(self.config, Config):
             config = self.config.identity()
-        elif (config := dataclasses.asdict(self.config))["metric_regex"] is None:
-            del config["metric_regex"]
+        else:
+            given = dataclasses.asdict(self.config).items()
+            config = {name: value for name, value in given if value is not None}
         whole = dataclasses.asdict(dataclasses.replace(self, seeds=1, trials=None)) | {
             "config": config
         }

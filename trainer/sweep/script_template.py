@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainbox.errors import WrongUse
@@ -24,6 +24,7 @@ class Script:
         seed: the seed of the first trials.
         torchrun: whether torchrun starts each trial.
         metric_regex: what finds the metric in the output; None if the script reports it.
+        on_resume: arguments that the script gets too, once their files exist; also a template.
     """
 
     script: str
@@ -32,6 +33,7 @@ class Script:
     seed: int = 0
     torchrun: bool = False
     metric_regex: str | None = None
+    on_resume: str | None = None
 
     @property
     def label(self) -> str:
@@ -40,17 +42,28 @@ class Script:
 
     def placeholders(self) -> set[str]:
         """Return the names that the template has in braces."""
-        found = (match for word in self.template for match in _PLACEHOLDER.finditer(word))
+        words = (*self.template, self.on_resume or "")
+        found = (match for word in words for match in _PLACEHOLDER.finditer(word))
         return {match[2] for match in found if match[2]}
 
     def arguments(self, values: Mapping[str, object]) -> list[str]:
         """Return the arguments with `values`. `{run}` stays, as `trainbox run` replaces it."""
+        return self._replaced(self.template, values)
+
+    def options(self, values: Mapping[str, object]) -> list[str]:
+        """Return the options of `trainbox run` for a trial with `values`."""
+        torchrun = ["--torchrun"] if self.torchrun else []
+        if self.on_resume is None:
+            return torchrun
+        return [*torchrun, "--on-resume", *self._replaced([self.on_resume], values)]
+
+    def _replaced(self, words: Sequence[str], values: Mapping[str, object]) -> list[str]:
         replaced = {name: str(value) for name, value in values.items()} | {"run": "{run}"}
 
         def text(match: re.Match[str]) -> str:
             return f"{{{match[1]}}}" if match[1] else replaced[match[2]]
 
-        return [_PLACEHOLDER.sub(text, word) for word in self.template]
+        return [_PLACEHOLDER.sub(text, word) for word in words]
 
 
 def check_regex(pattern: str, goal: tuple[str, str] | None) -> None:

@@ -83,15 +83,16 @@ def script_work(sweep: Sweep, device: str) -> Work:
 
 def run_command(script: Script, trial: Trial, run: Path, device: str) -> list[str]:
     """Return the command of `trainbox run` for a trial: one process."""
+    values = {**trial.point, "seed": trial.seed}
     return [
         *command_of(ENTRYPOINT, "run", "--trial"),
         # The sweep has checked the GPUs, and watches them.
         *("--no-health", "--nnodes", "1"),
         *(["--gpus", "1"] if device == "cuda" else ["--device", device]),
-        *(["--torchrun"] if script.torchrun else []),
+        *script.options(values),
         *("--runs-dir", str(run.parent), "--run", run.name),
         *(["-m"] if script.is_module else []),
-        *(script.script, "--", *script.arguments({**trial.point, "seed": trial.seed})),
+        *(script.script, "--", *script.arguments(values)),
     ]
 
 
@@ -103,9 +104,9 @@ def again(sweep: Sweep, record: Record, folder: Path, gpus: int | None = None) -
     name = f"{folder.name}-best"
     if isinstance(sweep.config, Script):
         device = [] if gpus is None else ["--gpus", "1"] if gpus else ["--device", "cpu"]
-        device += ["--torchrun"] if sweep.config.torchrun else []
-        arguments = sweep.config.arguments({**record.point, "seed": record.seed})
-        options = [*device, "--run", name]
+        values = {**record.point, "seed": record.seed}
+        arguments = sweep.config.arguments(values)
+        options = [*device, *sweep.config.options(values), "--run", name]
         return run_command_line(options, sweep.config.script, sweep.config.is_module, arguments)
     config = trial_folder(folder, record.number) / CONFIG
     return command("train", shlex.join(["--config", str(config), "--run", name]))

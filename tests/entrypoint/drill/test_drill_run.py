@@ -50,7 +50,7 @@ def _drill(trainbox: Trainbox, undisturbed: int, *words: str) -> Ended:
             "--seed",
             "1",
             "--compare",
-            "results/last.csv",
+            "{run}/results/last.csv",
         ),
         *(*words, "train.py", "--", str(undisturbed)),
         env={"TMPDIR": str(trainbox.folder / "tmp"), "OMP_NUM_THREADS": "1"},

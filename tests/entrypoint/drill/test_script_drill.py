@@ -150,6 +150,17 @@ def test_a_script_that_forgets_its_sampler_is_named(runs: _Runs) -> None:
     assert runs.started == ["1"] * 5  # the undisturbed training, 3 starts, and undisturbed again
 
 
+def test_a_file_that_the_script_writes_into_the_current_folder_is_compared(runs: _Runs) -> None:
+    Path("result.json").write_text('{"steps": 1, "total": 0}')  # of another training
+    runs.replace('save(run / "result.json"', 'save(pathlib.Path("result.json")')
+    left_out, *_, last = _drill(runs)
+    assert left_out.startswith("result.json in the current folder: left out, because the script ")
+    assert "the same bits in all 2 trainings" in last
+    runs.replace("    order.setstate", "    0 and order.setstate")
+    with pytest.raises(Failure, match="differs from the undisturbed one: entry total"):
+        _drill(runs)
+
+
 def test_a_training_that_differs_by_itself_is_named(runs: _Runs) -> None:
     runs.replace("random.Random(1)", "random.Random()")
     with pytest.raises(Failure, match="two undisturbed trainings differ: entry total: .*: seed"):
@@ -324,7 +335,8 @@ def test_processes_of_a_killed_start_end_with_it(runs: _Runs, tmp_path: Path) ->
     [
         (
             "/tmp/a.pt",
-            "--compare /tmp/a.pt is not in the run folder: give a path in it, such as a.pt",
+            "--compare /tmp/a.pt is neither in the run folder nor in the current one: give a path "
+            "in it, such as a.pt",
         ),
         ("a.txt", "--compare a.txt has a format that cannot be read: use one of .safetensors .pt"),
     ],

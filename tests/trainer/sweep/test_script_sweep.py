@@ -133,6 +133,8 @@ _ARGUMENTS = [
     (["train.py", "-m", "my.train"], "sweep run needs one script, or -m MODULE"),
     (["trian.py", "--device", "cpu"], "the script trian.py cannot be read (No such file or "
      "directory): did you mean train.py?"),
+    (["train.py", "--on-resume", "--resume last.pt", "--", "{seed}"],
+     "--on-resume '--resume last.pt' names no file that shows whether there is something to "),
     (["train.py", "--sampler", "tpe", "--range", f"n=1:{'1' * 401}", "--", "{n}"],
      "1: a whole number is more than 9223372036854775807: give a smaller one"),
 ]
@@ -280,6 +282,32 @@ def test_a_stopped_sweep_lets_its_scripts_save_and_gives_their_trials_back(
     (folder / "gate").unlink()
     assert trainbox(*command).code == 0
     assert [line["state"] for line in results(folder)] == ["done"] * 3
+
+
+# Saves to a fixed path of its working folder, and fails once after that.
+_NEEDS_THE_FILE = """
+import argparse, json, os, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("--resume")
+given = parser.parse_args()
+step = json.load(open(given.resume)) if given.resume else 0
+os.makedirs("checkpoint", exist_ok=True)
+json.dump(step + 1, open("checkpoint/last.pt", "w"))
+if not given.resume:
+    sys.exit(9)
+print(json.dumps({"step": 1, "accuracy": step}))
+"""
+
+
+def test_a_trial_that_is_tried_again_resumes_from_its_own_working_folder(
+    trainbox: Trainbox,
+) -> None:
+    (trainbox.folder / "train.py").write_text(_NEEDS_THE_FILE)
+    words = ("--on-resume", "--resume ./checkpoint/last.pt", "--metric", "max:accuracy")
+    ended = trainbox(*_COMMAND, *words, "--processes", "1")
+    assert ended.code == 0, ended.err
+    (row,) = results(trainbox.folder)
+    assert float(row["accuracy"]) == 1
 
 
 @pytest.mark.slow

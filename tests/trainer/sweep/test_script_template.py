@@ -260,6 +260,10 @@ def test_a_trial_is_one_process_on_the_device_of_its_slot(device: str, options: 
         *("--runs-dir", "runs/s", "--run", "trial-00012", "train.py"),
         *("--", "--lr", "1e-3", "--seed", "7"),
     ]
+    resuming = Script("train.py", False, ("{lr}",), on_resume="--resume {run}/{lr}.pt")
+    command = run_command(resuming, _TRIAL, run, device)
+    assert command[begin + 2 : begin + 4] == ["--on-resume", "--resume {run}/1e-3.pt"]
+    assert resuming.placeholders() == {"lr", "run"}
     module = run_command(script(name="my.train", is_module=True), _TRIAL, run, device)
     assert module[-3:] == ["-m", "my.train", "--"]
 
