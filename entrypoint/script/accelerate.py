@@ -1,5 +1,6 @@
 """The settings of Accelerate that only `accelerate launch` passes to a script."""
 
+import contextlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ _VARIABLES = {
     "use_cpu": "ACCELERATE_USE_CPU",
 }
 _QUOTES = "'\""
-_OFF = ("", "no", "false", "'no'", '"no"')
+_OFF = ("", "no", "false")
 # Frameworks with a section of their own, for whose keys a script has plugins.
 _PLUGINS = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 # Options of `accelerate launch` about processes, which `trainbox run` decides itself.
@@ -40,21 +41,28 @@ def ignored_settings(target: Target, env: Mapping[str, str]) -> str | None:
         if target.python is None or not _IMPORTS.search(read_bytes(file, _MOST_BYTES)):
             return None
         path = _configuration(env)
-        text = read_bytes(path, _MOST_BYTES).decode(errors="replace")
+        found = _settings(path)
     except (OSError, ValueError):
         return None
-    found = dict(re.findall(r"^\s*([a-z_]+):[ \t]*(.*?)[ \t]*$", text, re.MULTILINE))
     variables = [
-        f"{variable}={found[key].lower().strip(_QUOTES)}"
+        f"{variable}={found[key]}"
         for key, variable in _VARIABLES.items()
-        if found.get(key, "no").lower() not in _OFF and variable not in env
+        if key in found and variable not in env
     ]
-    plugin = found.get("distributed_type", "").strip(_QUOTES)
+    plugin = found.get("distributed_type", "").upper()
     cures = [f"set {' '.join(variables)}"] if variables else []
     cures += [f"give the settings of {plugin} to Accelerator()"] if plugin in _PLUGINS else []
     if not cures:
         return None
     return f"only `accelerate launch` reads {path}: to keep its settings, {', and '.join(cures)}"
+
+
+def _settings(path: Path) -> dict[str, str]:
+    """Return the entries of a configuration file that are set, in lower case."""
+    text = read_bytes(path, _MOST_BYTES).decode(errors="replace")
+    found = re.findall(r"^\s*([a-z_]+):[ \t]*(.*?)[ \t]*$", text, re.MULTILINE)
+    values = {name: value.lower().strip(_QUOTES) for name, value in found}
+    return {name: value for name, value in values.items() if value not in _OFF}
 
 
 def _configuration(env: Mapping[str, str]) -> Path:
@@ -77,9 +85,14 @@ def refuse_launcher(arguments: Sequence[str]) -> None:
     given = {name.replace("-", "_"): value for name, value in found}
     if "cpu" in given:
         given["use_cpu"] = "true"
+    if path := given.get("config_file"):
+        known = {*_VARIABLES, "num_processes"}
+        with contextlib.suppress(OSError, ValueError):
+            given = {n: v for n, v in _settings(Path(path)).items() if n in known} | given
     variables = [f"{name}={given.pop(key)}" for key, name in _VARIABLES.items() if key in given]
     number = given.get("num_processes")
-    count = ["--processes" if given.pop("cpu", None) is not None else "--gpus", number]
+    on_cpu = given.pop("cpu", None) is not None or "ACCELERATE_USE_CPU=true" in variables
+    count = ["--processes" if on_cpu else "--gpus", number]
     script, *rest = words[end:] or ["train.py"]
     line = shlex.join(
         [*(word for word in count if number and word), script, *["--"][: len(rest)], *rest]

@@ -302,10 +302,21 @@ class Slurm:
 
     def submit(self, script: str, *words: str, options: tuple[str, ...] = ()) -> str:
         """Submit a job with 2 CPUs and 1 GB on each node and without a GPU; return its number."""
+        return self._submitted(f"deploy/slurm/{script}.sbatch", *words, options=options)
+
+    def submit_lines(self, lines: str, *options: str) -> str:
+        """Submit a batch script with these lines, and `trainbox` as the page writes it."""
+        command = f"{sys.prefix}/bin/trainbox"
+        text = re.sub(r"srun (?:\S*/)?trainbox run", f"srun {command} run --processes 2", lines)
+        output = "--output=trainbox-%j.log"
+        (self.folder / "page.sbatch").write_text(f"#!/bin/bash\n{text}")
+        return self._submitted("page.sbatch", options=(output, *options))
+
+    def _submitted(self, *words: str, options: tuple[str, ...]) -> str:
         resources = ("--gpus-per-node=0", "--cpus-per-task=2", "--mem=1G", *options)
         env = clean_environment(OMP_NUM_THREADS="1", RUN_IN=f"venv:{sys.prefix}")
         done = subprocess.run(
-            ["sbatch", "--parsable", *resources, f"deploy/slurm/{script}.sbatch", *words],
+            ["sbatch", "--parsable", *resources, *words],
             cwd=self.folder,
             env=env | {name: value for name, value in os.environ.items() if name == "SLURM_CONF"},
             capture_output=True,
@@ -489,3 +500,33 @@ def test_a_script_on_two_nodes_is_requeued_and_finds_its_folder(slurm: Slurm) ->
     found = [(each["exit_code"], each["nodes"], each["processes"]) for each in manifest["starts"]]
     assert found == [(75, 2, 2), (0, 2, 2)]
     assert {start["scheduler"]["SLURM_JOB_ID"] for start in manifest["starts"]} == {number}
+
+
+# Takes its rank from srun's variables, as many scripts do.
+_OF_SRUN = """
+import os, sys
+import torch, torch.distributed as distributed
+rank, count = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+distributed.init_process_group("gloo", rank=rank, world_size=count)
+total = torch.ones(1)
+distributed.all_reduce(total)
+print("rank", rank, "of", int(total), *sys.argv[1:], flush=True)
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.waits
+@pytest.mark.slow
+@pytest.mark.rare
+@pytest.mark.parametrize("heading", ["srun python", "srun torchrun"])
+def test_the_lines_after_the_change_of_a_batch_script_train_on_two_nodes(
+    slurm: Slurm, heading: str
+) -> None:
+    (slurm.folder / "train.py").write_text(_OF_SRUN)
+    page = (ROOT / "docs/guides/from-your-batch-script.md").read_text()
+    section = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    *_, after = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    number = slurm.submit_lines(after, "--nodes=2", "--ntasks-per-node=1")
+    slurm.finish(number)
+    found = re.findall(r"^rank (\d) of (\d) --epochs 90$", slurm.log(number), re.MULTILINE)
+    assert sorted(found) == [(str(rank), "4") for rank in range(4)], slurm.log(number)

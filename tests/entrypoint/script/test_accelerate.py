@@ -76,6 +76,11 @@ def test_nothing_is_printed_if_nothing_is_lost(forked: Trainbox) -> None:
             "train.py` instead",
         ),
         (
+            "--config_file acc.yaml --num_processes 3 train.py",
+            "ACCELERATE_MIXED_PRECISION=bf16 ACCELERATE_USE_CPU=true trainbox run --processes 3 "
+            "train.py` instead",
+        ),
+        (
             "--multi_gpu --num_processes 4 --use_fsdp src/train.py",
             "trainbox run --gpus 4 src/train.py` instead; give --use_fsdp to Accelerator() in the "
             "script",
@@ -86,6 +91,8 @@ def test_the_launcher_of_accelerate_is_refused_with_the_command_that_keeps_its_o
     forked: Trainbox, words: str, form: str
 ) -> None:
     Path(forked.folder / "train.py").touch()
+    config = _FILE.format(precision="'bf16'", cpu="true", plugin="NO") + "num_processes: 2\n"
+    (forked.folder / "acc.yaml").write_text(config)
     ended = forked("run", "accelerate", "launch", *words.split())
     text = "trainbox: accelerate launch starts processes, and so does this command: use `"
     assert (ended.code, ended.err) == (2, f"{text}{form}\n")
