@@ -171,6 +171,71 @@ def test_the_schedules_of_the_page_lower_the_learning_rate(
     assert here.entries("train", "p")[-1]["learning_rate"] < 0.5
 
 
+def test_the_clips_of_a_recording_are_averaged_in_a_validation(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write_task(here.folder, "clips", _code(_page(), "class Clips"), monkeypatch)
+    words = ("--device", "cpu", "--workers", "0", "--run", "r")
+    here.succeeds("train", "my_tasks/clips.py:Clips", *words)
+    last = here.entries("validation")[-1]
+    assert sum(map(sum, last["confusion"])) == 256  # recordings, not clips
+    assert last["accuracy"] > 0.9
+    # One clip alone is not enough.
+    task = sys.modules["clips"].Clips()
+    model = task.build_model()
+    model.load_state_dict(here.weights())
+    clips, labels = map(torch.stack, zip(*task.validation_dataset(None), strict=True))
+    single = (model(clips[:, 0]).argmax(1) == labels).float().mean()
+    assert float(single) < last["accuracy"]
+
+
+def test_the_optimizer_of_the_page_draws_the_same_on_two_ranks_and_after_a_resume(
+    ranks: Ranks,
+) -> None:
+    page = _page()
+    code = _code(page, "class Waves") + _code(page, "class GuessedWaves")
+    (ranks.folder / "my_tasks").mkdir()
+    (ranks.folder / "my_tasks/guessed.py").write_text(code)
+    words = ("my_tasks/guessed.py:GuessedWaves", "--shards", "2", "--max-steps", "12")
+    one = ranks.train(1, *words, "--run", "one")
+    two = ranks.train(2, *words, "--run", "r", "--checkpoint-steps", "5", "--keep", "9")
+    for path in (ranks.folder / "runs/r/checkpoints").iterdir():
+        if path.stem.startswith("step-") and path.stem > "step-00000005":
+            path.unlink()
+    resumed = ranks.train(1, *words, "--run", "r")
+    assert "resume     from step 5" in resumed.out
+    assert [two.digest, resumed.digest] == [one.digest] * 2
+
+
+def test_a_picture_of_the_page_counts_the_whole_validation_set(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = _page()
+    parts = [_code(page, f"class {name}") for name in ("Waves", "DrawnWaves", "CountedWaves")]
+    _write_task(here.folder, "counted", "".join(parts), monkeypatch)
+    words = ("--max-steps", "1", "--device", "cpu", "--run", "r")
+    here.succeeds("train", "my_tasks/counted.py:CountedWaves", *words)
+    (entry,) = here.entries("validation")
+    assert sum(map(sum, entry["counts"])) == 2048
+    (picture,) = board_of(here.path()).Images("validation/counts")
+    assert (picture.width, picture.height) == (400, 400)
+
+
+def test_both_data_sets_of_the_page_have_one_teacher(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = _page()
+    head = _code(page, "class Waves").partition("class Waves")[0]
+    _write_task(here.folder, "taught", head + _code(page, "class Taught"), monkeypatch)
+    words = ("--device", "cpu", "--lr", "0.1", "--epochs", "20")
+    weights = []
+    for seed in ("1", "2"):
+        here.succeeds("train", "my_tasks/taught.py:Taught", *words, "--seed", seed, "--run", seed)
+        assert here.entries("validation", seed)[-1]["loss"] < 1e-3
+        weights.append(here.weights(seed)["0.weight"])
+    assert (weights[0] - weights[1]).abs().max() > 0.1
+
+
 def test_sequences_of_different_length_are_classified(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

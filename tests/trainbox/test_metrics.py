@@ -3,10 +3,11 @@
 import json
 import math
 import os
+import re
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import trainbox
+from tests.support.paths import ROOT
 from trainbox.folder import _default
 from trainer.records.jsonl import read_entries
 
@@ -150,3 +152,26 @@ def test_a_folder_that_cannot_be_made_is_a_storage_failure(
     monkeypatch.setenv("TRAINBOX_RUN", str(tmp_path / "file/run"))
     with pytest.raises(trainbox.StorageFailure, match="^cannot write .*/file/run: Not a dir"):
         trainbox.run_folder()
+
+
+def test_the_callback_of_the_page_writes_what_a_trainer_logs(run: Path) -> None:
+    page = (ROOT / "docs/guides/own-script.md").read_text(encoding="utf-8")
+    (code,) = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        if "TrainerCallback" in block
+    ]
+    names: dict[str, Any] = {"trainbox": trainbox, "TrainerCallback": object}
+    names |= {"Trainer": lambda *_, callbacks, **__: callbacks, "model": None, "arguments": None}
+    exec(compile(code, "page.py", "exec"), names | {"data": None}, found := {})  # noqa: S102
+    (callback,) = found["trainer"]
+    state = SimpleNamespace(global_step=7)
+    callback.on_log(None, state, None, logs={"loss": 0.5, "epoch": 1.0}, model=None)
+    (entry,) = _entries(run)
+    assert {**entry, "time_unix_s": 0} == {
+        "kind": "train",
+        "step": 7,
+        "time_unix_s": 0,
+        "loss": 0.5,
+        "epoch": 1.0,
+    }
