@@ -30,6 +30,10 @@ class ExitCode(enum.IntEnum):
         return member
 
 
+# The code of a stop before anything new was saved, as if the signal had ended the process. After
+# PREEMPTED, a scheduler starts a job again without a limit.
+UNSAVED = 128 + signal.SIGTERM
+
 # Of a user's script, for `trainbox run`.
 STOPPED_ITSELF = (
     "the script exited with code 75 without a signal to stop, so the exit code is 1: use 75 only "
@@ -37,10 +41,17 @@ STOPPED_ITSELF = (
 )
 
 
+def asked_by(sent: int) -> int:
+    """Return the signal that asked for a stop, given the signal that was `sent` to the training.
+
+    Python prints a traceback for a SIGINT before its handler is installed, so SIGUSR2 is sent.
+    """
+    return signal.SIGINT if sent == signal.SIGUSR2 else sent
+
+
 def stopped_without_loss(number: int) -> str:
     """Return the message for a program that the signal `number` has ended before it has saved."""
-    # SIGUSR2 is sent instead of SIGINT.
-    name = signal_name(signal.SIGINT if number == signal.SIGUSR2 else number)
+    name = signal_name(asked_by(number))
     return f"stopped by {name}, and nothing is lost: start the same command again"
 
 
@@ -72,7 +83,7 @@ def signal_of(code: int) -> int | None:
 # the ranks that lose another rank.
 _CONSEQUENCES = (
     ExitCode.SUCCESS,
-    128 + signal.SIGTERM,
+    UNSAVED,
     ExitCode.PREEMPTED,
     ExitCode.NETWORK,
     128 + signal.SIGABRT,
@@ -143,8 +154,14 @@ class NetworkFailure(Failure):
     exit_code = ExitCode.NETWORK
 
 
-class Preempted(Failure):
-    """A stop by a signal after a checkpoint was saved, from which the same command resumes."""
+class Stopped(Failure):
+    """A stop by a signal before anything new was saved."""
+
+    exit_code = UNSAVED
+
+
+class Preempted(Stopped):
+    """A stop by a signal after a new checkpoint was saved, from which the same command resumes."""
 
     exit_code = ExitCode.PREEMPTED
 

@@ -24,6 +24,9 @@ finish() { # exit with code $1, and requeue the job if the same command can resu
             "see the lines above"
         exit "$1"
     fi
+    if [ "$was_warned" ] && (($1 > 128)); then
+        report "SLURM warned the job before it had saved anything new: give it a longer --time"
+    fi
     # This point is reached only if trainbox exits by itself. If a job is cancelled, SLURM kills
     # this shell as well.
     if (($1 != 75 && $1 != 3 && $1 != 7 && $1 <= 128)); then
@@ -97,12 +100,12 @@ pass_on() { # print the lines of srun, and exit with the code of the cause
 exec 3> >(trap '' TERM USR1 && pass_on)
 lines=$!
 
-warned=''
+warned='' was_warned=''
 "${step[@]}" "$@" 2>&3 3>&- &
 step_pid=$!
 # SLURM warns only this shell (--signal=B:USR1@120). Pass the signal on, and each node saves and
 # exits with code 75.
-trap 'warned=yes; kill -USR1 "$step_pid" || true' USR1
+trap 'warned=yes was_warned=yes; kill -USR1 "$step_pid" || true' USR1
 exec 3>&-
 code=0
 wait "$step_pid" || code=$?

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from trainbox.errors import ExitCode, stopped_without_loss
+from trainbox.errors import stopped_without_loss
 from trainbox.processes.process_tree import STOP_SIGNALS
 
 # Compose and Kubernetes send SIGKILL after a grace period of 60 s. This is shorter, so that the
@@ -22,7 +22,9 @@ class Child:
         again: what the same command does after that.
         forwarded_as: the signals that the child gets instead of another one, each at one more
             signal to this process. The signal after the last of them kills the child.
-        stop_codes: the exit codes that mean "stopped" if the child got a signal.
+        stops_with_0: whether exit code 0 means "stopped" if the child got a signal.
+        has_saved: whether a child that was stopped has saved something new. A child that exits with
+            code 75 has done so.
         memory: what the user can lower if the host's memory is used up.
         ended_by: the message if the signal with this number has ended the child. It had no handler
             yet, so nothing is lost. A script may have none at any time.
@@ -32,9 +34,14 @@ class Child:
     stopping: str
     again: str
     forwarded_as: Mapping[signal.Signals, tuple[signal.Signals, ...]]
-    stop_codes: frozenset[int] = frozenset()
+    stops_with_0: bool = False
+    has_saved: Callable[[], bool] = lambda: False
     memory: str = "--batch-size or --workers"
     ended_by: Callable[[int], str] = stopped_without_loss
+
+    def signals(self, received: int) -> tuple[signal.Signals, ...]:
+        """Return the signals that the child gets, one after the other, after the one received."""
+        return self.forwarded_as.get(signal.Signals(received), (signal.Signals(received),))
 
 
 # Before the trainer has a handler, Python turns SIGINT into a traceback. The trainer therefore gets
@@ -64,8 +71,8 @@ SCRIPT_RUN = Child(
     "the same command starts it again in the same run folder",
     dict.fromkeys(STOP_SIGNALS, (signal.SIGTERM,))
     | {signal.SIGINT: (signal.SIGINT, signal.SIGTERM)},
-    frozenset([ExitCode.SUCCESS, ExitCode.PREEMPTED, 128 + signal.SIGTERM]),
-    "the script's batch size or number of workers",
+    stops_with_0=True,
+    memory="the script's batch size or number of workers",
 )
 # A sweep over a user's script, which itself forwards the signal to the running trials.
 SCRIPT_SWEEP = Child(

@@ -61,8 +61,7 @@ class Stop:
         if not (received or fault):
             return None
         if not self.sent:
-            first = signal.Signals(received[0]) if received else signal.SIGTERM
-            self._signals = self.kind.forwarded_as.get(first, (first,))
+            self._signals = self.kind.signals(received[0] if received else signal.SIGTERM)
             self._heard, self._deadline_s = len(received), now_s + self.budget_s
         again = len(received) - self._heard
         if len(self.sent) <= again < len(self._signals):

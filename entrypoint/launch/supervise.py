@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, Protocol
@@ -14,6 +14,7 @@ from entrypoint.launch.stopping import Fault, Kill, Send, Stop
 from entrypoint.system.cgroup import CgroupMemory, memory_of_cgroups, used_up_since
 from trainbox.errors import (
     ExitCode,
+    asked_by,
     shell_code,
     signal_name,
     signal_of,
@@ -83,7 +84,8 @@ def supervise(
 
     The first SIGTERM, SIGINT, SIGUSR1 or SIGHUP is forwarded, and the child saves and stops. A
     second signal kills the child, or a third one after the Ctrl-C of a script, and so does the end
-    of `stop_budget_s`. If signal N kills the child, the code is 128 + N, as in a shell.
+    of `stop_budget_s`. If signal N kills the child, or stops it before it has saved anything new,
+    the code is 128 + N, as in a shell.
 
     A fatal fault that `watch` reports stops the child in the same way. The code is then 3
     (hardware), unless the child finished. A hang that `hung` reports stops the child as well, and
@@ -97,7 +99,7 @@ def supervise(
     received = [] if received is None else received
     _note_signals(received)
     if received:
-        return Ending(ExitCode.PREEMPTED, signalled=True)
+        return Ending(128 + received[0], signalled=True)
     memory = memory_of_cgroups()
     adopt_orphans()
     child = start_child(
@@ -122,7 +124,9 @@ def supervise(
                 message(text)
                 break
     else:
-        code = _exit_code(code, stop.sent, watch, fault, kind, memory)
+        # A scheduler may send its signal to the child as well, which then ends first.
+        sent = stop.sent or [number for first in received[:1] for number in kind.signals(first)]
+        code = _exit_code(code, sent, watch, fault, kind, memory)
     return Ending(code, bool(received), kill_tree(os.getpid()))
 
 
@@ -157,7 +161,7 @@ def _fault(watch: HardwareWatch | None, hung: Callable[[], str | None] | None) -
 
 def _exit_code(
     code: int,
-    sent: Collection[signal.Signals],
+    sent: Sequence[signal.Signals],
     watch: HardwareWatch | None,
     fault: Fault | None,
     kind: Child,
@@ -175,12 +179,13 @@ def _exit_code(
             f"{kind.memory}"
         )
         return ExitCode.MEMORY
-    by_signal = -code in {*STOP_SIGNALS, *sent}
+    by_signal = signal_of(shell_code(code)) in {*STOP_SIGNALS, *sent}
     has_finished = code == ExitCode.SUCCESS and signal.SIGINT in sent
-    if sent and not has_finished and (by_signal or code in kind.stop_codes):
-        if by_signal:
+    if sent and code != ExitCode.PREEMPTED and not has_finished:
+        if by_signal and code < 0:
             message(kind.ended_by(-code))
-        code = ExitCode.PREEMPTED
+        if by_signal or (kind.stops_with_0 and code == ExitCode.SUCCESS):
+            code = ExitCode.PREEMPTED if kind.has_saved() else 128 + asked_by(sent[0])
     finished = code in (ExitCode.SUCCESS, ExitCode.WRONG_USE)
     looks_broken = code in _SUSPECTS or signal_of(shell_code(code)) is not None
     if not finished and fault:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainbox.errors import ExitCode, WrongUse
+from trainbox.errors import UNSAVED, ExitCode, WrongUse
 from trainbox.files.entries import newest_entry
 from trainbox.files.regular_files import object_if_valid, read_text
 from trainbox.files.sidecar import checkpoint_path, steps_in
@@ -138,7 +138,7 @@ def _state(folder: Path, manifest: Mapping[str, Any], step: int) -> tuple[str, s
     code = end.get("code")
     if code == ExitCode.SUCCESS:
         return "complete", ""
-    if code == ExitCode.PREEMPTED:
+    if code in (ExitCode.PREEMPTED, UNSAVED):
         return "stopped", ""
     return "failed", f"{end.get('message') or 'exit code'} ({code})"
 

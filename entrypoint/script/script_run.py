@@ -30,7 +30,7 @@ from trainbox.errors import STOPPED_ITSELF, ExitCode, Failure, StorageFailure, W
 from trainbox.files.energy import energy_row
 from trainbox.files.regular_files import open_from
 from trainbox.files.temporary import temporary_folder
-from trainbox.folders.record_folder import LOGS, MANIFEST, ended_by
+from trainbox.folders.record_folder import LOGS, MANIFEST, ended_by, newest_file
 from trainbox.processes.environment import Internal
 from trainbox.processes.process_tree import launched_cpu_s
 from trainbox.processes.streams import message, say, write_all
@@ -221,12 +221,17 @@ def _run_once(
         pipes = stack.enter_context(Pipes(pipes_folder, takers, terminals))
         cpu_s = functools.partial(launched_cpu_s, plan.strategy == "process")
         limit = asked.hang_minutes
+        newest = newest_file(folder.path)
         hang = Hang(limit, lambda: pipes.count, cpu_s).found if limit else None
         ending = supervise(
             plan.argv,
             {**os.environ, **plan.env, Internal.PIPES: str(pipes_folder)},
             watch=watch,
-            kind=replace(SCRIPT_RUN, ended_by=lambda number: ended_by(number, folder.path)),
+            kind=replace(
+                SCRIPT_RUN,
+                ended_by=lambda number: ended_by(number, folder.path),
+                has_saved=lambda: newest_file(folder.path) != newest,
+            ),
             on_start=pipes.start,
             received=received,
             hung=functools.partial(_found, folder, hang),

@@ -180,13 +180,26 @@ def test_a_full_disk_does_not_change_the_exit_code(tmp_path: Path) -> None:
     assert (code, calls[1:]) == (5, [])
 
 
+def warned_step(code: int) -> str:
+    """Return the code of a step that gets a warning, and then exits with `code`."""
+    # run.sh closes this descriptor after it has installed its handler.
+    warn = "while [ -e /proc/$PPID/fd/3 ]; do :; done; kill -USR1 $PPID"
+    return f"trap 'exit {code}' USR1; {warn}; while :; do sleep 0.1; done"
+
+
 def test_after_a_warning_run_sh_waits_for_the_step(tmp_path: Path) -> None:
     """run.sh exits with the step's exit code."""
-    step = (
-        "trap 'exit 0' USR1; while [ -e /proc/$PPID/fd/3 ]; do :; done; kill -USR1 $PPID; "
-        "while :; do sleep 0.1; done"
-    )
-    assert run_in_a_job(tmp_path, "train", step=step)[::2] == (0, "")
+    assert run_in_a_job(tmp_path, "train", step=warned_step(0))[::2] == (0, "")
+
+
+@pytest.mark.parametrize(("code", "says"), [(75, False), (138, True), (7, False)])
+def test_a_time_limit_without_time_for_a_step_is_reported(
+    tmp_path: Path, code: int, says: bool
+) -> None:
+    ended, calls, err = run_in_a_job(tmp_path, "train", step=warned_step(code))
+    assert (ended, calls[-1]) == (code, ["scontrol", "requeue", "7"])
+    assert ("saved anything new: give it a longer --time\n" in err) is says
+    assert err.endswith(f"run.sh: trainbox exited with code {code}: the job is requeued\n")
 
 
 def test_a_step_that_the_warning_kills_is_waited_for_once(tmp_path: Path) -> None:

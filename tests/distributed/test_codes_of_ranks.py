@@ -53,7 +53,11 @@ def test_a_script_that_saves_beside_a_failed_rank_does_not_hide_it(
 
 @pytest.mark.parametrize(
     ("codes", "code"),
-    [({1, 75}, 75), ({_KILL, 7, 75}, 75), ({5, 75}, 5), ({-signal.SIGTERM}, 75), ({1}, 1)],
+    [
+        *[({1, 75}, 75), ({_KILL, 7, 75}, 75), ({5, 75}, 5), ({1}, 1)],
+        # Nothing new was saved.
+        *[({-signal.SIGTERM}, 143), ({143, 7, -signal.SIGTERM}, 143), ({143, 5}, 5)],
+    ],
 )
 def test_a_rank_that_saved_at_a_stop_decides_unless_another_one_made_a_mistake(
     codes: set[int], code: int
@@ -71,7 +75,7 @@ def test_a_stop_before_the_ranks_is_not_lost_in_an_import(tmp_path: Path) -> Non
     """A bare `except` of a library has caught the exception of the signal's handler."""
     with pytest.raises(SystemExit) as ended:
         _run_torchrun(argparse.Namespace(), tmp_path, [signal.SIGINT], [])
-    assert ended.value.code == 75
+    assert ended.value.code == 143
 
 
 def test_a_port_that_was_in_use_is_noted(tmp_path: Path) -> None:

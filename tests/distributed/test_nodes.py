@@ -296,7 +296,7 @@ def test_all_nodes_learn_that_a_node_is_lost(three: list[Meeting]) -> None:
     assert [messages.get() for messages in heard] == [(reason, 7), (reason, 7)]
 
 
-@pytest.mark.parametrize(("code", "due"), [(0, 0), (75, 75), (5, 7), (137, 7)])
+@pytest.mark.parametrize(("code", "due"), [(0, 0), (75, 75), (143, 143), (5, 7), (137, 7)])
 def test_the_other_nodes_learn_the_exit_code_of_a_node(
     three: list[Meeting], code: int, due: int
 ) -> None:
@@ -329,7 +329,12 @@ sys.exit(torchrun.main())
 def _start(ranks: Ranks, port: int, timeout_s: int, then: str, *options: str) -> StartedRanks:
     """Start node 1 of two, with more `options` of torchrun."""
     program = _PROGRAM.format(port=port, timeout_s=timeout_s, then=then, options=options)
-    return ranks.start(1, program, module="tests.support.program")
+    return _started(ranks, program)
+
+
+def _started(ranks: Ranks, program: str) -> StartedRanks:
+    run = {"TRAINBOX_RUN": str(ranks.folder)}  # for a user's program
+    return ranks.start(1, program, module="tests.support.program", env=run)
 
 
 def test_a_failed_rendezvous_is_one_line_and_exit_code_7(ranks: Ranks) -> None:
@@ -363,8 +368,8 @@ def test_a_signal_before_the_ranks_start_stops_the_other_nodes_too(
     heard = queue.Queue[tuple[str, int]]()
     _watch(first(), heard)
     ended = node.wait()
-    assert (ended.codes, ended.out, len(ended.errs[0].splitlines())) == ([75], "", 1)
-    assert heard.get() == (f"node 1 ({_HOST}, 127.0.0.1) exited with code 75", 75)
+    assert (ended.codes, ended.out, len(ended.errs[0].splitlines())) == ([143], "", 1)
+    assert heard.get() == (f"node 1 ({_HOST}, 127.0.0.1) exited with code 143", 143)
 
 
 def test_a_script_may_end_earlier_on_another_node(party: Party, ranks: Ranks) -> None:
@@ -402,7 +407,7 @@ def test_a_node_notices_a_loss_right_after_another_node_has_ended(
     ):
         assert given in program
         program = program.replace(given, used)
-    node = ranks.start(1, program, module="tests.support.program")
+    node = _started(ranks, program)
     wait_until(lambda: node.printed("out") == ["runs\n"], node)
     others[0]().leave(0)
     others[1]().connections[0].socket.close()

@@ -22,7 +22,7 @@ def test_row_05_a_signal_before_the_first_step(ranks: Ranks, processes: int) -> 
     gate.wait_for(process)
     process.send_signal(signal.SIGTERM)
     ended = process.wait()
-    assert ended.code == 75
+    assert ended.code == 143
     assert "Traceback" not in ended.errs[0]
     stopped = "stopped by SIGTERM, and nothing is lost: start the same command again"
     assert any(text.endswith(stopped) for text in messages(ended))

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from trainbox.errors import Failure, Preempted, WrongUse, text_of
+from trainbox.errors import Failure, Stopped, WrongUse, text_of
 from trainbox.folders.record_folder import CHECKPOINTS, REHEARSAL
 from trainer.checks.aging import Count, Numbers, States, ages, counts, values_of
 from trainer.checks.batch_parts import batch_dependence
@@ -338,7 +338,7 @@ def rehearse(
         WrongUse: A resume would not have the same bits.
         OutOfMemory: A step does not fit in memory.
         StorageFailure: The checkpoint cannot be written or read.
-        Preempted: A stop was requested.
+        Stopped: A stop was requested.
     """
     begin_s, world = time.monotonic(), strategy.world
     own = checkpoints.of_rehearsal(run.path / REHEARSAL / CHECKPOINTS)
@@ -348,7 +348,7 @@ def rehearse(
         nonlocal deterministic
         if any(world.from_each(bool(stop))):
             world.leave()
-            raise Preempted(f"stopped by {stop.cause} before step 1: start the same command again")
+            raise Stopped(f"stopped by {stop.cause} before step 1: start the same command again")
         job = build(own)
         deterministic = job.config.deterministic
         return job

@@ -30,7 +30,7 @@ def fit(
     checkpoint. `validated` is called with the step and the metrics after each validation.
 
     Raises:
-        Preempted: `stop` was requested on a rank, and a checkpoint of this step is saved.
+        Stopped: `stop` was requested on a rank, and a checkpoint of this step is saved.
         Failure: A loss, a gradient or a weight is infinite or NaN. No checkpoint contains it.
         StorageFailure: A checkpoint or the metrics could not be written.
         OutOfMemory: The first steps of this call do not fit in memory. The caller builds a new job
@@ -57,7 +57,7 @@ def fit(
     while True:
         # After every `--eval-every` epochs and the last step, validate. A validation saves a
         # checkpoint if it is the best or the last, and may end the training early. If a stop is
-        # requested meanwhile, save a checkpoint and raise Preempted.
+        # requested meanwhile, save a checkpoint and stop.
         if evaluation_due(job) and not validate(job, saving, log, pace, validated):
             saving.save_and_stop()
         if progress.step >= job.end_step or progress.ended_early:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NoReturn
 
-from trainbox.errors import Preempted
+from trainbox.errors import Preempted, Stopped
 from trainer.loop.digests import DigestLog
 from trainer.loop.losses import check_running
 from trainer.loop.pace import Pace
@@ -16,6 +16,7 @@ class Saving:
 
     def __init__(self, job: Job, stop: StopRequest, digests: DigestLog, pace: Pace) -> None:
         self._job, self._stop, self._digests, self._pace = job, stop, digests, pace
+        self._first_step = job.state.progress.step
         job.checkpoints.may_write_held = job.is_unchanged
         self._due = False  # whether a vote has found that a checkpoint is due
 
@@ -55,7 +56,7 @@ class Saving:
         """Save if a checkpoint is due on any rank; stop if any rank was asked to stop.
 
         Raises:
-            Preempted: A rank was asked to stop; the checkpoint of this step is complete.
+            Stopped: A rank was asked to stop; the checkpoint of this step is complete.
         """
         config, step = self._job.config, self._job.state.progress.step
         if self._pace.vote_due(step):
@@ -78,13 +79,19 @@ class Saving:
         return stop_now
 
     def save_and_stop(self) -> NoReturn:
-        """Save a checkpoint, wait for the file and for the other ranks, and raise Preempted."""
+        """Save a checkpoint, wait for the file and for the other ranks, and end the training.
+
+        Raises:
+            Preempted: The checkpoint has new steps.
+            Stopped: This start has trained no step.
+        """
         job = self._job
         self.save({})
         with job.world.wait_for_all("the last checkpoint"):
             job.checkpoints.wait()
         job.world.leave()
-        raise Preempted(
-            f"stopped by {self._stop.cause} at step {job.state.progress.step} of "
-            f"{job.schedule.total_steps}, checkpoint saved: resume with the same command"
-        )
+        step = job.state.progress.step
+        at = f"stopped by {self._stop.cause} at step {step} of {job.schedule.total_steps}"
+        if step == self._first_step:
+            raise Stopped(f"{at}, where this start began: resume with the same command")
+        raise Preempted(f"{at}, checkpoint saved: resume with the same command")

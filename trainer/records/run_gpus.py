@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainbox.errors import Preempted
+from trainbox.errors import Stopped
 from trainbox.files.energy import energy_row, with_energy
 from trainbox.folders.record_folder import MANIFEST
 from trainer.parallel.strategy import Strategy
@@ -70,7 +70,7 @@ class RunGpus:
         begin_j = self._joules()
         try:
             yield
-        except Preempted:  # on all ranks
+        except Stopped:  # on all ranks
             self._add(begin_j)
             raise
         self._add(begin_j)

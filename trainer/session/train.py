@@ -13,7 +13,7 @@ from trainbox.errors import (
     ExitCode,
     Failure,
     OutOfMemory,
-    Preempted,
+    Stopped,
     StorageFailure,
     WrongUse,
 )
@@ -289,7 +289,7 @@ def _observed(job: Job, measure_s: float | None, profile_steps: int | None) -> I
     profile = Profile(job, profile_steps) if profile_steps else None
     try:
         yield
-    except Preempted:
+    except Stopped:
         if profile is not None:
             # The checkpoint is complete, so the scheduler must see that the training was stopped.
             try:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainbox.errors import Preempted, WrongUse
+from trainbox.errors import Stopped, WrongUse
 from trainbox.files.temporary import temporary_folder
 from trainbox.options.strategies import bits_depend_on_processes
 from trainer.parallel.strategy import launched_as
@@ -22,7 +22,7 @@ def verify_run(
         Failure: A digest differs. The message has the first difference, and the manifest entries
             that differ.
         Failure: The run cannot be repeated.
-        Preempted: A stop was requested.
+        Stopped: A stop was requested.
     """
     # Read the digests of the run, and check that there is something to compare with.
     with contradictions():
@@ -48,8 +48,8 @@ def verify_run(
                 rehearses=False,
                 is_kept=False,
             )
-        except Preempted as stopped:  # its message names a checkpoint that is removed here
-            raise Preempted(
+        except Stopped as stopped:  # its message names a checkpoint that is removed here
+            raise Stopped(
                 f"the verification was stopped by {stop.cause}: the same command begins it again"
             ) from stopped
         if (again / "manifest.json").exists():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.disclosure.suggested_commands import tensorboard
-from trainbox.errors import Failure, NetworkFailure, Preempted, WrongUse
+from trainbox.errors import Failure, NetworkFailure, Stopped, WrongUse
 from trainbox.folders.record_folder import CONFIG, is_sweep
 from trainbox.folders.write_failures import writing
 from trainbox.processes.environment import launch_facts
@@ -145,7 +145,7 @@ def _wait_for(folder: Path, stop: StopRequest) -> None:
     """Wait until another machine has started the sweep.
 
     Raises:
-        Preempted: a signal requests a stop.
+        Stopped: a signal requests a stop.
         NetworkFailure: no machine has started the sweep in time.
     """
     deadline = time.monotonic() + _JOIN_S
@@ -156,7 +156,7 @@ def _wait_for(folder: Path, stop: StopRequest) -> None:
                 open_study(folder, None)
                 return
         if stop:
-            raise Preempted(f"stopped by {stop.cause} before the sweep: repeat the command")
+            raise Stopped(f"stopped by {stop.cause} before the sweep: repeat the command")
         if time.monotonic() > deadline:
             raise NetworkFailure(
                 f"--worker: no machine started the sweep {folder} within {_JOIN_S:.0f} s: start "

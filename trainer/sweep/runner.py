@@ -10,7 +10,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from trainbox.errors import DeviceMissing, ExitCode, Preempted, StorageFailure, WrongUse
+from trainbox.errors import (
+    DeviceMissing,
+    ExitCode,
+    Preempted,
+    Stopped,
+    StorageFailure,
+    WrongUse,
+)
 from trainbox.folders.lease import is_leased
 from trainer.sweep import results
 from trainer.sweep.grid import Trial, trial_folder
@@ -61,6 +68,7 @@ class SweepRun:
         self._beat_at = 0.0
         # Counts this start only: the data of an earlier start may be missing now.
         self._succeeded = False
+        self._saved, self._left_at_start = False, study.unfinished()
         # The first trial that reported wrong use. Another trial shows whether all of them would.
         self._suspect: tuple[Trial, str] | None = None
         self._progress = SweepProgress(study.total, study.ended()[0])
@@ -69,7 +77,8 @@ class SweepRun:
         """Train until every trial has ended, on this machine or on others.
 
         Raises:
-            Preempted: stopped by a signal; running trials are saved and given back.
+            Stopped: stopped by a signal; running trials are saved and given back. It is
+                Preempted if a trial has ended or saved something new meanwhile.
             DeviceMissing: no slot is left to train on.
             StorageFailure: a trial reports that nothing can be written.
             WrongUse: two trials report wrong use before one succeeds, or the only trial does.
@@ -92,7 +101,8 @@ class SweepRun:
                     while slot.trial is not None:
                         self._handle_next(slot)
                 total, left = self._study.total, self._study.unfinished()
-                raise Preempted(
+                kind = Preempted if self._saved or left < self._left_at_start else Stopped
+                raise kind(
                     f"stopped by {self._stop.signal_name} with {total - left} of {total} "
                     "trials done: repeat the command to resume"
                 )
@@ -196,6 +206,7 @@ class SweepRun:
             if answer.get("failed_allocations"):
                 slot.restart()  # cuDNN keeps other algorithms, and so other bits, in this process
         elif code == ExitCode.PREEMPTED and self._stop:
+            self._saved |= answer.get("saved", True)
             self._study.give_back(trial)
         elif code == ExitCode.STORAGE:
             self._study.give_back(trial)

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainbox.errors import Changed, ExitCode, Failure, Preempted, text_of
+from trainbox.errors import Changed, ExitCode, Failure, Preempted, Stopped, text_of
 from trainbox.files.regular_files import append_regular
 from trainbox.folders.write_failures import writing
 from trainbox.processes.environment import launch_facts, restore_environment
@@ -73,9 +73,10 @@ def _answer(
     try:
         metrics = _trained(order, device, stop, validated)
         return {"code": 0, "metrics": metrics}
-    except Preempted as preempted:
+    except Stopped as stopped:
         if not pruned:
-            return {"code": preempted.exit_code, "message": str(preempted)}
+            saved = isinstance(stopped, Preempted)
+            return {"code": ExitCode.PREEMPTED, "saved": saved, "message": str(stopped)}
         if stop.signal_name == "the pruner":
             stop.signal_name = None
         return {"code": 0, "pruned": True, "metrics": {}}

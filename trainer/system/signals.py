@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
-from trainbox.errors import Preempted
+from trainbox.errors import Stopped
 from trainbox.processes import process_tree
 from trainbox.processes.environment import Internal
 from trainbox.processes.process_tree import die_with_parent
@@ -83,7 +83,7 @@ def interruptible(what: str) -> Iterator[None]:
     """End the body at the first stop signal, wherever it is.
 
     Raises:
-        Preempted: a signal has arrived. `what` names the work in the message.
+        Stopped: a signal has arrived. `what` names the work in the message.
     """
 
     def stop(number: int, _frame: FrameType | None) -> NoReturn:
@@ -93,7 +93,7 @@ def interruptible(what: str) -> Iterator[None]:
     try:
         yield
     except _Stop as signal_name:
-        raise Preempted(
+        raise Stopped(
             f"stopped by {signal_name} before the end of {what}: start the same command again"
         ) from None
 

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors.torch import load_file
 from tqdm import tqdm
 
-from trainbox.errors import Preempted, StorageFailure, WrongUse
+from trainbox.errors import Stopped, StorageFailure, WrongUse
 from trainbox.files.regular_files import read_object
 from trainbox.files.temporary import sockets_in_a_folder
 from trainbox.folders.write_failures import writing
@@ -195,12 +195,12 @@ class StoredModel:
 
 
 def stopping(world: World, stop: StopRequest, what: str) -> Callable[[], bool]:
-    """Return a function that raises Preempted once a rank must stop; all ranks must call it."""
+    """Return a function that raises Stopped once a rank must stop; all ranks must call it."""
 
     def stopped() -> bool:
         if world.vote(bool(stop))[0]:
             world.leave()
-            raise Preempted(
+            raise Stopped(
                 f"stopped by {stop.cause} before the end of the {what}: start the same command "
                 "again"
             )

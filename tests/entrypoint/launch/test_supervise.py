@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,16 +164,24 @@ def test_the_first_signal_reaches_the_child(start: Start, number: signal.Signals
     assert ended.err == f"trainbox: {number.name} {RECEIVED}\n"
 
 
-def test_a_signal_before_the_handlers_exist_counts_as_preempted(start: Start) -> None:
+def test_a_signal_before_the_handlers_exist_is_not_a_saved_training(start: Start) -> None:
     process = start("import os, signal; os.write(1, b'1\\n'); signal.pause()")
     assert line(process) == "1"
     process.send_signal(signal.SIGTERM)
     ended = finish(process)
     stopped = "stopped by SIGTERM, and nothing is lost: start the same command again"
     assert (ended.code, ended.err) == (
-        75,
+        143,
         f"trainbox: SIGTERM {RECEIVED}\ntrainbox: {stopped}\n",
     )
+
+
+def test_a_signal_to_all_processes_is_a_stop_also_if_the_child_ends_first(start: Start) -> None:
+    """As srun sends it."""
+    sends = "[os.kill(pid, signal.SIGUSR1) for pid in (os.getppid(), os.getpid())]"
+    ended = finish(start(f"import os, signal; {sends}"))
+    stopped = "stopped by SIGUSR1, and nothing is lost: start the same command again"
+    assert (ended.code, ended.err.splitlines()[-1]) == (138, f"trainbox: {stopped}")
 
 
 def test_a_signal_at_the_end_does_not_replace_the_exit_code() -> None:
@@ -267,7 +276,7 @@ def install_and_send(number, handler):
 signal.signal = install_and_send
 """
     ended = finish(start("print('started')", before=at_once))
-    assert (ended.code, ended.out, ended.err) == (75, "", "")
+    assert (ended.code, ended.out, ended.err) == (143, "", "")
 
 
 def watched(fatal: str | None, final_check: str | None) -> str:
@@ -352,9 +361,30 @@ def test_a_training_that_ends_itself_with_code_0_has_not_finished(
 def test_the_exit_code_of_a_script(
     code: int, after_sigterm: int, after_sigint: int, alone: int
 ) -> None:
-    assert _exit_code(code, [signal.SIGTERM], None, None, SCRIPT_RUN, []) == after_sigterm
-    assert _exit_code(code, [signal.SIGINT], None, None, SCRIPT_RUN, []) == after_sigint
-    assert _exit_code(code, (), None, None, SCRIPT_RUN, []) == alone
+    saved = replace(SCRIPT_RUN, has_saved=lambda: True)
+    assert _exit_code(code, [signal.SIGTERM], None, None, saved, []) == after_sigterm
+    assert _exit_code(code, [signal.SIGINT], None, None, saved, []) == after_sigint
+    assert _exit_code(code, (), None, None, saved, []) == alone
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "sent", "expected"),
+    [
+        (TRAINING, 75, signal.SIGTERM, 75),
+        (TRAINING, 143, signal.SIGUSR1, 138),  # torchrun, or a rehearsal
+        (TRAINING, -signal.SIGUSR2, signal.SIGUSR2, 130),
+        (TRAINING, 0, signal.SIGTERM, 0),
+        (SCRIPT_RUN, 75, signal.SIGTERM, 75),  # the script knows that it has saved
+        (SCRIPT_RUN, 0, signal.SIGTERM, 143),
+        (SCRIPT_RUN, 0, signal.SIGINT, 0),
+        (SCRIPT_RUN, -signal.SIGINT, signal.SIGINT, 130),
+        (SCRIPT_RUN, 130, signal.SIGINT, 130),
+    ],
+)
+def test_a_stop_before_anything_new_was_saved_has_the_code_of_its_signal(
+    kind: Child, code: int, sent: signal.Signals, expected: int
+) -> None:
+    assert _exit_code(code, [sent], None, None, kind, []) == expected
 
 
 def test_the_exit_code_of_a_script_that_is_stopped_after_a_fault() -> None:

@@ -223,10 +223,10 @@ def test_a_checkpoint_that_the_training_removes_is_an_error_of_one_line(
     assert "step-00000012.pt was removed by the training of runs/r: start the same command" in err
 
 
-def test_a_signal_stops_the_evaluation_with_75(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_stops_the_evaluation(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     here.train(max_steps=2)
     monkeypatch.setattr("trainer.system.signals.StopRequest.__bool__", lambda _stop: True)
-    err = here.refused(*_EVALUATE, code=75)
+    err = here.refused(*_EVALUATE, code=143)
     assert "before the end of the evaluation: start the same command again" in err
     assert not (here.path() / "evaluations/best-validation/evaluation.json").exists()
 

@@ -370,7 +370,7 @@ def test_a_model_that_torch_cannot_write_as_onnx_exits_with_2(
     assert "step 3/3" in (folder / "export.log").read_text()
 
 
-def test_a_signal_stops_the_export_with_75_and_leaves_no_file(
+def test_a_signal_stops_the_export_and_leaves_no_file(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.train(max_steps=2)
@@ -380,7 +380,7 @@ def test_a_signal_stops_the_export_with_75_and_leaves_no_file(
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setitem(FORMATS, "pt2", dataclasses.replace(FORMATS["pt2"], load=load))
-    err = here.refused(*_EXPORT, code=75)
+    err = here.refused(*_EXPORT, code=143)
     assert "stopped by SIGINT before the end of the export: start the same command" in err
     assert [path.name for path in (here.path() / "exports/best-pt2").iterdir()] == ["export.log"]
 

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from tests.support.here import Here, training_here
 from tests.support.tiny import TEXTS, Tiny
-from trainbox.errors import Changed, Failure, Preempted, WrongUse
+from trainbox.errors import Changed, Failure, Stopped, WrongUse
 from trainbox.processes.environment import LaunchFacts
 from trainer.records import manifest
 from trainer.records.compare_records import Evidence, verdict
@@ -681,7 +681,7 @@ def test_a_stopped_verification_names_no_checkpoint_that_is_removed(here: Here) 
     here.train(max_steps=15)
     stop = StopRequest()
     stop.signal_name = "SIGTERM"
-    with pytest.raises(Preempted) as caught:
+    with pytest.raises(Stopped) as caught:
         verify_run(here.path(), None, stop, "cpu", Path("data"))
     assert str(caught.value).startswith("the verification was stopped by ")
     assert str(caught.value).endswith(": the same command begins it again")

@@ -1,11 +1,14 @@
 """When checkpoints are saved, and the memory that is reserved for them."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trainbox.errors import WrongUse
+from tests.support.here import Here
+from trainbox.errors import Stopped, WrongUse
 from trainer.loop.saving import Saving
 from trainer.system.signals import StopRequest
 
@@ -20,7 +23,9 @@ class _Parts:
         self.strategy = SimpleNamespace(
             gathers_states=gathers_states, check_optimizer=self._noted("check_optimizer")
         )
-        self.state = SimpleNamespace(optimizer=None, capture=self._noted("capture"))
+        self.state = SimpleNamespace(
+            optimizer=None, capture=self._noted("capture"), progress=SimpleNamespace(step=0)
+        )
         self.checkpoints = SimpleNamespace(prepare=self._noted("prepare"))
 
     def check_hidden_state(self) -> None:
@@ -54,3 +59,15 @@ def test_an_optimizer_that_cannot_be_restored_is_refused_after_the_first_step() 
     job.strategy.check_optimizer = refuse
     with pytest.raises(WrongUse, match="use another optimizer"):
         Saving(job, StopRequest(), _UNUSED, _UNUSED).prepare()
+
+
+def test_a_start_that_is_stopped_in_its_first_validation_has_saved_nothing_new(here: Here) -> None:
+    """The scheduler must not start it again without a limit."""
+    here.stopped(6, epochs=2)  # at the end of an epoch, before its validation
+    stop = StopRequest()
+    stop.signal_name = "SIGTERM"
+    with pytest.raises(Stopped, match="SIGTERM at step 6 of 12, where this start began") as caught:
+        here.train(epochs=2, stop=stop)
+    assert caught.value.exit_code == 143
+    end = json.loads(Path("runs/r/manifest.json").read_text())["end"]
+    assert end["code"] == 143

@@ -14,7 +14,7 @@ from optuna.samplers import TPESampler
 
 from tests.support.here import Here
 from tests.trainer.sweep.conftest import claimed
-from trainbox.errors import Preempted, WrongUse
+from trainbox.errors import Stopped, WrongUse
 from trainbox.options.config import Config
 from trainbox.processes import identity
 from trainer.sweep import samplers, trial_owner
@@ -363,5 +363,5 @@ def test_both_commands_exit_with_code_4_for_a_damaged_study(here: Here) -> None:
 def test_a_machine_that_waits_for_a_sweep_heeds_signals(tmp_path: Path) -> None:
     stop = StopRequest()
     stop.signal_name = "SIGTERM"
-    with pytest.raises(Preempted, match="^stopped by SIGTERM before the sweep: "):
+    with pytest.raises(Stopped, match="^stopped by SIGTERM before the sweep: "):
         _wait_for(tmp_path, stop)

@@ -25,7 +25,7 @@ from tests.support.paths import ROOT
 from tests.support.ranks import Ranks, StartedRanks
 from tests.trainer.sweep.conftest import claimed
 from tests.trainer.sweep.tasks import HELD_STEP
-from trainbox.errors import WrongUse
+from trainbox.errors import Stopped, WrongUse
 from trainbox.folders.lease import Lease
 from trainbox.options.config import Config
 from trainbox.processes.environment import LaunchFacts
@@ -387,6 +387,18 @@ def test_a_signal_to_the_process_of_a_trial_counts_as_a_failure(
     assert len(restarted) == 1
     sweep_run._stop.signal_name = "SIGTERM"
     assert _answered(sweep_run, stopped)[2] == ("pending", "")
+
+
+@pytest.mark.parametrize(("saved", "code"), [(True, 75), (False, 143)])
+def test_a_stop_has_code_75_if_a_trial_has_saved(
+    sweep_run: SweepRun, saved: bool, code: int
+) -> None:
+    sweep_run._stop.signal_name = "SIGTERM"
+    stopped = {"code": 75, "saved": saved, "message": "stopped by SIGTERM before step 1"}
+    assert _answered(sweep_run, stopped)[1] == ("pending", "")
+    with pytest.raises(Stopped) as ended:
+        sweep_run.run()
+    assert ended.value.exit_code == code
 
 
 def test_one_wrong_combination_is_recorded_when_another_succeeds(sweep_run: SweepRun) -> None:

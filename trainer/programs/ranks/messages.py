@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from trainbox.errors import ExitCode
+from trainbox.errors import UNSAVED, ExitCode
 from trainbox.files.parsing import parse_object
 
 # A machine that does not answer for this long is lost. A switch that restarts takes half of it.
@@ -85,8 +85,8 @@ class End(NamedTuple):
     def parse(cls, message: Message, name: str) -> "End":
         """Return the end in a message of the node `name`.
 
-        If the other node succeeded (0) or was stopped (75), this node exits with the same code, and
-        otherwise with 7.
+        If the other node succeeded (0) or was stopped (75 or 143), this node exits with the same
+        code, and otherwise with 7.
 
         Raises:
             ValueError: The message does not report an end.
@@ -94,7 +94,7 @@ class End(NamedTuple):
         if "lost" in message:
             return cls(_value(message, "lost", str), ExitCode.NETWORK)
         code = _value(message, "ended", int)
-        is_shared = code in (ExitCode.SUCCESS, ExitCode.PREEMPTED)
+        is_shared = code in (ExitCode.SUCCESS, ExitCode.PREEMPTED, UNSAVED)
         return cls(f"{name} exited with code {code}", code if is_shared else ExitCode.NETWORK)
 
 

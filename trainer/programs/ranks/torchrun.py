@@ -28,16 +28,18 @@ from typing import TYPE_CHECKING
 
 from trainbox.errors import (
     STOPPED_ITSELF,
+    UNSAVED,
     ExitCode,
     Failure,
     NetworkFailure,
     code_of_cause,
     shell_code,
     signal_name,
+    signal_of,
     stopped_without_loss,
 )
 from trainbox.files.temporary import temporary_folder
-from trainbox.folders.record_folder import ended_by
+from trainbox.folders.record_folder import ended_by, newest_file
 from trainbox.processes.environment import Internal
 from trainbox.processes.process_tree import children, forward_signal, ignore_stop_signals
 from trainbox.processes.streams import message, open_streams, outlive_readers
@@ -72,7 +74,7 @@ def main() -> int:
         ranks = children(os.getpid())
         if not ranks and not forwarded:
             forwarded.append(number)  # a module of torch may catch the exception in its import
-            sys.exit(ExitCode.PREEMPTED)  # nothing runs yet, so nothing is lost
+            sys.exit(UNSAVED)
         if runs_program and number in forwarded:
             return  # a second SIGTERM could interrupt a program while it saves
         forwarded.append(number)
@@ -165,7 +167,7 @@ def _run_on_nodes(
                 report.daemon = True
                 report.start()
                 return
-            if arguments.runs_program and code == ExitCode.PREEMPTED and not forwarded:
+            if arguments.runs_program and code in (ExitCode.PREEMPTED, UNSAVED) and not forwarded:
                 message(f"{what.partition(' exited')[0]} stops, and so does this node")
                 os.kill(os.getpid(), signal.SIGTERM)  # `forward` runs on the main thread
             time.sleep(_EXITED_S)
@@ -176,6 +178,7 @@ def _run_on_nodes(
         os._exit(end.code)
 
     # Run torchrun, and report its exit code to the other nodes.
+    newest = newest_file(_run_folder()) if arguments.runs_program else None
     try:
         meeting.watch(on_end)
         met = _watched_store(arguments, store) if arguments.runs_program and store else None
@@ -183,25 +186,31 @@ def _run_on_nodes(
             others.append(meeting)
         code = _run_torchrun(arguments, messages, forwarded, ends)
         if arguments.runs_program:
-            code = _code_of_program(code, forwarded)
+            code = _code_of_program(code, forwarded, newest)
         if code == 0 and met is not None:
             _warn_if_separate(met, sum(meeting.processes))
     except SystemExit:  # raised by `forward`
-        meeting.leave(ExitCode.PREEMPTED)
+        meeting.leave(UNSAVED)
         raise
     meeting.leave(code)
     return code
 
 
-def _code_of_program(code: int, forwarded: list[int]) -> int:
+def _run_folder() -> Path:
+    """Return the run folder of the user's program."""
+    return Path(os.environ["TRAINBOX_RUN"])
+
+
+def _code_of_program(code: int, forwarded: list[int], newest: tuple[str, float] | None) -> int:
     """Return the exit code of the user's program on this node, which got the signals `forwarded`.
 
-    `trainbox run` did not get the signal of another node.
+    `newest` was the newest file of its run folder at its start. `trainbox run` did not get the
+    signal of another node.
     """
     # At Ctrl-C, a script may end its training early, and exit with 0.
-    ended = () if signal.SIGINT in forwarded else (ExitCode.SUCCESS,)
-    if forwarded and code in (*ended, 128 + signal.SIGTERM):
-        return ExitCode.PREEMPTED
+    has_ended = code == ExitCode.SUCCESS and signal.SIGINT not in forwarded
+    if forwarded and (has_ended or signal_of(code) in STOP_SIGNALS):
+        return ExitCode.PREEMPTED if newest_file(_run_folder()) != newest else UNSAVED
     if code == ExitCode.PREEMPTED and not forwarded:
         message(STOPPED_ITSELF)
         return ExitCode.UNEXPECTED
@@ -234,7 +243,7 @@ def _run_torchrun(
     from torch.distributed.run import run
 
     if forwarded:
-        sys.exit(ExitCode.PREEMPTED)
+        sys.exit(UNSAVED)
     again = _again(arguments)
     if arguments.runs_program:
         watch_exits(message)
@@ -252,7 +261,7 @@ def _run_torchrun(
                 message(f"{what}: {again.replace('command', 'command on all nodes', 1)}")
         if forwarded and all(-code in STOP_SIGNALS for code in codes.values()):
             if arguments.runs_program:
-                message(ended_by(forwarded[0], Path(os.environ["TRAINBOX_RUN"])))
+                message(ended_by(forwarded[0], _run_folder()))
             else:
                 message(stopped_without_loss(forwarded[0]))
         files = {messages / str(rank): code for rank, code in codes.items()}
@@ -363,12 +372,9 @@ def _report(codes: Mapping[Path, int], stopped: bool, again: str) -> int:
 
 def _exit_code(codes: set[int], stopped: bool) -> int:
     """Return the exit code of this process, given the codes of the ranks that failed."""
-    if stopped and ExitCode.PREEMPTED in codes:
-        # The other ranks may lose contact with a rank that has saved.
+    if stopped and codes & {ExitCode.PREEMPTED, UNSAVED}:
+        # The other ranks may lose contact with a rank that has stopped.
         codes = {code for code in codes if code > 0} - {ExitCode.UNEXPECTED, ExitCode.NETWORK}
-    elif stopped and codes <= {-number for number in STOP_SIGNALS}:
-        # A signal kills a rank that has not installed its handlers yet.
-        return ExitCode.PREEMPTED
     return code_of_cause(map(shell_code, codes))
 
 
