@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from trainbox.disclosure.suggested_commands import runs_dir
+from trainbox.disclosure.suggested_commands import from_here, runs_dir
 from trainbox.errors import StorageFailure
 from trainbox.processes.streams import discard
 
@@ -106,12 +106,17 @@ def _permission_remedy(existing: Path) -> tuple[str, str]:
     """Return who owns the path `existing`, and a command that lets this user write there."""
     uid, gid, owner = os.geteuid(), os.getegid(), existing.stat().st_uid
     detail = f"{existing} belongs to {_user(owner)}, and this process runs as {_user(uid)}"
+    # One command for all that belongs to the owner here, such as the folder of all runs.
+    top = Path(from_here(existing))
+    while not top.is_absolute() and top.parent != Path() and top.parent.stat().st_uid == owner:
+        top = top.parent
     if owner == uid:
-        return detail, f"allow writing with `chmod -R u+rwX {existing}`"
-    # In our containers and on network file systems, root cannot write to other users' files.
-    if uid == 0:
+        return detail, f"allow writing with `chmod -R u+rwX {top}`"
+    # On network file systems, root cannot write to other users' files. Neither can it in our
+    # containers, where the command is for the host.
+    if uid == 0 and not os.environ.get("TRAINBOX_COMMAND"):
         return detail, f"run as {_user(owner)}"
-    return detail, f"take the folder over with `sudo chown -R {uid}:{gid} {existing}`"
+    return detail, f"take the folder over with `sudo chown -R {uid}:{gid} {top}`"
 
 
 def _space_remedy(existing: Path, needed_bytes: int) -> tuple[str, str]:

@@ -57,6 +57,26 @@ def test_root_without_permissions_runs_as_the_owner(
     )
 
 
+def test_one_command_takes_over_all_that_belongs_to_the_owner(
+    tmp_path: Path, users: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `docker compose up` by another user: not one command for each file."""
+    monkeypatch.chdir(tmp_path)
+    file = Path("runs/r/logs/rank-0.log")
+    file.parent.mkdir(parents=True)
+    file.touch()
+    owners = dict.fromkeys([file, *file.parents][:-1], 777)
+    monkeypatch.setattr(Path, "stat", lambda path, **_: SimpleNamespace(st_uid=owners[path]))
+    error = PermissionError(errno.EACCES, "Permission denied", str(file))
+    assert "with `sudo chown -R 1001:100 runs`, or" in str(storage_failure(file, error))
+    owners[Path("runs")] = 1001
+    assert "with `sudo chown -R 1001:100 runs/r`, or" in str(storage_failure(file, error))
+    # Root in a container of Compose has no more rights, but root on the host has.
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("TRAINBOX_COMMAND", "make")
+    assert "with `sudo chown -R 0:100 runs/r`, or" in str(storage_failure(file, error))
+
+
 # fmt: off
 _NUMBERS = [
     (errno.EROFS, "Read-only file system: mount the file system for writing, or"),
