@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import pwd
+import resource
 import shutil
 import sys
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import TextIO
 
 from trainbox.disclosure.suggested_commands import from_here, runs_dir
-from trainbox.errors import StorageFailure
+from trainbox.errors import StorageFailure, WrongUse
 from trainbox.processes.streams import discard
+
+_ENOUGH_FILES = 2**16
 
 
 def storage_failure(
@@ -43,14 +46,31 @@ def storage_failure(
     )
 
 
+def too_many_files(otherwise: str = "") -> WrongUse:
+    """Return the failure for a process that may not open another file.
+
+    `otherwise` has other cures, after a comma.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return WrongUse(
+        f"this process needs more than {limit} open files, which is its limit: raise the limit "
+        f"with `ulimit -n {max(_ENOUGH_FILES, 4 * limit)}` (Docker: --ulimit nofile=...){otherwise}"
+    )
+
+
 @contextlib.contextmanager
 def writing(path: Path, instead: str | None = None) -> Iterator[None]:
-    """Raise an error of the system in the body as `storage_failure` for `path`."""
+    """Raise an error of the system in the body as `storage_failure` for `path`.
+
+    Too many open files are `too_many_files`, whatever was opened.
+    """
     try:
         yield
     except BrokenPipeError:
         raise  # the reader needs no more rows
     except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise too_many_files() from error
         raise storage_failure(path, error, instead=instead) from error
 
 

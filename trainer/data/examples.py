@@ -1,6 +1,8 @@
 """Read the examples of a dataset or of files, in this process or in loader workers."""
 
 import functools
+import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +17,14 @@ from trainbox.batches import SeededDataset
 from trainbox.errors import Failure, WrongUse, text_of
 from trainbox.pinned import pinned_if_possible
 from trainbox.tensor_trees import copied, mapped, tensors_in
-from trainer.data.sending import Sent, errors_to_send, raise_file_limit, sent
-from trainer.data.workers import worker_context
+from trainer.data.sending import Sent, errors_to_send, failure_of_start, raise_file_limit, sent
+from trainer.data.workers import ENDS, failure_of_worker, worker_context
 from trainer.system.signals import leave_signals_to_the_parent
 from trainer.system.sources import loaded_sources
 
+# In the messages of torch, and in ours.
+_WORKER_ENDED = ("exited unexpectedly", "is killed by signal")
+_END = object()  # after the last batch
 # A function from the examples of a batch to the batch.
 Collate = Callable[[list[Any]], Any]
 
@@ -114,14 +119,30 @@ class _Loader(DataLoader[Any]):
     """A loader whose batches come from this process or from its workers."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        batches = super().__iter__()
+        earlier = signal.getsignal(signal.SIGCHLD)
         try:
-            for batch in batches:
-                yield _received(batch)
-        except Exception:
+            batches = super().__iter__()
+        except OSError as error:
+            raise failure_of_start(error) from error
+        if (of_torch := signal.getsignal(signal.SIGCHLD)) is not earlier and callable(of_torch):
+            ENDS.delay(of_torch)
+        try:
+            while True:
+                with ENDS.heard():
+                    batch = next(batches, _END)
+                    if batch is _END:
+                        return
+                    batch = _received(batch)
+                yield batch
+        except Exception as error:
+            if not isinstance(batches, _MultiProcessingDataLoaderIter):
+                raise
+            has_ended = any(sign in str(error) for sign in _WORKER_ENDED)
+            ended = failure_of_worker() if has_ended else None
             # The error keeps the workers, and the garbage collector could free their queues first.
-            if isinstance(batches, _MultiProcessingDataLoaderIter):
-                batches._shutdown_workers()
+            batches._shutdown_workers()
+            if ended is not None:
+                raise ended from error
             raise
 
 
@@ -169,6 +190,9 @@ def _received(batch: Any) -> Any:
 
 def _start_worker(_worker: int) -> None:
     torch.set_num_threads(1)
+    # The thread that sends files prints a traceback with this hook if it cannot open one. This
+    # process then sends the error to its parent, which prints it in one line.
+    sys.excepthook = lambda *_: None
     leave_signals_to_the_parent()
 
 

@@ -11,6 +11,7 @@ import io
 import os
 import pickle
 import resource
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
@@ -27,8 +28,10 @@ from trainbox.errors import (
     raised_interrupt,
     text_of,
 )
+from trainbox.folders.write_failures import too_many_files
 from trainbox.tensor_trees import tensors_in
 
+_SHM = "/dev/shm"  # noqa: S108 - the system's name of it
 _ENOUGH_FILES = 2**16
 _SPARE_FILES = 8  # that a worker needs to pass on the files of its batches
 _MOST_TENSORS = 8
@@ -45,13 +48,33 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def too_many_files() -> WrongUse:
-    """Return the failure for a process that may not open another file."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return WrongUse(
-        f"the loader workers need more than {limit} open files, the limit of each process: raise "
-        f"the limit with `ulimit -n {max(_ENOUGH_FILES, 4 * limit)}` (Docker: --ulimit nofile=...),"
-        " use fewer tensors in a batch, or add --workers 0"
+def too_many_tensors() -> WrongUse:
+    """Return the failure for a process that may not open another file, such as for a tensor."""
+    return too_many_files(", use fewer tensors in a batch, or add --workers 0")
+
+
+def failure_of_start(error: OSError) -> Failure | OSError:
+    """Return the failure for an error at the start of loader workers, or the error itself."""
+    if error.errno == errno.EMFILE:
+        return too_many_tensors()
+    if error.errno == errno.ENOSPC:
+        return shared_memory_full()
+    if error.errno in (errno.EROFS, errno.EACCES):
+        return StorageFailure(
+            f"the loader workers cannot write {_SHM} ({error.strerror}): mount it for writing, or "
+            "add --workers 0"
+        )
+    return error
+
+
+def shared_memory_full() -> StorageFailure:
+    """Return the failure for a loader worker that has found shared memory full."""
+    total = shutil.disk_usage(_SHM).total
+    gib = -(-2 * total // 2**30)
+    return StorageFailure(
+        f"{_SHM} ({total // 2**20} MiB) is too small for the batches of the loader workers: start "
+        f"the container with --shm-size={gib}g (Compose: SHM_SIZE={gib}gb) or --ipc=host, or add "
+        "--workers 0"
     )
 
 
@@ -88,7 +111,7 @@ class Sent:
             return _Unpickler(batch, block).load()
         except (OSError, EOFError) as error:
             if getattr(error, "errno", None) == errno.EMFILE:
-                raise too_many_files() from error
+                raise too_many_tensors() from error
             raise RuntimeError("DataLoader worker exited unexpectedly") from error
         except RuntimeError:
             raise
@@ -119,7 +142,7 @@ def sent(batch: Any) -> Sent:
         return Sent(content)
     except OSError as error:
         if error.errno == errno.EMFILE:
-            raise too_many_files() from error
+            raise too_many_tensors() from error
         raise StorageFailure(
             "the loader workers cannot make a socket in the folder for temporary files "
             f"(TMPDIR={os.environ.get('TMPDIR', '')!r}: {error}): set TMPDIR to a folder with a "

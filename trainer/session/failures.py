@@ -1,9 +1,9 @@
 """Raise known errors of torch, the system and a task as Failures with an exit code."""
 
 import contextlib
+import errno
 import logging
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,31 +11,24 @@ from trainbox.errors import (
     Failure,
     NetworkFailure,
     OutOfMemory,
-    StorageFailure,
     WrongUse,
     called_exit,
     raised_interrupt,
     text_of,
 )
 from trainbox.folders.write_failures import is_of_disk, storage_failure
-from trainer.data.sending import too_many_files
+from trainer.data.sending import shared_memory_full, too_many_tensors
 from trainer.loop.out_of_memory import NO_ENGINE, memory_used_up
 from trainer.parallel.exchange_failures import exchange_failure
 from trainer.parallel.gpu_failures import gpu_failure
 from trainer.task_errors import mistake_of, original_error, original_line
 
-_SHM = "/dev/shm"  # noqa: S108 - the system's name of it
-# torch's messages if shared memory is full: the allocation failed, or the worker had a bus error.
-_LOADER_SHARED_MEMORY = re.compile(
-    r"shared memory ?\(shm\)[^\n]*No space left|workers are out of shared memory"
-)
-
+_LOADER_SHARED_MEMORY = re.compile(r"shared memory ?\(shm\)[^\n]*No space left")
 # The limit of open files (ulimit -n) is reached, because each tensor that a worker sends is a file.
 _TOO_MANY_FILES = re.compile(r"Too many open files|received \d+ items of ancdata")
-# torch's messages if a loader worker or the pinning thread has ended, with the signal or the code.
+# torch's messages if a loader worker has ended, without its exit code, or the pinning thread.
 _LOADER_ENDED = re.compile(
-    r"^DataLoader worker(?: \(pid.*?\))?(?: is killed by signal: (?P<signal>[^.]*)"
-    r"| exited unexpectedly(?: with exit code (?P<code>\d+))?)|^Pin memory thread exited",
+    r"^DataLoader worker.* (exited unexpectedly|is killed by signal)|^Pin memory thread exited",
     re.MULTILINE,
 )
 
@@ -98,6 +91,9 @@ def errors_as_failures(
 
 def _of_the_machine(error: Exception) -> Failure | None:
     """Return the failure for an error of torch or of memory, or None."""
+    source = original_error(error)
+    if isinstance(source, OSError) and source.errno == errno.EMFILE:
+        return too_many_tensors()
     if isinstance(error, RuntimeError) and (
         failure := gpu_failure(error) or exchange_failure(error)
     ):
@@ -115,45 +111,18 @@ def _of_the_machine(error: Exception) -> Failure | None:
     return _of_torch(f"{cause}\n{text_of(error)}")
 
 
-def _shared_memory_full() -> StorageFailure:
-    """Return the failure for a loader worker that has found shared memory full."""
-    total = shutil.disk_usage(_SHM).total
-    gib = -(-2 * total // 2**30)
-    return StorageFailure(
-        f"{_SHM} ({total // 2**20} MiB) is too small for the batches of the loader workers: start "
-        f"the container with --shm-size={gib}g (Compose: SHM_SIZE={gib}gb) or --ipc=host, or add "
-        "--workers 0"
-    )
-
-
 def _of_loaders(text: str) -> Failure | None:
     """Return the failure for loader workers that lack memory or files, or that have ended."""
     if _LOADER_SHARED_MEMORY.search(text):
-        return _shared_memory_full()
+        return shared_memory_full()
     if _TOO_MANY_FILES.search(text):
-        return too_many_files()
-    found = list(_LOADER_ENDED.finditer(text))
-    if not found:
+        return too_many_tensors()
+    if not _LOADER_ENDED.search(text):
         return None
-    ended = next((each for each in found if each["code"] or each["signal"]), found[0])
-    killed = "the system may be out of memory: lower --workers or --batch-size"
-    how = "exited"
-    cure = (
-        "the dataset or a library has ended it, or the system is out of memory: use --workers 0 to "
-        "see where, or lower --workers or --batch-size"
+    return Failure(
+        "a loader worker exited: the dataset or a library has ended it, or the system is out of "
+        "memory: use --workers 0 to see where, or lower --workers or --batch-size"
     )
-    if ended["code"] is not None:
-        how = f"exited with code {ended['code']}"
-        cure = "the dataset or a library has ended it: use --workers 0 to see where"
-    elif ended["signal"] is not None:
-        how = f"was killed ({ended['signal']})"
-        cure = killed
-        if ended["signal"] != "Killed":
-            cure = (
-                "a library of the dataset has crashed: see its line with PYTHONFAULTHANDLER=1 and "
-                "--workers 0"
-            )
-    return Failure(f"a loader worker {how}: {cure}")
 
 
 def _of_torch(text: str) -> Failure | None:

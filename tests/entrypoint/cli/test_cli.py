@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 import entrypoint.cli.commands
 import entrypoint.cli.health
@@ -20,7 +21,7 @@ import entrypoint.cli.stored
 import trainer.cli.commands
 from entrypoint.driver.gpus import Detection, Gpu
 from tests.support.commands import Ended, Trainbox, clean_environment
-from trainbox.errors import Failure
+from trainbox.errors import Failure, OutOfMemory
 from trainbox.options import table, types
 from trainbox.options.optimizers import OPTIMIZERS
 from trainbox.task_names.task_spec import built_in_tasks
@@ -582,6 +583,23 @@ def test_a_run_must_be_a_name_and_not_a_path(check: Command, name: str) -> None:
     assert text == (
         f"--run {name!r} must be a folder name of at most 255 bytes, not a path: set the "
         "parent folder with --runs-dir"
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit_gb", "cuda", "fails"),
+    [(3, "13.0", True), (3, None, False), (4.4, "13.0", False), (-1, "13.0", False)],
+)
+def test_an_address_space_without_room_for_torch_is_refused(
+    monkeypatch: pytest.MonkeyPatch, limit_gb: float, cuda: str | None, fails: bool
+) -> None:
+    """As by h_vmem of Grid Engine: each size fails in another way, with a traceback or an abort."""
+    monkeypatch.setattr(entrypoint.cli.planning, "torch_cuda", lambda: cuda)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (int(limit_gb * 1e9), -1))
+    ended = CliRunner().invoke(entrypoint.cli.commands.cli, ["plan", "digits", "--device", "cpu"])
+    assert isinstance(ended.exception, OutOfMemory) is fails
+    assert not fails or "limited to 3.0 GB, and torch needs more than 4.1 GB: raise" in str(
+        ended.exception
     )
 
 

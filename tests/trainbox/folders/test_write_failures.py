@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from trainbox.errors import WrongUse
 from trainbox.folders import write_failures
-from trainbox.folders.write_failures import storage_failure
+from trainbox.folders.write_failures import storage_failure, writing
 
 _END = "choose another folder with --runs-dir"
 
@@ -133,6 +134,12 @@ def test_a_full_disk_is_reported_with_the_needed_space(
     assert "No space left on device (no inodes left): delete some files, or" in str(
         storage_failure(tmp_path, full)
     )
+
+
+def test_too_many_open_files_are_not_a_fault_of_the_folder(tmp_path: Path) -> None:
+    text = r"^this process needs more than \d+ open files, .* `ulimit -n \d+` \(Docker: .*\)$"
+    with pytest.raises(WrongUse, match=text), writing(tmp_path):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(tmp_path / "metrics.jsonl"))
 
 
 def test_in_a_container_the_folder_is_chosen_on_the_host(

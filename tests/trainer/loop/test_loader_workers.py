@@ -1,16 +1,20 @@
 """A loader worker that fails or dies ends the training with the cause."""
 
+import errno
 import os
 import re
 import signal
 import sys
 
 import pytest
+import torch
 
 from tests.support.faults import Gate
+from tests.support.here import Here
 from tests.support.paths import SUPPORT
 from tests.support.processes import Processes, children_of
 from tests.support.ranks import Ranks, StartedRanks
+from tests.support.tiny import TINY, Tiny
 from trainer.cli import commands as cli
 from trainer.cli.commands import tasks as tasks_command
 
@@ -59,7 +63,7 @@ def test_a_killed_loader_worker_fails_the_training_with_the_cause(ranks: Ranks) 
     gate.release()
     ended = training.wait()
     assert re.search(
-        r"^trainbox: a loader worker (was killed|exited).*: the .*system", ended.errs[0], re.M
+        r"^trainbox: a loader worker was killed by SIGKILL: the system may be", ended.errs[0], re.M
     )
     assert "Traceback" not in ended.errs[0]
     assert ended.codes == [1]
@@ -82,3 +86,25 @@ def test_the_end_of_a_workers_stream_is_not_mistaken_for_ctrl_c(
     monkeypatch.setattr(sys, "argv", ["trainer", "tasks"])
     assert cli._run(lambda: None) == code
     assert ("EOFError: a worker is gone" in capsys.readouterr().err) is (code == 1)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "text"),
+    [
+        (errno.EROFS, 4, "the loader workers cannot write /dev/shm (Read-only file system): mount"),
+        (errno.ENOSPC, 4, "/dev/shm ("),
+        (errno.EMFILE, 2, "this process needs more than "),
+    ],
+)
+def test_workers_that_cannot_start_have_their_own_cure(
+    here: Here, monkeypatch: pytest.MonkeyPatch, number: int, code: int, text: str
+) -> None:
+    """The locks of their queues are files in /dev/shm."""
+
+    def start(_loader: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("torch.utils.data.DataLoader.__iter__", start)
+    monkeypatch.setattr(Tiny, "train_dataset", lambda *_: [torch.ones(4)] * 8)
+    err = here.refused("train", TINY, "--device", "cpu", "--workers", "1", code=code)
+    assert err.startswith(f"trainbox: {text}")
