@@ -128,8 +128,12 @@ def _xids(verdict: Verdict, xids: Mapping[tuple[str, int], int]) -> Iterator[Met
 
 
 @contextmanager
-def served(host: str, port: int, latest: Latest) -> Iterator[tuple[str, int]]:
+def served(
+    host: str, port: int, latest: Latest, trainings: Collector | None = None
+) -> Iterator[tuple[str, int]]:
     """Serve /metrics and /healthz during the body, which gets the host and the port.
+
+    /metrics also has the metrics of `trainings`.
 
     Port 0 is any free port.
 
@@ -138,6 +142,8 @@ def served(host: str, port: int, latest: Latest) -> Iterator[tuple[str, int]]:
     """
     registry = CollectorRegistry()
     registry.register(latest)
+    if trainings is not None:
+        registry.register(trainings)
     server, thread = start_http_server(port, host, registry)
     server.set_app(_with_healthz(latest, make_wsgi_app(registry)))
     # Without a traceback for each client that ends its connection early.

@@ -18,11 +18,13 @@ from entrypoint.health.check import Question, ask, take_sample, verdict
 from entrypoint.health.metrics import Latest, served
 from entrypoint.health.node import read_node
 from entrypoint.health.rules.rule import window
+from entrypoint.health.trainings import Trainings
 from entrypoint.health.verdict import Finding, Result, Verdict, closing_line
 from trainbox.errors import DeviceMissing, WrongUse
 from trainbox.processes.streams import message
 
 STEADY_S = 60.0
+_TRAININGS_S = 10.0  # between two looks at the folder of runs
 Warned = dict[tuple[str, str | None], tuple[float, Finding]]  # by check and GPU
 
 
@@ -41,9 +43,13 @@ def monitor(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     latest = Latest(stale_s=2 * (interval_s + driver.deadline_s))
+    trainings = None
+    if question.runs_dir is not None:
+        trainings = Trainings(question.runs_dir)
+        trainings.follow(max(interval_s, _TRAININGS_S), stop)
     with contextlib.ExitStack() as stack:
         try:
-            host, port = stack.enter_context(served(*_address(listen), latest))
+            host, port = stack.enter_context(served(*_address(listen), latest, trainings))
         except OSError as error:
             # Python appends the address to the reason.
             reason = (error.strerror or str(error)).partition(" (")[0]

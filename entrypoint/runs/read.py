@@ -1,5 +1,6 @@
 """Read what a folder of runs has, without torch: a run, a sweep or the run of a script each."""
 
+import contextlib
 import csv
 import math
 import os
@@ -9,14 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.errors import UNSAVED, ExitCode, WrongUse
-from trainbox.files.entries import newest_entry
+from trainbox.files.entries import EntryReader, is_of_script, newest_entry
 from trainbox.files.regular_files import object_if_valid, read_text
 from trainbox.files.sidecar import checkpoint_path, steps_in
 from trainbox.folders.lease import LEASE, is_leased
-from trainbox.folders.record_folder import CHECKPOINTS, CONFIG, LOGS, MANIFEST, METRICS, is_sweep
+from trainbox.folders.record_folder import (
+    CHECKPOINTS,
+    CONFIG,
+    LOGS,
+    MANIFEST,
+    METRICS,
+    is_sweep,
+)
 from trainbox.options.config import FREE_AT_RESUME, split_metric
 
 RESULTS = "results.csv"  # of a sweep
+_LAST_BYTES = 2**14  # of metrics.jsonl, in which the figures of a running run are
+_FIGURES = ("step", "loss", "samples_per_second")  # in the newest entries of a running run
 # The states of trials by the states of their runs, before a sweep has its results.
 _IN_RESULTS = {
     "complete": "done",
@@ -61,6 +71,66 @@ class StoredRun:
     is_script: bool = False
 
 
+@dataclass(frozen=True)
+class RunningRun:
+    """What the files of a run say that a process trains now.
+
+    Attributes:
+        name: The path of its folder below the folder of all runs.
+        task: Of a training, its task; of a script, its file.
+        figures: The newest step, loss and samples per second, if it has them.
+        progress_unix_s: The time of the newest entry, or of the start if that is later.
+        saved_unix_s: The time of the newest checkpoint, or None.
+    """
+
+    name: str
+    task: str
+    figures: Mapping[str, float]
+    progress_unix_s: float
+    saved_unix_s: float | None
+
+
+def running_runs(runs_dir: Path) -> Iterator[RunningRun]:
+    """Yield the runs and the trials in `runs_dir` whose lease is alive, and read no others."""
+    for folder in _folders(runs_dir):
+        for run in (folder, *(_folders(folder) if is_sweep(folder) else ())):
+            if is_leased(run):
+                yield _running(run, runs_dir)
+
+
+def _running(folder: Path, runs_dir: Path) -> RunningRun:
+    config = object_if_valid(folder / CONFIG) or {}
+    figures, times = dict[str, float](), [0.0]
+    lease = object_if_valid(folder / LEASE) or {}
+    entries = EntryReader(folder / METRICS, last_bytes=_LAST_BYTES).read()
+    for entry in (lease, *filter(is_of_script, entries)):  # GPU events are no progress
+        names = ("step",) if entry.get("kind") == "validation" else _FIGURES
+        found = {name: _number(entry.get(name)) for name in (*names, "time_unix_s")}
+        times.append(found.pop("time_unix_s") or 0.0)
+        figures |= {name: value for name, value in found.items() if value is not None}
+    saved = steps_in(folder / CHECKPOINTS)[-1:]
+    sidecar = object_if_valid(checkpoint_path(folder / CHECKPOINTS, saved[0])) if saved else None
+    return RunningRun(
+        str(folder.relative_to(runs_dir)),
+        _task(config),
+        figures,
+        max(times),
+        _number((sidecar or {}).get("saved_at_unix_s")),
+    )
+
+
+def _number(value: object) -> float | None:
+    """Return a number of a record, or None for anything else."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            return float(value)
+    return None
+
+
+def _task(config: Mapping[str, Any]) -> str:
+    return str(config.get("task") or config.get("script") or "?")
+
+
 def stored_runs(runs_dir: Path, trials: bool) -> Iterator[StoredRun]:
     """Yield the runs in `runs_dir`, in the order of their names; other folders are left out.
 
@@ -102,7 +172,7 @@ def _stored(folder: Path, runs_dir: Path) -> StoredRun | None:
     planned, best = manifest.get("steps"), _best(folder, config, saved)
     return StoredRun(
         name=str(folder.relative_to(runs_dir)),
-        task=str(config.get("task") or config.get("script") or "?"),
+        task=_task(config),
         state=state,
         changed_unix_s=changed_unix_s,
         bytes=size,

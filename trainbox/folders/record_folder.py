@@ -32,7 +32,9 @@ STUDY = "study.journal"  # in the folder of a sweep
 
 def is_sweep(folder: Path) -> bool:
     """Return whether a sweep has its trials in the folder."""
-    return (folder / STUDY).is_file()
+    with contextlib.suppress(PermissionError):
+        return (folder / STUDY).is_file()
+    return False
 
 
 def newest_file(run: Path) -> tuple[str, float] | None:

@@ -1,0 +1,56 @@
+"""The running trainings of a folder of runs as metrics for Prometheus."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from entrypoint.runs.read import RunningRun, running_runs
+from trainbox.processes.streams import printable
+
+_TEXTS = {
+    "step": "The newest step in metrics.jsonl",
+    "loss": "The loss of this step",
+    "samples_per_second": "The examples in a second",
+    "progress_age_seconds": "Time since the newest step or validation, or since the start",
+    "checkpoint_age_seconds": "Time since the newest checkpoint",
+}
+
+
+class Trainings(Collector):
+    """The trainings that run, as they were read last."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        self._runs_dir, self._newest = runs_dir, list[RunningRun]()
+
+    def follow(self, every_s: float, stop: threading.Event) -> None:
+        """Read the folder until `stop`, in a thread, as a file server may hang."""
+
+        def follow() -> None:
+            self.read()
+            while not stop.wait(every_s):
+                self.read()
+
+        threading.Thread(target=follow, name="trainings", daemon=True).start()
+
+    def read(self) -> None:
+        self._newest = list(running_runs(self._runs_dir))
+
+    def collect(self) -> Iterator[Metric]:
+        """Return each figure and age of each training that has it."""
+        now_s, found = time.time(), dict[tuple[str, ...], dict[str, float]]()
+        for run in self._newest:
+            ages = {"progress_age_seconds": now_s - run.progress_unix_s}
+            if run.saved_unix_s is not None:
+                ages["checkpoint_age_seconds"] = now_s - run.saved_unix_s
+            # A name may have bytes that are not UTF-8.
+            found[printable(run.name), printable(run.task)] = {**run.figures, **ages}
+        for name, text in _TEXTS.items():
+            family = GaugeMetricFamily(f"trainbox_training_{name}", text, labels=("run", "task"))
+            for labels, figures in found.items():
+                if name in figures:
+                    family.add_metric(labels, figures[name])
+            yield family
