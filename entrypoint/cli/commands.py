@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import click
@@ -139,7 +140,7 @@ def main() -> NoReturn:
     open_streams()
     try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see trainbox_start
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, _end)
         # Without arguments, click would exit with code 2.
         arguments = sys.argv[1:] or ["--help"]
         sys.exit(cli.main(arguments, prog_name="trainbox", standalone_mode=False) or 0)
@@ -153,5 +154,10 @@ def main() -> NoReturn:
         failure = storage_failure(Path("/dev/stdout"), error, instead="write it to another disk")
         message(str(failure))
         sys.exit(failure.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except click.Abort:  # Ctrl-D at a question
         sys.exit(128 + signal.SIGINT)
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    """End the command at Ctrl-C. For a KeyboardInterrupt, click would print an empty line."""
+    sys.exit(128 + number)

@@ -67,7 +67,7 @@ class Stop:
         if len(self.sent) <= again < len(self._signals):
             return self._send(again, received, fault)
         if again >= len(self._signals):
-            ordinal = "third" if len(self._signals) > 1 else "second"
+            ordinal = ("first", "second", "third")[min(len(received), 3) - 1]
             return self._kill(f"{ordinal} signal", 128 + received[-1], fault)
         if now_s > self._deadline_s:
             why = f"not stopped {self.budget_s:.0f} s after the signal"

@@ -139,8 +139,9 @@ def not_finite(job: Job, what: str) -> Failure:
         else f"example {found} of the training set has a number that is infinite or NaN: repair it"
     )
     best = f" (best: step {progress.best_step})" if progress.best_step else ""
-    # The checkpoint of the best step may not be complete yet.
-    saved = progress.best_step or job.world.from_first(job.run.folder.has_had_a_checkpoint())
+    # The checkpoint of the best step may not be complete yet. A rehearsal removes its checkpoints.
+    is_kept = progress.best_step and job.checkpoints.durable
+    saved = is_kept or job.world.from_first(job.run.folder.has_had_a_checkpoint())
     valid = f"; earlier checkpoints are valid{best}" if saved else ""
     return Failure(
         f"{what} is not finite by step {progress.step}: {remedy}{valid}",

@@ -157,6 +157,6 @@ def _refuse_not_finite(step: int, tensors: Mapping[str, Tensor], buffers: Collec
         ).all():
             raise Failure(
                 f"the weights {name!r} are not finite at step {step}: lower --lr, or add "
-                "--warmup-epochs or --clip-norm; older checkpoints are valid",
+                "--warmup-epochs or --clip-norm",
                 exit_code=ExitCode.NOT_FINITE,
             )

@@ -115,3 +115,21 @@ def test_the_message_of_a_stop(
 ) -> None:
     todo = Stop(kind, 50).next(received, fault, 0)
     assert todo is not None and todo.text == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "before", "text"),
+    [
+        (TRAINING, None, [SIGTERM], "second signal: killed; "),
+        (TRAINING, HOT, [], "first signal: killed; "),
+        (SCRIPT_RUN, None, [SIGINT, SIGINT], "third signal: killed; "),
+    ],
+)
+def test_the_message_of_a_kill_counts_the_signals(
+    kind: Child, fault: Fault | None, before: list[int], text: str
+) -> None:
+    stop = Stop(kind, 50)
+    for number in range(len(before) + 1):
+        stop.next(before[:number], fault, 0)
+    todo = stop.next([*before, SIGTERM], fault, 1)
+    assert todo is not None and todo.text.startswith(text)

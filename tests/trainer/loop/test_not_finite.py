@@ -75,3 +75,21 @@ def test_a_training_whose_validations_are_all_nan_fails_at_its_end(here: Here) -
     assert here.command("evaluate", str(here.path()), "--device", "cpu")[2].endswith(
         "or only with NaN as the metric: wait for a validation, or use --checkpoint last\n"
     )
+
+
+def test_a_rehearsal_that_diverges_does_not_promise_a_checkpoint(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its best step has a checkpoint only until its end."""
+    losses = Tiny.losses
+
+    def explode(task: Tiny, model: Any, batch: Any) -> dict[str, torch.Tensor]:
+        found = losses(task, model, batch)
+        factor = math.inf if model.training and model.forwards >= 2 else 1.0
+        return {name: loss * factor for name, loss in found.items()}
+
+    monkeypatch.setattr(Tiny, "losses", explode)
+    here.rehearses = True
+    err = here.refused("train", TINY, "--device", "cpu", "--run", "r", code=6)
+    assert "is not finite by step 2: lower --lr" in err and "valid" not in err
+    assert list(Path("runs/r").glob("checkpoints/*")) == []
