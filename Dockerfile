@@ -25,6 +25,8 @@ ARG NAME=${REQUIREMENTS##*/}
 COPY --from=requirements ${NAME:-none}* ${NAME%.*}.loc[k] /
 
 FROM ${BASE_IMAGE}
+# The default user has a name, which some programs look up. tini is a subreaper (-s) for containers
+# in which it is not process 1, such as with --pid=host.
 # No program needs another user's rights, so none has a setuid or setgid bit. Some bases let apt
 # keep the packages that it has downloaded. Without libibverbs1 and ibverbs-providers, NCCL uses TCP
 # between nodes with InfiniBand, without a message.
@@ -32,7 +34,8 @@ RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         ca-certificates ibverbs-providers libibverbs1 python3 tini \
     && apt-get clean && rm -rf /var/lib/apt/lists/* \
-    && find / -xdev -type f -perm /6000 -exec chmod ug-s {} +
+    && find / -xdev -type f -perm /6000 -exec chmod ug-s {} + \
+    && { getent passwd 1000 || echo trainbox:x:1000:0::/tmp:/usr/sbin/nologin >> /etc/passwd; }
 
 # --compile needs triton on a GPU, a C++ compiler, and the headers of Python: COMPILE=1 adds them.
 # See docs/decisions/0021-triton-is-an-option-of-the-image.md.
@@ -145,5 +148,5 @@ HEALTHCHECK --interval=30s --timeout=5s \
 
 USER 1000:0
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["tini", "--", "trainbox"]
+ENTRYPOINT ["tini", "-s", "--", "trainbox"]
 CMD ["--help"]

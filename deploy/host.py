@@ -338,7 +338,7 @@ def in_docker(verb: str, env: Mapping[str, str], machine: Machine, kind: str) ->
     if verb == "run":  # the service `run` has the entrypoint `trainbox run`
         return Command([*run, *options, "run", *called[1:]], variables)
     if is_of_script(verb, env):
-        entrypoint = ["--entrypoint", "tini -- trainbox"]
+        entrypoint = ["--entrypoint", "tini -s -- trainbox"]
         return Command([*run, *entrypoint, *options, "run", *called], variables)
     service = "gpu-health" if verb == "health" else "train"
     mounts = config_words(verb, env, kind)[1]

@@ -148,7 +148,15 @@ def test_train() -> None:
 def test_run() -> None:
     resolved = services(RUNS_DIR="/big/runs", PROJECT_DIR="/mine", DATA_DIR="/big/data")
     run = resolved["run"]
-    assert run["entrypoint"] == ["tini", "--", "trainbox", "run", "--runs-dir", "/workspace/runs"]
+    assert run["entrypoint"] == [
+        "tini",
+        "-s",
+        "--",
+        "trainbox",
+        "run",
+        "--runs-dir",
+        "/workspace/runs",
+    ]
     assert run["working_dir"] == "/workspace/project"
     assert mounts(run) == {
         "/workspace/runs": ("/big/runs", False),
@@ -179,6 +187,22 @@ def test_infiniband_gets_its_devices_and_locked_memory() -> None:
         assert (device["source"], device["target"]) == ("/dev/infiniband", "/dev/infiniband")
         assert network[name].pop("ulimits") == {"memlock": -1}
     assert network == plain
+
+
+def test_no_key_of_the_training_reaches_the_monitor(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "docker-compose.yml", tmp_path)
+    (tmp_path / ".env").write_text("WANDB_API_KEY=secret\n")
+    done = subprocess.run(
+        ["docker", "compose", "--profile", "*", "config", "--format", "json"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PWD": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)["services"]
+    with_key = {name for name, service in found.items() if "secret" in json.dumps(service)}
+    assert with_key == {"train", "run"}
 
 
 def mounts(service: dict[str, Any]) -> dict[str, tuple[str, bool]]:

@@ -27,7 +27,7 @@ def command(verb: str, env: dict[str, str], machine: Machine) -> host.Command:
 _HERE = "env TRAINBOX_COMMAND=make .venv/bin/trainbox"
 _IN = "env UID=7 GID=8 PWD=/here IMAGE=trainbox TRAINBOX_COMMAND=make"
 _RUN, _CPU_FILES = "run --rm --no-deps", "-f docker-compose.yml -f docker-compose.cpu.yml"
-_SCRIPT = f"{_RUN} --entrypoint 'tini -- trainbox'"
+_SCRIPT = f"{_RUN} --entrypoint 'tini -s -- trainbox'"
 _ROOT = Path.cwd()
 _OF = f"env TRAINBOX_COMMAND=make TRAINBOX_RUNS_DIR={_ROOT}/runs {_ROOT}/.venv/bin/trainbox"
 

@@ -628,7 +628,7 @@ def test_the_service_gives_the_pods_their_dns_names() -> None:
 
 def test_pod_0_starts_the_sweep_and_the_others_join(tmp_path: Path) -> None:
     """Stand-ins for tini and trainbox print the arguments of each pod."""
-    for name, text in {"tini": 'shift; exec "$@"', "trainbox": 'printf "%s\\n" "$@"'}.items():
+    for name, text in {"tini": 'shift 2; exec "$@"', "trainbox": 'printf "%s\\n" "$@"'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / "name=wide").touch()  # ARGS must not be expanded to file names

@@ -71,7 +71,9 @@ def test_the_configuration_of_the_image(docker: Docker) -> None:
     print(f"\nsize: {found['Size'] / 1e9:.2f} GB, {len(found['RootFS']['Layers'])} layers")
     uid, gid = config["User"].split(":")
     assert int(uid) > 0 and gid == "0"
-    assert config["Entrypoint"] == ["tini", "--", "trainbox"]
+    assert config["Entrypoint"] == ["tini", "-s", "--", "trainbox"]
+    entry = docker("run", "--rm", "--entrypoint", "getent", IMAGE, "passwd", uid)
+    assert entry.stdout.split(":")[2] == uid
     assert config["StopSignal"] == "SIGTERM"
     assert not {"python", "python3"} & set(config["Healthcheck"]["Test"])
     assert config["WorkingDir"] == "/workspace"
