@@ -662,16 +662,16 @@ def blocks() -> list[tuple[str, Object]]:
 
 def test_the_changes_that_the_page_shows_have_their_effect(run: Run, tmp_path: Path) -> None:
     folders = []
-    mnist, own, script, special, sweeping = blocks()
+    mnist, own, script, special, near, sweeping = blocks()
     mounted = yaml.safe_dump(own[1]).replace("gestures.py", "train.py")  # "mount it as above"
     script = (script[0], yaml.safe_load(mounted) | script[1])
-    for number, (name, lines) in enumerate([mnist, own, script, special, sweeping]):
+    for number, (name, lines) in enumerate([mnist, own, script, special, near, sweeping]):
         folders.append(folder := changed(tmp_path / str(number), name))
         (folder / "gestures.py").touch()
         (folder / "train.py").touch()
         file = folder / "kustomization.yaml"
         file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | lines))
-    *trainings, sweeping = folders
+    *trainings, near, sweeping = folders
     (mnist,), (own,), (script,), (special,) = map(pods, trainings)
     # The settings of a training.
     assert mnist.address.startswith("mnist-train-")
@@ -708,6 +708,17 @@ def test_the_changes_that_the_page_shows_have_their_effect(run: Run, tmp_path: P
     assert health["resources"]["limits"]["ephemeral-storage"] == "6Gi"
     annotations = template_of(trainings[3])["metadata"]["annotations"]
     assert set(annotations.values()) == {"true", "false"}
+    # A queue, near nodes and RDMA, on several nodes.
+    job = job_of(near)
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert list(template_of(near)["metadata"]["annotations"].values()) == ["example.com/rack"]
+    for pod in pods(near):
+        assert pod.train["resources"]["limits"].items() >= {"rdma/hca": 1, "memory": "10Gi"}.items()
+        assert pod.train["securityContext"]["capabilities"] == {
+            "add": ["IPC_LOCK"],
+            "drop": ["ALL"],
+        }
+    assert len(pods(near)) == 2
     # A script, which is beside the tasks.
     assert script.train["args"] == SCRIPT
     (made,) = (o for o in objects(trainings[2]) if "train.py" in o.get("data", {}))

@@ -78,6 +78,17 @@ def test_promtool_accepts_the_files_and_runs_the_tests_of_the_rules() -> None:
         subprocess.run([PROMTOOL, *words], cwd=FOLDER, check=True)
 
 
+def test_the_pod_monitor_selects_the_daemon_set() -> None:
+    monitor = yaml.safe_load((FOLDER / "podmonitor.yaml").read_text())["spec"]
+    manifest = FOLDER.parent / "kubernetes/monitor/monitor.yaml"
+    pod = next(yaml.safe_load_all(manifest.read_text()))["spec"]["template"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    assert monitor["selector"]["matchLabels"] == pod["metadata"]["labels"]
+    assert endpoint["port"] in {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+    (job,) = (each for each in endpoint["relabelings"] if each["targetLabel"] == "job")
+    assert f'job="{job["replacement"]}"' in (FOLDER / "trainbox-rules.yml").read_text()
+
+
 def test_each_alert_has_a_test() -> None:
     (group,) = yaml.safe_load((FOLDER / "trainbox-rules.yml").read_text())["groups"]
     tests = yaml.safe_load((FOLDER / "tests.yml").read_text())["tests"]
