@@ -156,10 +156,10 @@ def verdict(run: Evidence, again: Evidence, until: int | None = None) -> str:
         )
     if bits := first_difference(run.digests, again.digests):
         raise _different("BITS", f"{one} against {other}: {bits}{entries}")
-    if validation := _validation_difference(run, again, until):
+    if found := _validation_difference(run, again, until):
+        what, text = found
         raise _different(
-            "BITS",
-            f"{one} against {other}: the weights are the same, and {validation}{entries}",
+            what, f"{one} against {other}: the weights are the same, and {text}{entries}"
         )
     if until is None:
         for each in (run, again):
@@ -187,8 +187,12 @@ def _different(what: str, text: str) -> Failure:
     return Failure(f"DIFFERENT {what}: {text}", exit_code=ExitCode.DIFFERENT)
 
 
-def _validation_difference(run: Evidence, again: Evidence, until: int | None) -> str | None:
+def _validation_difference(
+    run: Evidence, again: Evidence, until: int | None
+) -> tuple[str, str] | None:
     """Describe the first validation that is missing in one run or differs, or return None.
+
+    Return what differs (FILES or BITS), and the description.
 
     A run may have stopped at a step before the validation of that step.
     """
@@ -196,10 +200,13 @@ def _validation_difference(run: Evidence, again: Evidence, until: int | None) ->
     for step in sorted({*one, *other}):
         if step in one and step in other:
             if difference := first_figure_difference(one[step], other[step]):
-                return f"the validation at step {step} differs in {difference}"
+                return "BITS", f"the validation at step {step} differs in {difference}"
         elif step < ends or (until is None and step == run.end == again.end):
             incomplete = again if step in one else run
-            return f"the metrics.jsonl of {incomplete.name} has no validation at step {step}"
+            return "FILES", (
+                f"the metrics.jsonl of {incomplete.name} has no validation at step {step}: if it "
+                "was rotated or truncated, restore it"
+            )
     return None
 
 
