@@ -209,7 +209,9 @@ class Here:
         (self.path(run) / name).write_text(json.dumps(self.json(name, run) | changes))
 
     def digests(self, run: str = "r") -> list[dict[str, Any]]:
-        return read_entries(self.path(run) / "digests.jsonl")
+        """Return the entries by step; a checkpoint may be written after later steps."""
+        entries = read_entries(self.path(run) / "digests.jsonl")
+        return sorted(entries, key=lambda entry: int(entry["step"]))
 
     def steps(self, run: str = "r") -> list[int]:
         """Return the steps that have a checkpoint; each must have both tensors and a sidecar."""
