@@ -367,6 +367,11 @@ def _only_train(folder: Path) -> None:
     inner.rename(folder / "train")
 
 
+def _only_validation(folder: Path) -> None:
+    _only_train(folder)
+    (folder / "train").rename(folder / "val")
+
+
 def _two_of_validation(folder: Path) -> None:
     _only_train(folder)
     for name in ("Val", "valid"):
@@ -383,13 +388,24 @@ def _with_val(*classes: str) -> Callable[[Path], None]:
     return add
 
 
+def test_train_without_validation_is_split(tmp_path: Path) -> None:
+    """The folder `test` beside it is still the test data."""
+    make_pictures(tmp_path / "shapes/train", _CLASSES, 20, seed=0)
+    make_pictures(tmp_path / "shapes/test", _CLASSES, 1, seed=1)
+    task = _task(classes="/".join(_CLASSES))
+    train, validation = (part.ids for part in task.pictures(tmp_path))
+    assert min(len(train), len(validation)) > 3 and len({*train, *validation}) == 60
+    assert all("/train/" in path for path in (*train, *validation))
+    assert all("/test/" in path for path in task.test_dataset(tmp_path).ids)
+
+
 # fmt: off
 _BROKEN: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: [shutil.rmtree(folder / name) for name in _CLASSES[1:]],
      "data/shapes has 1 class folder(s): put the pictures into a folder for each"),
     (lambda folder: (folder / "empty").mkdir(), "data/shapes/empty has no picture (.jpg, .jpeg, "),
     (shutil.rmtree, "data/shapes does not exist: put pictures there, as data/shapes/CLASS"),
-    (_only_train, "data/shapes has a folder train but no folder val: add val, or split train"),
+    (_only_validation, "data/shapes has a folder val but no folder train: add train, or rename"),
     (_two_of_validation, "data/shapes has several folders for validation (Val, valid): keep "),
     (lambda folder: os.mkfifo(folder / "disc/x.jpg"),
      "data/shapes/disc/x.jpg is a FIFO, a device or a socket, not a file: remove it"),

@@ -75,11 +75,15 @@ def test_the_name_of_a_file_decides_its_part_and_new_files_move_none(texts: Path
     assert paths == sorted(paths) and len(more_train) + len(more_held) == 40
 
 
-def test_only_one_of_the_parts_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train/a.txt").write_text("text")
-    with pytest.raises(WrongUse, match="has a folder train but no folder val: add val, or split"):
+def test_train_without_validation_is_split_and_validation_alone_is_refused(tmp_path: Path) -> None:
+    write_texts(tmp_path / "val", 40)
+    with pytest.raises(
+        WrongUse, match="a folder val but no folder train: add train, or rename val"
+    ):
         split_texts(tmp_path, _TXT, 0.2)
+    (tmp_path / "val").rename(tmp_path / "train")
+    train, held = split_texts(tmp_path, _TXT, 0.2)
+    assert train and held and len(train) + len(held) == 40
 
 
 def test_the_folder_test_has_the_texts_of_the_test(tmp_path: Path) -> None:

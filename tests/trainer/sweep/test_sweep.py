@@ -332,7 +332,7 @@ def test_a_full_disk_ends_the_sweep_and_costs_no_trial(sweeps: Sweeps) -> None:
 def test_an_exception_in_two_trials_ends_the_sweep_at_once(sweeps: Sweeps) -> None:
     ended = sweeps("--seeds", "4", "--set", "fails=no such layer")
     assert ended.code == 2
-    assert "trial 0: task Brittle: build_model() raised RuntimeError: no such layer" in ended.err
+    assert re.search(r"trial \d: task Brittle: build_model\(\) raised RuntimeError: no", ended.err)
     assert "failed" not in _states(sweeps.folder)
 
 

@@ -36,8 +36,8 @@ def find_layout(folder: Path) -> tuple[Path, Path | None]:
     The second one is None if the names of the files decide which ones are for validation.
 
     Raises:
-        WrongUse: the folder does not exist, only one of the two parts does, or a part has several
-            names.
+        WrongUse: the folder does not exist, only the part for validation does, or a part has
+            several names.
     """
     refuse_missing(folder, "pictures", "CLASS/NAME.jpg")
     return split_folders(folder, subfolders) or (folder, None)

@@ -49,7 +49,7 @@ def split_texts(
 
     If `folder` is None, they come from `standard_library`. If `folder` has the folders train and
     val, these are the two parts. Otherwise the name of each file decides: about `share` of the
-    files are for validation.
+    files, of train if there is no val, are for validation.
 
     Raises:
         WrongUse: the folder is missing, or a part has no text or several names.
@@ -58,10 +58,10 @@ def split_texts(
         paths = standard_library()
         return _by_name(paths[0].parent, paths, share)
     refuse_missing(folder, "text files", f"NAME{endings[0]}")
-    if parts := split_folders(folder):
-        train, validation = (_texts(_found(part, endings)) for part in parts)
-        return train, validation
-    return _by_name(folder, _found(folder, endings), share)
+    train, validation = split_folders(folder) or (folder, None)
+    if validation is None:
+        return _by_name(train, _found(train, endings), share)
+    return _texts(_found(train, endings)), _texts(_found(validation, endings))
 
 
 def test_texts(folder: Path | None, endings: tuple[str, ...]) -> list[TextFile]:

@@ -41,13 +41,14 @@ def refuse_missing(folder: Path, contents: str, example: str) -> None:
 
 def split_folders(
     folder: Path, is_part: Callable[[Path], object] = lambda _: True
-) -> tuple[Path, Path] | None:
+) -> tuple[Path, Path | None] | None:
     """Return the folders for training and for validation in `folder`, or None if it has neither.
 
     Their names are in lower or upper case. One of them alone does not count unless it `is_part`.
+    Without a folder for validation, the second one is None.
 
     Raises:
-        WrongUse: only one of them exists, or both do, and one of them under several names.
+        WrongUse: only the folder for validation exists, or one of them under several names.
     """
     train, validation = _named(folder, _TRAIN), _named(folder, _VALIDATION)
     for found, purpose in ((train, "training"), (validation, "validation")):
@@ -56,13 +57,14 @@ def split_folders(
                 f"{folder} has several folders for {purpose} "
                 f"({', '.join(path.name for path in found)}): keep one of them there"
             )
-        if (part := found and found[0]) and not (train and validation) and is_part(part):
-            other = "train" if validation else "val"
-            raise WrongUse(
-                f"{folder} has a folder {part.name} but no folder {other}: add {other}, or split "
-                f"{part.name} with --set folder={part}"
-            )
-    return (train[0], validation[0]) if train and validation else None
+    if validation and not train and is_part(validation[0]):
+        raise WrongUse(
+            f"{folder} has a folder {validation[0].name} but no folder train: add train, or rename "
+            f"{validation[0].name} to train"
+        )
+    if train and (validation or is_part(train[0])):
+        return train[0], validation[0] if validation else None
+    return None
 
 
 def test_folder(folder: Path) -> Path:
