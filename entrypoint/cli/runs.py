@@ -13,7 +13,7 @@ from entrypoint.cli.verb import verb
 from entrypoint.runs.clean import Leftover, leftovers
 from entrypoint.runs.read import stored_runs
 from entrypoint.runs.table import SORTS, json_of, table
-from trainbox.errors import WrongUse
+from trainbox.errors import StorageFailure, WrongUse
 from trainbox.folders.lease import Lease
 from trainbox.folders.write_failures import show, writing
 
@@ -55,7 +55,10 @@ def compare(**values: Any) -> None:
       trainbox compare runs/digits-* --figure curves.svg
     """
     from entrypoint.cli.launching import become_trainer
+    from entrypoint.cli.stored import check_run
 
+    for run in values["runs"]:
+        check_run("compare", run)
     become_trainer("compare", values)
 
 
@@ -87,8 +90,15 @@ def clean(yes: bool, runs_dir: Path) -> None:
     if not (yes or (sys.stdin.isatty() and click.confirm("remove them?"))):
         show("nothing was removed: `trainbox clean --yes` removes them")
         return
+    failures = []
     for leftover in found:
-        _remove(leftover, runs_dir)
+        try:
+            _remove(leftover, runs_dir)
+        except StorageFailure as failure:
+            failures.append(failure)
+    if failures:
+        others = f" ({len(failures) - 1} more are left)" if len(failures) > 1 else ""
+        raise StorageFailure(f"{failures[0]}{others}; all others are removed")
     show("removed")
 
 
@@ -103,7 +113,9 @@ def _remove(leftover: Leftover, runs_dir: Path) -> None:
             return
         try:
             for path in leftover.paths:
-                if path.is_dir():
+                if path.is_symlink():
+                    path.unlink()
+                elif path.is_dir():
                     shutil.rmtree(path)
                 else:
                     path.unlink(missing_ok=True)

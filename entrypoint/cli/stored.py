@@ -13,7 +13,7 @@ from trainbox.disclosure.suggested_commands import command as command_line
 from trainbox.disclosure.suggested_commands import near_runs, such_as
 from trainbox.errors import WrongUse
 from trainbox.files.regular_files import object_if_valid, open_regular
-from trainbox.folders.record_folder import CONFIG
+from trainbox.folders.record_folder import CONFIG, METRICS
 
 
 @verb("verify", Verb)
@@ -136,6 +136,11 @@ def _refuse_script(verb: str, run: Path) -> None:
     config = object_if_valid(run / CONFIG) or {}  # the trainer reports what is wrong
     if config.get("kind") != KIND:
         return
+    if verb == "compare":
+        raise WrongUse(
+            f"compare {run}: this is a run of a script: its metrics are in {run / METRICS}, and "
+            f"its settings in {run / CONFIG}"
+        )
     if verb != "verify":
         raise WrongUse(
             f"{verb} {run}: this is a run of a script, whose model only the script can build: "

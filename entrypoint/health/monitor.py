@@ -46,7 +46,6 @@ def monitor(
     trainings = None
     if question.runs_dir is not None:
         trainings = Trainings(question.runs_dir)
-        trainings.follow(max(interval_s, _TRAININGS_S), stop)
     with contextlib.ExitStack() as stack:
         try:
             host, port = stack.enter_context(served(*_address(listen), latest, trainings))
@@ -57,6 +56,8 @@ def monitor(
                 f"--listen {listen} cannot be used ({reason}): give an address of this host and a "
                 "free port"
             ) from error
+        if trainings is not None:
+            trainings.follow(max(interval_s, _TRAININGS_S), stop)
         host = f"[{host}]" if ":" in host else host
         message(
             f"/healthz and /metrics on http://{host}:{port}, every {interval_s:g} s", sys.stdout

@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from entrypoint.runs.read import RunningRun, running_runs
-from trainbox.processes.streams import printable
+from trainbox.processes.streams import message, printable
 
 _TEXTS = {
     "step": "The newest step in metrics.jsonl",
@@ -25,6 +25,7 @@ class Trainings(Collector):
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir, self._newest = runs_dir, list[RunningRun]()
+        self._is_missing = False
 
     def follow(self, every_s: float, stop: threading.Event) -> None:
         """Read the folder until `stop`, in a thread, as a file server may hang."""
@@ -38,6 +39,10 @@ class Trainings(Collector):
 
     def read(self) -> None:
         self._newest = list(running_runs(self._runs_dir))
+        if self._runs_dir.is_dir() == self._is_missing:
+            self._is_missing = not self._is_missing
+            state = "does not exist: there are no metrics of trainings" if self._is_missing else ""
+            message(f"the folder of the runs, {self._runs_dir}, {state or 'exists now'}")
 
     def collect(self) -> Iterator[Metric]:
         """Return each figure and age of each training that has it."""

@@ -55,7 +55,7 @@ def leftovers(run: StoredRun, folder: Path) -> list[Leftover]:
     Nothing of a running training can go, nor of a script or a sweep. Of a training that has not
     finished, only what its killed rehearsal has left can go.
     """
-    if run.state == "running" or run.is_script or is_sweep(folder):
+    if run.state in ("running", "unreadable") or run.is_script or is_sweep(folder):
         return []
     checkpoints = sorted((folder / CHECKPOINTS).glob("step-*.pt"))
     names = {path.name for path in folder.iterdir() if not path.name.startswith(EVENTS)}

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,8 @@ from trainbox.folders.record_folder import (
 from trainbox.options.config import FREE_AT_RESUME, split_metric
 
 RESULTS = "results.csv"  # of a sweep
-_LAST_BYTES = 2**14  # of metrics.jsonl, in which the figures of a running run are
+_LAST_BYTES = 2**18  # of metrics.jsonl, in which the figures of a running run are
+_CLOCKS_S = 60.0  # between two machines; a later time is no progress
 _FIGURES = ("step", "loss", "samples_per_second")  # in the newest entries of a running run
 # The states of trials by the states of their runs, before a sweep has its results.
 _IN_RESULTS = {
@@ -93,20 +95,22 @@ class RunningRun:
 def running_runs(runs_dir: Path) -> Iterator[RunningRun]:
     """Yield the runs and the trials in `runs_dir` whose lease is alive, and read no others."""
     for folder in _folders(runs_dir):
-        for run in (folder, *(_folders(folder) if is_sweep(folder) else ())):
-            if is_leased(run):
-                yield _running(run, runs_dir)
+        with contextlib.suppress(OSError):  # it cannot be read, or is removed meanwhile
+            for run in (folder, *(_folders(folder) if is_sweep(folder) else ())):
+                if is_leased(run):
+                    yield _running(run, runs_dir)
 
 
 def _running(folder: Path, runs_dir: Path) -> RunningRun:
     config = object_if_valid(folder / CONFIG) or {}
-    figures, times = dict[str, float](), [0.0]
+    figures, times, now_s = dict[str, float](), [0.0], time.time()
     lease = object_if_valid(folder / LEASE) or {}
     entries = EntryReader(folder / METRICS, last_bytes=_LAST_BYTES).read()
     for entry in (lease, *filter(is_of_script, entries)):  # GPU events are no progress
         names = ("step",) if entry.get("kind") == "validation" else _FIGURES
         found = {name: _number(entry.get(name)) for name in (*names, "time_unix_s")}
-        times.append(found.pop("time_unix_s") or 0.0)
+        time_s = found.pop("time_unix_s") or 0.0
+        times.append(time_s if time_s <= now_s + _CLOCKS_S else 0.0)
         figures |= {name: value for name, value in found.items() if value is not None}
     saved = steps_in(folder / CHECKPOINTS)[-1:]
     sidecar = object_if_valid(checkpoint_path(folder / CHECKPOINTS, saved[0])) if saved else None
@@ -137,20 +141,22 @@ def stored_runs(runs_dir: Path, trials: bool) -> Iterator[StoredRun]:
     A sweep is one run, or with `trials` a run for each of its trials.
     """
     for folder in sorted(_folders(runs_dir)):
-        if is_sweep(folder) and trials:
-            for trial in sorted(_folders(folder)):
-                if (run := _stored(trial, runs_dir)) is not None:
-                    yield run
-        elif is_sweep(folder):
-            yield _sweep(folder, runs_dir)
-        elif (run := _stored(folder, runs_dir)) is not None:
-            yield run
+        try:
+            if is_sweep(folder) and not trials:
+                found = [_sweep(folder, runs_dir)]
+            else:
+                inside = sorted(_folders(folder)) if is_sweep(folder) else [folder]
+                found = [run for each in inside if (run := _stored(each, runs_dir)) is not None]
+        except OSError as error:
+            name = str(folder.relative_to(runs_dir))
+            found = [StoredRun(name, "?", "unreadable", 0.0, 0, why=error.strerror or "")]
+        yield from found
 
 
 def _folders(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as found:
-            return [Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False)]
+            return [Path(entry.path) for entry in found if entry.is_dir()]
     except OSError:
         return []
 
@@ -210,7 +216,7 @@ def _state(folder: Path, manifest: Mapping[str, Any], step: int) -> tuple[str, s
         return "complete", ""
     if code in (ExitCode.PREEMPTED, UNSAVED):
         return "stopped", ""
-    return "failed", f"{end.get('message') or 'exit code'} ({code})"
+    return "failed", f"{end['message']} ({code})" if end.get("message") else f"exit code {code}"
 
 
 def _best(

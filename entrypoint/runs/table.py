@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from entrypoint.runs.read import StoredRun
+from trainbox.processes.streams import printable
 
 _MOST_SETTINGS = 6  # columns of settings
 _MOST_CHARS = 40  # of a cell
@@ -53,7 +54,7 @@ def table(runs: Sequence[StoredRun], now_unix_s: float) -> str:
         ]
         for run in runs
     ]
-    cells = [head, *([_cut(cell) for cell in row] for row in rows)]
+    cells = [head, *([_cut(printable(cell)) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     lines = [
         "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells

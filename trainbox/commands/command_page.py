@@ -50,7 +50,11 @@ def failure_of(error: click.ClickException | Failure) -> Failure:
         if problem.endswith(")") or not mistyped.has_fields(ctx.command):
             return WrongUse(problem)
         field = mistyped.as_a_field(error.option_name, sys.argv)
-        return WrongUse(f"{problem}: a field of the task is set by {field}")
+        listed = suggested_commands.command(ctx.command.name or "", "--help-all")
+        return WrongUse(
+            f"{problem}: `{listed}` lists the options, and a field of this name in the task is set "
+            f"by {field}"
+        )
     if ctx and (type(error) is click.UsageError or isinstance(error, click.MissingParameter)):
         extra = _EXTRA.search(error.message)
         if extra and (cure := mistyped.extra_argument(extra[1], sys.argv, ctx.command)):

@@ -4,6 +4,30 @@ from collections.abc import Iterator, Sequence
 
 import click
 
+# Options of other programs, and what they are here.
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("num-train-epochs", "max-epochs", "n-epochs", "trainer.max-epochs"), "--epochs"
+    ),
+    **dict.fromkeys(("per-device-train-batch-size", "bs", "batch"), "--batch-size"),
+    **dict.fromkeys(("gradient-accumulation-steps", "accumulate-grad-batches"), "--accumulation"),
+    **dict.fromkeys(("bf16", "fp16", "amp", "mixed-precision"), "--precision"),
+    **dict.fromkeys(("devices", "ngpus", "num-gpus"), "--gpus"),
+    **dict.fromkeys(("nproc-per-node", "num-processes", "nproc"), "--processes"),
+    **dict.fromkeys(("output-dir", "out-dir", "log-dir", "logdir"), "--runs-dir"),
+    **dict.fromkeys(("name", "run-name", "exp-name"), "--run"),
+    **dict.fromkeys(("data", "data-path", "dataset-dir"), "--data-dir"),
+    **dict.fromkeys(("save-steps", "save-every"), "--checkpoint-steps"),
+    **dict.fromkeys(("load", "pretrained", "checkpoint", "ckpt-path"), "--init"),
+    **dict.fromkeys(("cpu", "no-cuda", "accelerator"), "--device"),
+    "early-stopping-patience": "--patience",
+    "gradient-clip-val": "--clip-norm",
+    "max-grad-norm": "--clip-norm",
+    "resume-from-checkpoint": "--resume",
+    "format": "--to",
+    "scheduler": "schedule() of the task",
+    "momentum": "build_optimizer() of the task",
+}
 _SIMILAR = 0.75  # --epoch and --epochs; --width and --init are not
 
 
@@ -24,6 +48,9 @@ def unknown_option(option: str, words: Sequence[str], command: click.Command) ->
 
     names = dict(_names(command))
     near = difflib.get_close_matches(name, names, n=1, cutoff=_SIMILAR)
+    here = _ELSEWHERE.get(name.lower(), "")
+    if here in names.values() or here.endswith("task"):
+        return f"no such option {whole} (here: {here})"
     return f"no such option {whole}" + (f" (did you mean {names[near[0]]}?)" if near else "")
 
 

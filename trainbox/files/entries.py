@@ -40,18 +40,22 @@ class EntryReader:
             return
 
 
-def newest_entry(path: Path, last_bytes: int = 2**14) -> dict[str, Any]:
-    """Return the newest entry with a step in the last bytes of a file, or {} without one.
+def newest_entry(path: Path) -> dict[str, Any]:
+    """Return the newest entry with a step in the last MiB of a file, or {} without one.
 
-    The line that a process is writing, and a line that begins before these bytes, are no objects.
+    The line that a process is writing, and a line that begins before the bytes that are read, are
+    no objects.
     """
-    try:
-        with open_from(path, 0, last_bytes) as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return {}
-    entries = (parsed(line) for line in reversed(lines))
-    return next((e for e in entries if e is not None and isinstance(e.get("step"), int)), {})
+    for last_bytes in (2**14, 2**20):  # most files need only the first
+        try:
+            with open_from(path, 0, last_bytes) as file:
+                lines = file.read().splitlines()
+        except OSError:
+            return {}
+        for line in reversed(lines):
+            if (entry := parsed(line)) is not None and isinstance(entry.get("step"), int):
+                return entry
+    return {}
 
 
 def is_of_script(entry: Mapping[str, Any]) -> bool:

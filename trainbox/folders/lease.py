@@ -165,7 +165,9 @@ def is_leased(folder: Path) -> bool:
         found = _found(folder / LEASE, file.fileno())
         if found.names_a_process and not found.is_a_copy:
             alive = found.is_alive()
-            return time.time() - found.renewed_ns / 1e9 < _SILENCE_S if alive is None else alive
+            # A time in the future is of another clock.
+            age_s = abs(time.time() - found.renewed_ns / 1e9)
+            return age_s < _SILENCE_S if alive is None else alive
     return False
 
 
@@ -203,9 +205,12 @@ def _wait_for_end(folder: Path, path: Path, found: _Found) -> None:
 
 
 def _age_s(folder: Path, found: _Found) -> float:
-    """Return the time since the last renewal on the clock of the file server."""
+    """Return the time since the last renewal on the clock of the file server.
+
+    A renewal in the future is as old as it is far away: the clock was set back.
+    """
     os.utime(folder)
-    return folder.stat().st_mtime - found.renewed_ns / 1e9
+    return abs(folder.stat().st_mtime - found.renewed_ns / 1e9)
 
 
 def _read(path: Path) -> _Found | None:

@@ -421,8 +421,8 @@ _HEALTH = (
         "programs.", 120.0, metavar="S"),
     Option("--listen", None, "--monitor: address to listen on.", "127.0.0.1:9400",
         metavar="HOST:PORT"),
-    Option("--interval-s", Number(0.1, open_low=False), "--monitor: seconds between two "
-        "samples.", 5.0, metavar="S"),
+    Option("--interval-s", Number(0.1, open_low=False, high=86400), "--monitor: seconds between "
+        "two samples.", 5.0, metavar="S"),
 )
 _DRILL_SEED = Option("--seed", Whole(0), "Seed of the random kills. Default: random.")
 # Which devices the trainings of a command use.

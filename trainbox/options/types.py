@@ -134,3 +134,8 @@ class NamedPath(click.Path):
     def __init__(self, name: str, readable: bool = True, file_okay: bool = True) -> None:
         super().__init__(path_type=Path, readable=readable, file_okay=file_okay)
         self.name = name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        # A shell does not expand `--runs-dir=~/runs`, and a file never has a folder `~` in mind.
+        text = str(value)
+        return super().convert(Path(text).expanduser() if text[:1] == "~" else value, param, ctx)

@@ -10,7 +10,7 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
 
-from trainbox.disclosure.suggested_commands import nearest
+from trainbox.disclosure.suggested_commands import command, nearest
 from trainbox.errors import WrongUse
 from trainbox.processes.streams import message
 
@@ -39,7 +39,10 @@ def locate(spec: str) -> tuple[Path | str, str]:
                 word.capitalize() for word in spec.split("_")
             )
         if spec.endswith(".py"):
-            raise WrongUse(f"task {spec} does not name the class: write {spec}:CLASS")
+            raise WrongUse(
+                f"task {spec} does not name the class: write {spec}:CLASS; a script is started by "
+                f"`{command('run', spec)}`"
+            )
         names = nearest(spec, built_in_tasks(), f"use {', '.join(built_in_tasks())}")
         raise WrongUse(
             f"no task {spec!r}: {names} (a task of your own is file.py:Class or module:Class)"

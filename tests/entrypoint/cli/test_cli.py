@@ -505,6 +505,10 @@ def test_every_number_is_in_the_table() -> None:
     assert {p.opts[0] for p in params if isinstance(p.type, kinds)} == {f"--{o}" for o in TOO_LOW}
 
 
+_LISTED = (
+    "`trainbox plan --help-all` lists the options, and a field of this name in the task is set by "
+    "--set"
+)
 # fmt: off
 _MISTAKES = [
     ("--epochs 1 --max-steps 2",
@@ -514,7 +518,8 @@ _MISTAKES = [
     ("digit",
      "no task 'digit': did you mean digits? (a task of your own is file.py:Class or module:Class)"),
     ("zebra", f"no task 'zebra': {_TASKS}"),
-    ("my.py", "task my.py does not name the class: write my.py:CLASS"),
+    ("my.py", "task my.py does not name the class: write my.py:CLASS; a script is started by "
+     "`trainbox run my.py`"),
     ("my.py:1", "task my.py:1: '1' is not a class name: write file.py:Class or module:Class"),
     ("../my:Task", "task ../my:Task: '../my' is neither a .py file nor a module: write "
      "file.py:Class or module:Class"),
@@ -532,9 +537,12 @@ _MISTAKES = [
     ("-lr 0.1", "no such option -lr (did you mean --lr?)"),
     ("--no-rehersal", "no such option --no-rehersal (did you mean --no-rehearsal?)"),
     ("--task digits", "no such option --task (write its value alone)"),
-    ("--width 8", "no such option --width: a field of the task is set by --set width=8"),
-    ("--width=8", "no such option --width: a field of the task is set by --set width=8"),
-    ("--chek", "no such option --chek: a field of the task is set by --set chek=VALUE"),
+    ("--width 8", f"no such option --width: {_LISTED} width=8"),
+    ("--width=8", f"no such option --width: {_LISTED} width=8"),
+    ("--chek", f"no such option --chek: {_LISTED} chek=VALUE"),
+    ("--num_train_epochs 3", "no such option --num_train_epochs (here: --epochs)"),
+    ("--devices 2", "no such option --devices (here: --gpus)"),
+    ("--early-stopping-patience 2", "no such option --early-stopping-patience (here: --patience)"),
     ("--resume runs/a",
      "Invalid value for '--resume': 'runs/a' is a path: leave out --resume, because the command "
      "that started a run resumes it; --init starts a new run from these weights"),

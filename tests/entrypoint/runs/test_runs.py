@@ -166,7 +166,7 @@ def test_the_folder_of_a_script_is_its_own(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"kind": "script", "script": "train.py"}))
     (folder / "manifest.json").write_text(json.dumps({"starts": [{"exit_code": 1}]}))
     (run,) = stored_runs(tmp_path, False)
-    assert (run.task, run.state, run.why) == ("train.py", "failed", "exit code (1)")
+    assert (run.task, run.state, run.why) == ("train.py", "failed", "exit code 1")
     assert _gone(folder) == []
 
 

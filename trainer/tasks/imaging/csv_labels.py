@@ -88,6 +88,11 @@ def refuse_missing_files(pictures: Sequence[Picture]) -> None:
     missing = [picture for picture in pictures if picture.row and not picture.path.exists()]
     if missing:
         others = f" ({len(missing) - 1} more are missing)" if len(missing) > 1 else ""
+        if "\\" in missing[0].name:
+            raise WrongUse(
+                f"{missing[0].row}: {missing[0].path} does not exist{others}: write / instead of "
+                "\\ in the names"
+            )
         raise WrongUse(
             f"{missing[0].row}: {missing[0].path} does not exist{others}: correct the row, which "
             "is relative to the folder of the CSV file, or skip missing pictures with --set "
@@ -218,6 +223,8 @@ def _index(header: Sequence[str], name: str, usual: Sequence[str]) -> int | None
 def _column(path: Path, header: Sequence[str], name: str, usual: Sequence[str]) -> int:
     """Return the index of a column, or raise WrongUse if it does not exist."""
     index = _index(header, name, usual)
+    if any((path.parent / cell).is_file() for cell in header if cell):
+        raise WrongUse(f"{path} has no header: add a first row, such as file,label")
     if index is None:
         field = f"{usual[0]}_column"
         given = f"--set {field}={name}: " if name else ""

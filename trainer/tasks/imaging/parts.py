@@ -30,6 +30,7 @@ class Picture:
 
 def name_in(folder: Path, path: Path) -> str:
     """Return `path` relative to `folder`, or the whole path of a file that is elsewhere."""
+    path, folder = Path.cwd() / path, Path.cwd() / folder
     return (path.relative_to(folder) if path.is_relative_to(folder) else path).as_posix()
 
 

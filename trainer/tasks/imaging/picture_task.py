@@ -215,7 +215,9 @@ class PictureTask(Task):
         images_BCHW = pictures_BHWC.permute(0, 3, 1, 2).to(
             torch.float32, memory_format=torch.contiguous_format
         )
-        mean_C11, std_C11 = _colours(self.model, self.weights, pictures_BHWC.device)
+        # An export traces twice, and must not keep the tensors of its first trace.
+        colours = _colours.__wrapped__ if torch.compiler.is_exporting() else _colours
+        mean_C11, std_C11 = colours(self.model, self.weights, pictures_BHWC.device)
         return images_BCHW.sub_(mean_C11).div_(std_C11)
 
     def prepare(self, batch: Any, training: bool) -> tuple[Tensor, Tensor]:
