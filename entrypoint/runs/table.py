@@ -49,7 +49,7 @@ def table(runs: Sequence[StoredRun], now_unix_s: float) -> str:
             f"{run.metric[0]} {run.metric[1]:.4g}" if run.metric else "",
             f"{run.step:,}/{run.steps:,}" if run.steps is not None else f"{run.step:,}",
             f"{run.state}: {run.why}" if run.why else run.state,
-            _age(now_unix_s - run.changed_unix_s),
+            _age(now_unix_s - run.changed_unix_s) if run.changed_unix_s else "",
             f"{run.bytes / 1e6:,.1f}",
         ]
         for run in runs

@@ -39,6 +39,16 @@ def _listed(
     return [(picture.name, picture.labels, picture.part) for picture in pictures]
 
 
+def test_the_name_of_a_picture_does_not_depend_on_how_its_path_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jpg", "./a.jpg", f"{tmp_path}/data/a.jpg", "b/../a.jpg"):
+        text = f"file,label\n{name},x\n"
+        assert _listed(Path("data"), text) == [("a.jpg", ("x",), None)], name
+
+
 # Trainings.
 
 
@@ -183,6 +193,10 @@ def test_a_share_and_a_seed_choose_parts_that_stay() -> None:
 
 # fmt: off
 _MISTAKES = [
+    ("cross/0000.jpg,x\ndisc/0000.jpg,y\n",
+     "D/labels.csv has no header: add a first row, such as file,label"),
+    ("file,label\ncross\\0000.jpg,x\ndisc\\0000.jpg,y\n", "D/labels.csv, row 2: "
+     "D/cross\\0000.jpg does not exist (1 more are missing): write / instead of \\ in the names"),
     ("", "D/labels.csv has no rows below a header: write a row for each picture"),
     ("file,label\n", "D/labels.csv has no rows below a header"),
     ("name,label\na.jpg,x\n", "D/labels.csv has no column file or file_name (it has name, label): "

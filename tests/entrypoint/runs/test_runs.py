@@ -52,6 +52,38 @@ def test_the_state_of_each_run(tmp_path: Path) -> None:
     assert [run.state for run in stored_runs(tmp_path, False)][3] == "running"
 
 
+def test_a_folder_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    _run(runs / "b", COMPLETE)
+    (runs / "a").mkdir()
+    (runs / "a/study.journal").symlink_to("x" * 300)
+    unreadable, whole = stored_runs(runs, False)
+    assert (unreadable.state, unreadable.why) == ("unreadable", "File name too long")
+    assert (whole.name, whole.state) == ("b", "complete")
+    assert leftovers(unreadable, runs / "a") == []
+
+
+def test_a_run_behind_a_link_is_listed(tmp_path: Path) -> None:
+    _run(tmp_path / "large disk/a", COMPLETE)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/linked").symlink_to(tmp_path / "large disk/a")
+    (run,) = stored_runs(tmp_path / "runs", False)
+    assert (run.name, run.state, run.step) == ("linked", "complete", 40)
+
+
+def test_an_entry_before_a_long_end_is_found(tmp_path: Path) -> None:
+    run = _run(tmp_path / "a", COMPLETE)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "gpus", "gpus": "x" * 30_000}) + "\n")
+    assert [each.step for each in stored_runs(tmp_path, False)] == [40]
+
+
+def test_names_cannot_colour_the_terminal(tmp_path: Path) -> None:
+    _run(tmp_path / "a\n\033[31m", COMPLETE)
+    shown = table(list(stored_runs(tmp_path, False)), 0.0)
+    assert "\033" not in shown and len(shown.splitlines()) == 2
+
+
 def test_the_table_has_only_the_settings_that_differ(tmp_path: Path) -> None:
     _run(tmp_path / "a", COMPLETE, learning_rate=0.1, optimizer="adamw")
     _run(tmp_path / "b", COMPLETE, learning_rate=0.2, optimizer="adamw", fields={"width": 8})

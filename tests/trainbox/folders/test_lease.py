@@ -124,6 +124,16 @@ def test_a_silent_process_of_another_host_is_replaced_and_a_renewing_one_is_not(
     assert [file.name for file in tmp_path.iterdir()] == [LEASE]
 
 
+def test_a_renewal_in_the_future_ages_as_well(tmp_path: Path) -> None:
+    """The clock was a year ahead when the other process was killed."""
+    _leave(tmp_path, **_ELSEWHERE)
+    os.utime(tmp_path / LEASE, (time.time() + 3e7,) * 2)
+    assert not is_leased(tmp_path)
+    begin_s = time.monotonic()
+    Lease(tmp_path)
+    assert time.monotonic() - begin_s < 30
+
+
 @pytest.mark.parametrize("hours", [-10, 10])
 def test_a_clock_that_is_wrong_does_not_end_a_lease(tmp_path: Path, hours: float) -> None:
     """The clock of the file server has jumped since the last renewal."""

@@ -35,6 +35,7 @@ from tests.support.pictures import picture as drawn_picture
 from trainer.cli import commands
 from trainer.tasks.digits import Digits
 from trainer.tasks.images import Images
+from trainer.tasks.imaging import picture_task
 from trainer.use import export_program
 from trainer.use.export import ROUNDING, TOLERANCE, compared, difference
 from trainer.use.export_program import FORMATS
@@ -132,6 +133,7 @@ def test_the_file_of_images_has_the_predictions_of_evaluate(here: Here) -> None:
     make_pictures(here.folder / "data/shapes", ("cross", "disc"), 12, seed=0)
     fields = {"folder": "shapes", "model": "squeezenet1_1", "size": 32, "ema": 0.5}
     here.train(task="images", max_steps=2, batch_size=8, workers=0, threads=1, fields=fields)
+    picture_task._colours.cache_clear()  # as in the process of `trainbox export`
     out = here.succeeds(*_EXPORT, "--out", "exported")
     assert "\nuint8 (batch, 32, 32, 3) -> float32 (batch, 2)\n" in out
     here.succeeds("evaluate", "runs/r", "--device", "cpu", "--predictions", "p.csv")
