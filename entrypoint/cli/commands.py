@@ -114,7 +114,11 @@ def _run_verbatim(argv: list[str]) -> NoReturn:
     try:
         os.execvpe(argv[0], argv, user_environment(os.environ))
     except (OSError, ValueError) as error:  # ValueError: an empty argument
+        from trainbox.task_names.task_spec import built_in_tasks
+
         hint = suggested_commands.nearest(argv[0], VERBS, f"the verbs are {', '.join(VERBS)}")
+        if argv[0] in built_in_tasks() or ".py:" in argv[0]:
+            hint = f"did you mean `{suggested_commands.command('train', argv[0])}`?"
         raise WrongUse(
             f"'{argv[0]}' is neither a verb nor a program that can be run "
             f"({getattr(error, 'strerror', error)}): {hint}"

@@ -43,6 +43,13 @@ def locate(spec: str) -> tuple[Path | str, str]:
                 f"task {spec} does not name the class: write {spec}:CLASS; a script is started by "
                 f"`{command('run', spec)}`"
             )
+        if spec.endswith((".toml", ".json")):
+            raise WrongUse(f"{spec} is a file of settings, not a task: write --config {spec}")
+        if spec.endswith(".ipynb"):
+            raise WrongUse(
+                f"{spec} is a notebook: make a script of it with `jupyter nbconvert --to script "
+                f"{spec}`"
+            )
         names = nearest(spec, built_in_tasks(), f"use {', '.join(built_in_tasks())}")
         raise WrongUse(
             f"no task {spec!r}: {names} (a task of your own is file.py:Class or module:Class)"

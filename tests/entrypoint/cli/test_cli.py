@@ -258,6 +258,7 @@ def test_a_current_folder_that_was_removed(
     ("arguments", "text"),
     [
         (["trian"], "(No such file or directory): did you mean train?"),
+        (["digits"], "(No such file or directory): did you mean `trainbox train digits`?"),
         (["nosuch", "--gpus", "1"], f"(No such file or directory): {VERBS}"),
         (["./folder"], f"(Permission denied): {VERBS}"),
         (["./file"], f"(Permission denied): {VERBS}"),
@@ -520,6 +521,9 @@ _MISTAKES = [
     ("zebra", f"no task 'zebra': {_TASKS}"),
     ("my.py", "task my.py does not name the class: write my.py:CLASS; a script is started by "
      "`trainbox run my.py`"),
+    ("exp.toml", "exp.toml is a file of settings, not a task: write --config exp.toml"),
+    ("nb.ipynb", "nb.ipynb is a notebook: make a script of it with `jupyter nbconvert --to script "
+     "nb.ipynb`"),
     ("my.py:1", "task my.py:1: '1' is not a class name: write file.py:Class or module:Class"),
     ("../my:Task", "task ../my:Task: '../my' is neither a .py file nor a module: write "
      "file.py:Class or module:Class"),
