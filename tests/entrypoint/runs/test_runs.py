@@ -221,6 +221,17 @@ def test_the_commands(trainbox: Any) -> None:
     assert (missing.code, missing.out) == (0, "no runs in nope\n")
 
 
+def test_clean_goes_on_after_a_run_that_it_cannot_change(forked: Any) -> None:
+    blocked, free = (_run(forked.folder / "runs" / name, COMPLETE) for name in ("a", "b"))
+    (blocked / "lock").mkdir()
+    ended = forked("clean", "--yes")
+    assert ended.code == 4
+    assert "cannot write runs/a/lock: Is a directory" in ended.err
+    assert ended.err.endswith("; all others are removed\n")
+    assert len(sorted((blocked / "checkpoints").glob("*.pt"))) == 3
+    assert len(sorted((free / "checkpoints").glob("*.pt"))) == 2
+
+
 def test_a_sweep_without_results_is_not_complete(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s/study.journal").touch()
