@@ -48,6 +48,8 @@ _ENVIRONMENT = (
 )
 # The value that `trainer.__main__` sets.
 _OF_TRAINBOX = ("TORCH_DISABLE_NATIVE_JIT", "1")
+# torch sets this folder when it imports its compiler.
+_OF_TORCH = "TORCHINDUCTOR_CACHE_DIR"
 _SAMPLED_EXAMPLES = 16
 # Of a larger dataset in memory, only every n-th example is hashed: hashing all takes seconds.
 _HASHED_BYTES = 2**30
@@ -87,7 +89,7 @@ def describe(
         "environment": {
             name: shown_variable(name, value)
             for name, value in sorted(os.environ.items())
-            if name.startswith(_ENVIRONMENT) and (name, value) != _OF_TRAINBOX
+            if name.startswith(_ENVIRONMENT) and (name, value) != _OF_TRAINBOX and name != _OF_TORCH
         },
         "sources": dict(sorted(sources.items())),
         "data": dict(data_digests),
