@@ -52,6 +52,12 @@ _REMEDIES = {
         "give the output and the targets the same shape: squeeze an output of shape (B, 1) with "
         "nn.Flatten(0) or .squeeze(1)"
     ),
+    r"Found no NVIDIA driver|not compiled with CUDA": (
+        "remove .cuda() and .to('cuda'): Trainbox moves the model and the batches to the device"
+    ),
+    r"'int' object is not callable": (
+        "a TensorDataset has tensors: convert arrays of NumPy with torch.from_numpy(...)"
+    ),
     r"Expected more than 1 value per channel": (
         "batch norm needs two examples in each micro-batch: use a larger --batch-size, a lower "
         "--accumulation or --shards, or nn.GroupNorm"

@@ -198,6 +198,11 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "one output and no second dimension": (Three, {"build_model": lambda _task: nn.Sequential(
         nn.Linear(4, 1), nn.Flatten(0))},
      "task Three: the model returns shape (8,) instead of (B, 3), one output for each of "),
+    "a model that is moved": (Three, {"build_model": lambda _task: nn.Linear(4, 3).cuda()},
+     "remove .cuda() and .to('cuda'): Trainbox moves the model and the batches to the device"),
+    "arrays of NumPy": (Three, {"train_dataset": lambda *_: TensorDataset(
+        *(tensor.numpy() for tensor in _rows(26).tensors))},
+     "a TensorDataset has tensors: convert arrays of NumPy with torch.from_numpy(...)"),
     "a probability above 1": (Three, {"build_model": lambda _task: nn.Dropout(1.5)},
      "to be between 0 and 1, but got 1.5 ("),
     "a negative size": (Three, {"build_model": lambda _task: nn.Linear(4, -1)},
