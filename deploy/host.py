@@ -197,13 +197,17 @@ def check_settings(verb: str, env: Mapping[str, str]) -> None:
             what = f"{verb} of a script" if of_script else verb
             raise Refusal(f"make {what} does not use CONFIG: drop it")
         known = (*SETTINGS, *_OF_COMPOSE, *_HANDED_ON, *_OF_MAKE)
-        if not _matches(name, known) and _matches(name.upper(), known):
-            raise Refusal(f"make {verb} does not use {name}: write {name.upper()}")
-        if not of_script and not _matches(name, known):
-            raise Refusal(
-                f"make {verb} does not use {name}: write options of trainbox in ARGS, as in "
-                "ARGS='--epochs 5' (`make help` lists the settings)"
-            )
+        if of_script or _matches(name, known):
+            continue
+        cure = (
+            "write options of trainbox in ARGS, as in ARGS='--epochs 5' (`make help` lists the "
+            "settings)"
+        )
+        if _matches(name.upper(), known):
+            cure = f"write {name.upper()}"
+        elif env.get("SET"):
+            cure = f'quote all fields of the task, as in SET="{env["SET"]} {name}=..."'
+        raise Refusal(f"make {verb} does not use {name}: {cure}")
 
 
 def project(env: Mapping[str, str]) -> tuple[str, list[str]]:

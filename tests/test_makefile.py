@@ -448,6 +448,10 @@ def test_clean_keeps_runs_data_and_tasks(make: Make) -> None:
         (["train", "sweeep"], "sweeep is not a target of make: did you mean make sweep?"),
         (["train", "task=mnist"], "make train does not use task: write TASK"),
         (
+            ["train", "SET=width=8", "depth=3"],
+            'make train does not use depth: quote all fields of the task, as in SET="width=8 dep',
+        ),
+        (
             ["train", "ARGS=--epochs", "1"],
             '1 is not a target of make: quote a value with spaces, as in make train ARGS="--epochs',
         ),
