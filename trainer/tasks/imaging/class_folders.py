@@ -46,7 +46,7 @@ def find_layout(folder: Path) -> tuple[Path, Path | None]:
 def pictures_of_folders(
     folder: Path, classes: Sequence[str], test: bool, test_share: float
 ) -> list[Picture]:
-    """Return the pictures of the folders train and val, or those of the folder test if `test`.
+    """Return the pictures of the folders train and val, or of the folder test if `test`.
 
     If `folder` has no such folders, return the pictures of all its class folders, without a part.
     The pictures are sorted by part, by class and then by name.

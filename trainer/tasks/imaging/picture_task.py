@@ -233,7 +233,7 @@ class PictureTask(Task):
             raise WrongUse(f"{folder} has no picture for {purpose}{besides}: add pictures")
 
     def listed(self, folder: Path, test: bool) -> list[Picture]:
-        """Return the pictures with their labels and parts, or at least those of the test."""
+        """Return the pictures with their labels and parts, or at least of the test."""
         columns = Columns(self.file_column, self.label_column, self.part_column, self.flags)
         return pictures_of_csv(folder, self.labels, columns, self.labels_of)
 
