@@ -140,9 +140,9 @@ def is_of_script(verb: str, env: Mapping[str, str]) -> bool:
 
 
 def targets(makefiles: Iterable[str]) -> list[str]:
-    """Return the targets that `make help` lists, from the texts of the makefiles."""
-    text = "\n".join(makefiles)
-    return re.findall(r"^([a-z-]+):.*## ", text, re.MULTILINE)
+    """Return the names that are left of a colon in the texts of the makefiles."""
+    found = re.findall(r"^([a-z][a-z -]*):(?!=)", "\n".join(makefiles), re.MULTILINE)
+    return list(dict.fromkeys(" ".join(found).split()))
 
 
 def check_goals(goals: Sequence[str], known: Sequence[str]) -> None:

@@ -165,7 +165,7 @@ class ScriptCommand(click.Command):
             if "--" in given:
                 raise
             if isinstance(error, click.NoSuchOption):
-                problem = unknown_option(error.option_name, given, ctx.command)
+                problem, _ = unknown_option(error.option_name, given, ctx.command)
             elif "extra" in error.message:
                 problem = error.message
             else:

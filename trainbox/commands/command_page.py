@@ -46,8 +46,8 @@ def failure_of(error: click.ClickException | Failure) -> Failure:
         error.param_hint = error.param.get_error_hint(ctx) + _source(error.param, ctx)
     problem = error.format_message()
     if ctx and isinstance(error, click.NoSuchOption):
-        problem = mistyped.unknown_option(error.option_name, sys.argv, ctx.command)
-        if problem.endswith(")") or not mistyped.has_fields(ctx.command):
+        problem, has_cure = mistyped.unknown_option(error.option_name, sys.argv, ctx.command)
+        if has_cure or not mistyped.has_fields(ctx.command):
             return WrongUse(problem)
         field = mistyped.as_a_field(error.option_name, sys.argv)
         listed = suggested_commands.command(ctx.command.name or "", "--help-all")

@@ -31,8 +31,8 @@ _ELSEWHERE = {
 _SIMILAR = 0.75  # --epoch and --epochs; --width and --init are not
 
 
-def unknown_option(option: str, words: Sequence[str], command: click.Command) -> str:
-    """Return the problem of an option that the command does not have, with the nearest one.
+def unknown_option(option: str, words: Sequence[str], command: click.Command) -> tuple[str, bool]:
+    """Return the problem of an option that the command does not have, and whether it has a cure.
 
     Args:
         option: the option as click names it, which is `-l` for `-lr`.
@@ -43,15 +43,17 @@ def unknown_option(option: str, words: Sequence[str], command: click.Command) ->
     whole = next((word for word in words if word.startswith(option) and word[1] != "-"), option)
     name = whole.partition("=")[0].strip("-").replace("_", "-")
     if any(param.name == name for param in command.params if isinstance(param, click.Argument)):
-        return f"no such option {whole} (write its value alone)"
+        return f"no such option {whole} (write its value alone)", True
     import difflib
 
     names = dict(_names(command))
     near = difflib.get_close_matches(name, names, n=1, cutoff=_SIMILAR)
     here = _ELSEWHERE.get(name.lower(), "")
     if here in names.values() or here.endswith("task"):
-        return f"no such option {whole} (here: {here})"
-    return f"no such option {whole}" + (f" (did you mean {names[near[0]]}?)" if near else "")
+        return f"no such option {whole} (here: {here})", True
+    if near:
+        return f"no such option {whole} (did you mean {names[near[0]]}?)", True
+    return f"no such option {whole}", False
 
 
 def as_a_field(option: str, words: Sequence[str]) -> str:

@@ -49,12 +49,14 @@ def newest_entry(path: Path) -> dict[str, Any]:
     for last_bytes in (2**14, 2**20):  # most files need only the first
         try:
             with open_from(path, 0, last_bytes) as file:
-                lines = file.read().splitlines()
+                is_whole, lines = file.tell() == 0, file.read().splitlines()
         except OSError:
             return {}
         for line in reversed(lines):
             if (entry := parsed(line)) is not None and isinstance(entry.get("step"), int):
                 return entry
+        if is_whole:
+            break
     return {}
 
 

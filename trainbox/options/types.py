@@ -1,6 +1,7 @@
 """The types of options. The messages of click for a wrong value are replaced by ours."""
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,5 @@ class NamedPath(click.Path):
         self.name = name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        # A shell does not expand `--runs-dir=~/runs`, and a file never has a folder `~` in mind.
-        text = str(value)
-        return super().convert(Path(text).expanduser() if text[:1] == "~" else value, param, ctx)
+        # A shell does not expand the `~` of `--runs-dir=~/runs`, nor does a file of settings.
+        return super().convert(os.path.expanduser(value), param, ctx)  # noqa: PTH111 - never raises

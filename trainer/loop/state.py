@@ -37,7 +37,7 @@ class Progress:
     """The numbers that a resume needs besides the weights and the optimizer's state.
 
     `step` counts optimizer updates, `evaluated_step` is the step of the last validation, and
-    `validations` has the metrics of each.
+    `validations` has the metrics of each, if the task defines a schedule.
     """
 
     step: int = 0

@@ -185,7 +185,8 @@ def judge(job: Job, metrics: Mapping[str, float]) -> bool:
         WrongUse: The task does not have the metric of an option, or its method returns no bool.
     """
     progress, config = job.state.progress, job.config
-    progress.validations.append(dict(metrics))
+    if defines(job.task, "schedule"):  # nothing else reads them, and each checkpoint has them
+        progress.validations.append(dict(metrics))
     _, name = split_metric(config.best_by, "--best-by")
     best = _is_better(metrics, config.best_by, "--best-by", progress.best_metrics.get(name))
     if best:

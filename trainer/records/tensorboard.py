@@ -97,8 +97,10 @@ class TensorBoardLog:
                     files[-1].parent.mkdir(exist_ok=True)
                     with replacing(files[-1]) as copy:
                         copy.write(png.getvalue())
-            for earlier in {*(self._run / PICTURES).glob("*")}.difference(files) if files else ():
-                earlier.unlink()
+            for earlier in (self._run / PICTURES).glob("*-*.png") if files else ():
+                # Files of the user have other names.
+                if earlier not in files and earlier.stem.rpartition("-")[2].isdigit():
+                    earlier.unlink()
         except Exception as error:  # noqa: BLE001 - no picture ends a training
             self._report(
                 f"the pictures of step {step} cannot be written ({text_of(error)}): training "

@@ -24,6 +24,7 @@ from trainbox.options.config import (
     warmup_then_cosine,
 )
 from trainbox.options.run_name import short_digest
+from trainbox.options.types import NamedPath
 
 # Another valid value for each setting.
 OTHER: dict[str, Any] = {
@@ -315,3 +316,13 @@ def test_a_wrong_number_in_a_stored_config_is_damage(name: str, value: Any) -> N
 def test_a_stored_config_may_have_a_number_from_0(name: str, value: Any) -> None:
     config = config_in({name: value}, Path("runs/r/config.json"))
     assert getattr(config, name) == value
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("~/runs", "/home/me/runs"), ("~nobody-here/x", "~nobody-here/x")]
+)
+def test_a_tilde_in_a_path_is_the_home(
+    monkeypatch: pytest.MonkeyPatch, given: str, meant: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert NamedPath("folder").convert(given, None, None) == Path(meant)

@@ -37,10 +37,13 @@ def test_the_pictures_of_the_best_step_are_files(tmp_path: Path) -> None:
     log = TensorBoardLog(tmp_path, pytest.fail)
     log.begin(1)
     picture = torch.zeros(3, 4, 4, dtype=torch.uint8)
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures/notes-of-me.png").touch()
     for step, is_best, name in ((6, True, "by class/f1"), (12, True, "f1"), (18, False, "f1")):
         log.pictures(step, is_best, lambda name=name: {name: picture})  # type: ignore[misc]
         log.finish_pictures()
-        (file,) = (tmp_path / "pictures").iterdir()
+        (file,) = (tmp_path / "pictures").glob("*f1-*")
+        assert (tmp_path / "pictures/notes-of-me.png").exists()
         assert file.name == ("by class-f1-6.png" if step == 6 else "f1-12.png")
     log.close()
 
