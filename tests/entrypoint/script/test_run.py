@@ -301,6 +301,29 @@ def test_a_signal_that_slurm_sends_to_all_processes_does_not_end_a_script(forked
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "last"),
+    [
+        (3, "os.abort()"),  # as gloo does if another rank has closed its connections
+        (5, "os.kill(os.getpid(), signal.SIGKILL)"),
+    ],
+)
+def test_the_code_that_a_rank_has_chosen_comes_before_a_signal(
+    trainbox: Trainbox, code: int, last: str
+) -> None:
+    """Rank 1 ends while rank 0 is in the end of its interpreter."""
+    run = f"""
+import atexit, os, signal, sys, time
+if os.environ["RANK"] == "1":
+    {last}
+atexit.register(time.sleep, 1.5)
+sys.exit({code})
+"""
+    ended = finish(trainbox.start(*ONE, "--processes", "2", script(trainbox, run)))
+    assert ended.code == code, ended.err
+
+
+@pytest.mark.slow
 def test_a_script_gets_ctrl_c_as_such_and_may_end_its_training_early(trainbox: Trainbox) -> None:
     code = """
 import os, pathlib, time

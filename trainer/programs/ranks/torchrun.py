@@ -1,4 +1,4 @@
-"""Run torchrun with six changes.
+"""Run torchrun with seven changes.
 
 1. It exits with the exit code of its ranks.
 2. It forwards a stop signal to the ranks, and does not exit before them.
@@ -6,6 +6,7 @@
 4. It exits when another node exits.
 5. It keeps the current folder out of the sys.path of its ranks.
 6. On one machine, no port is open to other machines.
+7. If a rank of a user's program fails, the others may end by themselves for a moment.
 
 The command line is as for torchrun:
 `python -m trainer.programs.ranks.torchrun --standalone --nproc-per-node=2 -m trainer train digits`.
@@ -41,7 +42,12 @@ from trainbox.errors import (
 from trainbox.files.temporary import temporary_folder
 from trainbox.folders.record_folder import ended_by, newest_file
 from trainbox.processes.environment import Internal
-from trainbox.processes.process_tree import children, forward_signal, ignore_stop_signals
+from trainbox.processes.process_tree import (
+    children,
+    forward_signal,
+    ignore_stop_signals,
+    parent,
+)
 from trainbox.processes.streams import message, open_streams, outlive_readers
 from trainer.programs.ranks.early_exits import watch_exits
 from trainer.programs.ranks.meeting import Meeting
@@ -59,6 +65,8 @@ if TYPE_CHECKING:
 _LOST_S, _EXITED_S = 10.0, 60.0
 # Seconds until torchrun is killed after its ranks.
 _TORCHRUN_S = 10.0
+# Seconds in which the ranks of a user's program may end by themselves after one has failed.
+_OWN_END_S = 3.0
 
 
 def main() -> int:
@@ -247,6 +255,7 @@ def _run_torchrun(
     again = _again(arguments)
     if arguments.runs_program:
         watch_exits(message)
+        sys.addaudithook(_own_ends())
     try:
         run(arguments)
     except ChildFailedError as error:
@@ -270,6 +279,25 @@ def _run_torchrun(
         message(f"lost contact with the other nodes ({ends[0].what if ends else error})")
         return ExitCode.NETWORK
     return ExitCode.SUCCESS
+
+
+def _own_ends() -> Callable[[str, tuple[object, ...]], None]:
+    """Return an audit hook that delays the SIGTERM with which torchrun ends the other ranks.
+
+    If all ranks exit with one code, gloo may abort a rank while its interpreter ends, because
+    another rank has closed its connections. The other rank is then about to exit with the code.
+    """
+    deadline_s: float | None = None
+
+    def hook(event: str, values: tuple[object, ...]) -> None:
+        nonlocal deadline_s
+        if event != "os.killpg" or values[1] != signal.SIGTERM:
+            return
+        deadline_s = deadline_s or time.monotonic() + _OWN_END_S
+        while parent(int(str(values[0]))) is not None and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+
+    return hook
 
 
 def _watched_store(arguments: argparse.Namespace, store: "TCPStore") -> Callable[[], bool]:
