@@ -9,7 +9,14 @@ from typing import Any
 from trainbox import ranks
 from trainbox.errors import StorageFailure
 from trainbox.files.regular_files import read_object
-from trainbox.files.sidecar import checkpoint_path, damage, set_aside, short, steps_in
+from trainbox.files.sidecar import (
+    checkpoint_path,
+    damage,
+    read_sidecar,
+    set_aside,
+    short,
+    steps_in,
+)
 from trainbox.tensor_files import read_tensor_file
 
 _MOST_NAMED = 3  # the most damaged checkpoints that a message names
@@ -48,8 +55,9 @@ class StoredCheckpoints:
     def run_id_found(self) -> str | None:
         """Return the run's id from the marker or its newest readable sidecar."""
         for path in (self.marker, *map(self.path, reversed(self.steps()))):
+            read = read_object if path == self.marker else read_sidecar
             with contextlib.suppress(OSError, ValueError):
-                found = read_object(path).get("run_id")
+                found = read(path).get("run_id")
                 return found if isinstance(found, str) else None
         return None
 
@@ -60,13 +68,11 @@ class StoredCheckpoints:
             ValueError: It cannot be read, or is of another step, run or program.
         """
         try:
-            sidecar = read_object(self.path(step))
+            sidecar = read_sidecar(self.path(step))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise ValueError(f"its sidecar cannot be read: {reason}") from error
+            raise ValueError(f"its sidecar cannot be used: {reason}") from error
         self.refuse_another("sidecar", sidecar, step)
-        if "sha256" not in sidecar:
-            raise ValueError("its sidecar is of another program")
         return sidecar
 
     def refuse_another(self, what: str, identity: Any, step: int) -> None:

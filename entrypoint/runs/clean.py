@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.runs.read import StoredRun
-from trainbox.files.regular_files import object_if_valid
+from trainbox.files.sidecar import sidecar_if_valid
 from trainbox.folders.lease import LEASE
 from trainbox.folders.record_folder import (
     CHECKPOINTS,
@@ -76,7 +76,7 @@ def _unneeded(checkpoints: list[Path]) -> tuple[Path, ...]:
     """Return all checkpoints with their sidecars but the last and the best one."""
     if not checkpoints:
         return ()
-    last = object_if_valid(checkpoints[-1].with_suffix(".json"))
+    last = sidecar_if_valid(checkpoints[-1].with_suffix(".json"))
     if last is None or last.get("bytes") != checkpoints[-1].stat().st_size:
         return ()  # it is damaged, so an older one may be the last way to resume
     best = f"step-{last.get('best_step') or 0:08d}"

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainbox.disclosure.recorded_values import edited_settings, listed_changes
 from trainbox.errors import UNSAVED, ExitCode, WrongUse
 from trainbox.files.entries import EntryReader, is_of_script, newest_entry
 from trainbox.files.regular_files import object_if_valid, read_text
-from trainbox.files.sidecar import checkpoint_path, steps_in
+from trainbox.files.sidecar import checkpoint_path, sidecar_if_valid, steps_in
 from trainbox.folders.lease import LEASE, is_leased
 from trainbox.folders.record_folder import (
     CHECKPOINTS,
@@ -34,7 +35,7 @@ _IN_RESULTS = {
     "complete": "done",
     "failed": "failed",
     "running": "running",
-    **dict.fromkeys(("stopped", "killed", "not trained"), ""),
+    **dict.fromkeys(("stopped", "killed", "damaged", "not trained"), ""),
 }
 # Settings that each run has, and that say nothing about its result.
 _NOT_SHOWN = FREE_AT_RESUME | {"task", "fields", "best_by", "threads", "memory_format"}
@@ -52,8 +53,8 @@ class StoredRun:
         rank: A number that is lower for a better value.
         step: The newest step in its records.
         steps: The number of steps of the whole training, or None if it is unknown.
-        state: One of running, complete, stopped, failed, killed, not trained.
-        why: The message of a failure.
+        state: One of running, complete, stopped, failed, killed, damaged, not trained, unreadable.
+        why: The message of a failure, or what is damaged.
         is_script: Whether a script of the user has written it.
         changed_unix_s: When it was written last.
         bytes: The size of all files.
@@ -113,7 +114,7 @@ def _running(folder: Path, runs_dir: Path) -> RunningRun:
         times.append(time_s if time_s <= now_s + _CLOCKS_S else 0.0)
         figures |= {name: value for name, value in found.items() if value is not None}
     saved = steps_in(folder / CHECKPOINTS)[-1:]
-    sidecar = object_if_valid(checkpoint_path(folder / CHECKPOINTS, saved[0])) if saved else None
+    sidecar = sidecar_if_valid(checkpoint_path(folder / CHECKPOINTS, saved[0])) if saved else None
     return RunningRun(
         str(folder.relative_to(runs_dir)),
         _task(config),
@@ -167,14 +168,16 @@ def _stored(folder: Path, runs_dir: Path) -> StoredRun | None:
     A start that was killed early has left only its folders.
     """
     config = object_if_valid(folder / CONFIG)
-    manifest = object_if_valid(folder / MANIFEST) or {}
+    manifest = object_if_valid(folder / MANIFEST)
     if config is None and not (folder / LOGS).is_dir():
         return None
-    config = config or {}
     saved = steps_in(folder / CHECKPOINTS)
     step = max([newest_entry(folder / METRICS).get("step", 0), *saved])
     size, changed_unix_s = _size(folder)
-    state, why = _state(folder, manifest, step)
+    state, why = _state(folder, manifest or {}, step)
+    if state != "running" and (damage := _damage(folder, config, manifest, saved)):
+        state, why = "damaged", damage
+    config, manifest = config or {}, manifest or {}
     planned, best = manifest.get("steps"), _best(folder, config, saved)
     return StoredRun(
         name=str(folder.relative_to(runs_dir)),
@@ -219,6 +222,31 @@ def _state(folder: Path, manifest: Mapping[str, Any], step: int) -> tuple[str, s
     return "failed", f"{end['message']} ({code})" if end.get("message") else f"exit code {code}"
 
 
+def _damage(
+    folder: Path,
+    config: Mapping[str, Any] | None,
+    manifest: Mapping[str, Any] | None,
+    saved: Sequence[int],
+) -> str | None:
+    """Return which small file of a run that has ended is damaged or of another run, or None.
+
+    `trainbox verify` compares all files.
+    """
+    for name, content in ((CONFIG, config), (MANIFEST, manifest)):
+        if content is None and os.path.lexists(folder / name):
+            return f"{name} cannot be read"
+    if not saved or config is None or "script" in config:
+        return None
+    if manifest is None:
+        return f"{MANIFEST} is missing"
+    if edited := edited_settings(manifest, config):
+        return f"{CONFIG} was edited ({listed_changes(edited)})"
+    newest = sidecar_if_valid(path := checkpoint_path(folder / CHECKPOINTS, saved[-1]))
+    if newest is None or newest.get("run_id") != manifest.get("run_id"):
+        return f"{path.name} is {'of another run' if newest else 'damaged'}"
+    return None
+
+
 def _best(
     folder: Path, config: Mapping[str, Any], saved: Sequence[int]
 ) -> tuple[tuple[str, float], float] | None:
@@ -227,10 +255,10 @@ def _best(
         direction, name = split_metric(str(config["best_by"]), "--best-by")
     except (KeyError, WrongUse):
         return None
-    newest = object_if_valid(checkpoint_path(folder / CHECKPOINTS, saved[-1])) if saved else None
+    newest = sidecar_if_valid(checkpoint_path(folder / CHECKPOINTS, saved[-1])) if saved else None
     if newest is None or not isinstance(step := newest.get("best_step"), int):
         return None
-    best = object_if_valid(checkpoint_path(folder / CHECKPOINTS, step)) or {}
+    best = sidecar_if_valid(checkpoint_path(folder / CHECKPOINTS, step)) or {}
     metrics = best.get("metrics")
     value = metrics.get(name) if isinstance(metrics, dict) else None
     if not isinstance(value, int | float) or not math.isfinite(value):

@@ -1,7 +1,6 @@
 """Files that are damaged, missing or hostile, and disks that are full or read-only."""
 
 import hashlib
-import json
 import os
 import pickle
 import random
@@ -30,6 +29,7 @@ from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
 from tests.support.unsafe_pickle import MakesFolder
 from trainbox.errors import Preempted
+from trainbox.files.sidecar import read_sidecar, sidecar_text
 from trainer.records.checkpoint import RunCheckpoints
 
 _EACH_STEP: dict[str, Any] = {"checkpoint_steps": 1, "keep": 99, "log_steps": 1}
@@ -331,12 +331,12 @@ def test_row_43_a_checkpoint_with_code_in_it(here: Here) -> None:
     newest = _stopped_at_10(here)[-1]
     marker = here.folder / "it ran"
     newest.write_bytes(pickle.dumps({"model": MakesFolder(marker)}))
-    sidecar = json.loads(newest.with_suffix(".json").read_text())
+    sidecar = read_sidecar(newest.with_suffix(".json"))
     sidecar |= {
         "sha256": hashlib.sha256(newest.read_bytes()).hexdigest(),
         "bytes": newest.stat().st_size,
     }
-    newest.with_suffix(".json").write_text(json.dumps(sidecar))
+    newest.with_suffix(".json").write_text(sidecar_text(sidecar))
     code, _, err = here.command("train", TINY, "--device", "cpu", "--run", "r")
     assert code == 4
     assert err.startswith(

@@ -1,7 +1,8 @@
 """The files of checkpoints: `step-00000800.pt` and its sidecar `step-00000800.json`.
 
-The sidecar has the SHA-256 of the other file and appears last, so a checkpoint with a sidecar is
-complete. The checkpoints of Trainbox's own trainings and of `trainbox.Checkpoints` are such files.
+The sidecar has the SHA-256 of the other file and of its own fields. It appears last, so a
+checkpoint with a sidecar is complete. The checkpoints of Trainbox's own trainings and of
+`trainbox.Checkpoints` are such files.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from typing import IO, Any
 
 from trainbox.files.regular_files import open_regular, read_object, replacing
 
+_OWN_SHA256 = "fields_sha256"  # of the other fields of a sidecar
 # This file appears once a run or a folder has completed a checkpoint.
 FIRST_CHECKPOINT = "first_checkpoint.json"
 
@@ -29,6 +31,36 @@ def steps_in(folder: Path, suffix: str = ".json") -> list[int]:
     stems = (path.name.removesuffix(suffix) for path in folder.glob(f"step-*{suffix}"))
     steps = [int(match[1]) for stem in stems if (match := re.fullmatch(r"step-([0-9]{8,})", stem))]
     return sorted(step for step in steps if os.path.lexists(checkpoint_path(folder, step, suffix)))
+
+
+def sidecar_text(fields: Mapping[str, Any]) -> str:
+    """Return the text of a sidecar with `fields` and their own SHA-256."""
+    return json.dumps({**fields, _OWN_SHA256: _sha256(fields)}, indent=2) + "\n"
+
+
+def read_sidecar(path: Path) -> dict[str, Any]:
+    """Return the fields of the sidecar at `path`.
+
+    Raises:
+        OSError: the file is missing, unreadable or not a regular file.
+        ValueError: the file is not a sidecar, or a field was changed.
+    """
+    fields = read_object(path)
+    if (stated := fields.pop(_OWN_SHA256, None)) != _sha256(fields):
+        raise ValueError("it was edited or damaged" if stated else "it is of another program")
+    return fields
+
+
+def sidecar_if_valid(path: Path) -> dict[str, Any] | None:
+    """Return the fields of the sidecar at `path`, or None if it is missing, damaged or edited."""
+    try:
+        return read_sidecar(path)
+    except (OSError, ValueError):
+        return None
+
+
+def _sha256(fields: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def write_checkpoint(
@@ -59,7 +91,7 @@ def write_checkpoint(
             raise (hashed.error or error) from error
         sidecar = {**fields, "sha256": hashed.sha256.hexdigest(), "bytes": hashed.size}
         sidecar["saved_at_unix_s"] = round(time.time(), 3)
-        sidecar_file.write(json.dumps(sidecar, indent=2).encode() + b"\n")
+        sidecar_file.write(sidecar_text(sidecar).encode())
         sidecar_file.flush()
         if durable:
             os.fsync(sidecar_file.fileno())
@@ -88,7 +120,7 @@ def complete_or_remove(folder: Path) -> list[Path]:
     for sidecar in folder.glob("step-*.json.tmp"):
         path = sidecar.with_name(sidecar.name.removesuffix(".json.tmp") + ".pt")
         with contextlib.suppress(OSError, ValueError):
-            if damage(path, read_object(sidecar)) is None:
+            if damage(path, read_sidecar(sidecar)) is None:
                 sidecar.replace(sidecar.with_suffix(""))
     return remove_temporary(folder.glob("step-*.tmp"))
 

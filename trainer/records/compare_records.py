@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainbox.disclosure.recorded_values import listed_changes
 from trainbox.errors import ExitCode, Failure, StorageFailure, WrongUse
 from trainer.records.compare_runs import (
     first_difference,
     first_figure_difference,
-    listed_changes,
     manifest_differences,
 )
 from trainer.records.jsonl import DIGESTS, digest_problem, read_all_entries

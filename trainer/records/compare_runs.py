@@ -1,18 +1,11 @@
 """Compare the digests and manifests of two runs."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainbox.disclosure.secret_rule import (
-    LONGEST,
-    NOT_SHOWN,
-    arguments_without_secrets,
-    is_secret,
-    without_secrets,
-)
+from trainbox.disclosure.recorded_values import changes, flat, listed_changes, short
 from trainbox.errors import Changed
 from trainbox.options.strategies import bits_depend_on_processes
 
@@ -84,7 +77,7 @@ def first_difference(one: Sequence[dict[str, Any]], other: Sequence[dict[str, An
     since = "no earlier step was compared"
     for step in sorted(of_one.keys() & of_other.keys()):
         a, b = of_one[step], of_other[step]
-        tensors = list(_changes(a["tensors"], b["tensors"]))
+        tensors = list(changes(a["tensors"], b["tensors"]))
         parts = [label for name, label in _PARTS.items() if a[name] != b[name]]
         if tensors or parts:
             what = (
@@ -110,7 +103,7 @@ def first_figure_difference(one: Mapping[str, Any], other: Mapping[str, Any]) ->
             for figures in (one, other)
         )
         if old != new and name != "time_unix_s":
-            return f"{name} ({_short(old)} -> {_short(new)})"
+            return f"{name} ({short(old)} -> {short(new)})"
     return None
 
 
@@ -133,46 +126,9 @@ def manifest_differences(
     of_the_run = ("plan.strategy", "plan.world_size") if plan_matters else ()
     return {
         name: change
-        for name, change in _changes(before, after).items()
+        for name, change in changes(before, after).items()
         if name not in loaded_by_one and (name in of_the_run or not name.startswith(_OF_THE_START))
     }
-
-
-def shown_value(name: str, value: Any) -> Any:
-    """Return `value` as the manifest records it: strings are cut and have no secrets."""
-    if not isinstance(value, str):
-        return value
-    return NOT_SHOWN if is_secret(name, value) else without_secrets(value[:LONGEST])
-
-
-def shown_arguments(argv: Sequence[str]) -> list[str]:
-    """Return the arguments of a command as the manifest records them, without secrets."""
-    return arguments_without_secrets(argument[:LONGEST] for argument in argv)
-
-
-def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings as the manifest records them, without secrets in the task's fields."""
-    fields = settings.get("fields")
-    if not isinstance(fields, dict):
-        return dict(settings)
-    return {
-        **settings,
-        "fields": {name: shown_value(name, value) for name, value in fields.items()},
-    }
-
-
-def edited_settings(
-    manifest: Mapping[str, Any], config: Mapping[str, Any]
-) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ between a run's manifest and its config.json.
-
-    The result is {dotted name: (manifest, config)}. Secrets are removed before the comparison, so a
-    changed secret in a task's field is not an edit.
-    """
-    settings = manifest.get("settings", {})
-    before = flat(settings, "settings.")
-    now = flat(shown_settings({name: config.get(name) for name in settings}), "settings.")
-    return _changes(before, now)
 
 
 def changes_bits(name: str) -> bool:
@@ -186,33 +142,3 @@ def cannot_resume(run: Path, changed: Mapping[str, tuple[Any, Any]]) -> Changed:
         f"{run} cannot be resumed with the same bits ({listed_changes(changed)}): restore the old "
         "values, or accept different bits with --resume anyway"
     )
-
-
-def listed_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """Return the changes as in `threads: 1 -> 2; cudnn: 9 -> 10`, with long values cut."""
-    return "; ".join(
-        f"{name}: {_short(old)} -> {_short(new)}" for name, (old, new) in changed.items()
-    )
-
-
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return {
-        name: (before.get(name), after.get(name))
-        for name in {**before, **after}
-        if before.get(name) != after.get(name)
-    }
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a nested object by their dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        found |= (
-            flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-        )
-    return found
-
-
-def _short(value: Any) -> str:
-    text = "nothing" if value is None else str(value)
-    return f"{text[:12]}..." if re.fullmatch("[0-9a-f]{40,}", text) else text[:200]

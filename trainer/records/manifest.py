@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from trainbox.disclosure.recorded_values import listed_changes, shown_arguments, shown_settings
 from trainbox.disclosure.secret_rule import shown_variable
 from trainbox.errors import WrongUse
 from trainbox.files.build_info import build_info, git
@@ -20,14 +21,7 @@ from trainbox.processes.environment import launch_facts
 from trainer.data.examples import Collate, length, read_examples
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
-from trainer.records.compare_runs import (
-    VARIABLES_OF_BITS,
-    cannot_resume,
-    listed_changes,
-    manifest_differences,
-    shown_arguments,
-    shown_settings,
-)
+from trainer.records.compare_runs import VARIABLES_OF_BITS, cannot_resume, manifest_differences
 from trainer.records.digest import value_digest
 from trainer.records.run_log import RunLog
 from trainer.system.sources import loaded_sources

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainbox.disclosure.recorded_values import edited_settings, listed_changes
 from trainbox.errors import StorageFailure, WrongUse
 from trainbox.files.regular_files import read_object
+from trainbox.files.sidecar import read_sidecar
 from trainbox.folders.record_folder import CHECKPOINTS, MANIFEST
 from trainbox.options.config import Config, config_in
 from trainer.records.checkpoint_files import CheckpointFiles
-from trainer.records.compare_runs import edited_settings, listed_changes
 from trainer.records.jsonl import KEYS_OF_ENTRIES, read_entries
 from trainer.records.run_folder import RunFolder
 
@@ -98,7 +99,7 @@ class RunRecord:
         self._check(steps[-1])
         if which == LAST:
             return steps[-1]
-        best_step: int | None = read_object(files.path(steps[-1])).get("best_step")
+        best_step: int | None = read_sidecar(files.path(steps[-1])).get("best_step")
         if best_step is None:
             raise WrongUse(
                 f"{self.path} has no best checkpoint: it was not validated yet, or only with NaN "
@@ -121,7 +122,7 @@ class RunRecord:
                 return self.check_best(None), files.best
             if steps:
                 self._check(steps[-1])
-                best_step = read_object(files.path(steps[-1])).get("best_step")
+                best_step = read_sidecar(files.path(steps[-1])).get("best_step")
                 if best_step is not None and best_step not in {*steps, *lost}:
                     return self.check_best(steps[-1]), files.best
         step = self.find(which)
@@ -180,7 +181,7 @@ class RunRecord:
         try:
             step = self.files.check_best()
             if newest is not None and step <= newest:
-                expected = read_object(self.files.path(newest)).get("best_step")
+                expected = read_sidecar(self.files.path(newest)).get("best_step")
                 if step != expected:
                     raise ValueError(
                         f"it is of step {step}, but the best step of the newest checkpoint is "

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainbox.disclosure.recorded_values import shown_value
 from trainbox.errors import text_of
 from trainbox.files.regular_files import replacing
 from trainbox.folders.record_folder import PICTURES
 from trainbox.options.config import Config
-from trainer.records.compare_runs import shown_value
 from trainer.system.background import in_background
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainbox.disclosure.recorded_values import flat
 from trainbox.errors import WrongUse
-from trainer.records.compare_runs import flat, manifest_differences
+from trainer.records.compare_runs import manifest_differences
 from trainer.records.curves import Curves, draw_curves
 from trainer.records.run_record import RunRecord
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainbox.disclosure.recorded_values import listed_changes
 from trainbox.errors import ExitCode, Failure, WrongUse
 from trainbox.files.entries import plain
 from trainbox.files.regular_files import replacing
@@ -20,7 +21,7 @@ from trainer.loop.build import build_inference
 from trainer.loop.evaluate import evaluate
 from trainer.loop.task_checks import check_defines
 from trainer.loop.validate import draw
-from trainer.records.compare_runs import changes_bits, first_figure_difference, listed_changes
+from trainer.records.compare_runs import changes_bits, first_figure_difference
 from trainer.system.signals import StopRequest
 from trainer.use.per_example import (
     LEVEL,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trainbox.classification import Classification
 from trainbox.disclosure.markup import cell, escaped_line
+from trainbox.disclosure.recorded_values import flat, listed_changes, shown_value
 from trainbox.disclosure.secret_rule import without_secrets
 from trainbox.errors import ExitCode, Failure
 from trainbox.files.regular_files import object_if_valid, replacing
@@ -24,7 +25,6 @@ from trainbox.options.config import CONTIGUOUS
 from trainbox.tensor_trees import copied, take, tensors_in
 from trainer.loop.build import build_inference
 from trainer.loop.state import Inference
-from trainer.records.compare_runs import flat, listed_changes, shown_value
 from trainer.use.export_program import (
     FORMATS,
     check_packages,

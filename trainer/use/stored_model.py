@@ -11,8 +11,9 @@ from typing import Any
 from safetensors.torch import load_file
 from tqdm import tqdm
 
+from trainbox.disclosure.recorded_values import listed_changes
 from trainbox.errors import Stopped, StorageFailure, WrongUse
-from trainbox.files.regular_files import read_object
+from trainbox.files.sidecar import read_sidecar
 from trainbox.files.temporary import sockets_in_a_folder
 from trainbox.folders.write_failures import writing
 from trainbox.options.config import Settings, check
@@ -24,7 +25,7 @@ from trainer.loop.state import Inference, load_weights
 from trainer.parallel.strategy import Strategy, join
 from trainer.parallel.world import World
 from trainer.records import manifest
-from trainer.records.compare_runs import listed_changes, manifest_differences
+from trainer.records.compare_runs import manifest_differences
 from trainer.records.console import Console
 from trainer.records.digest import digest_of_digests, tensor_digests
 from trainer.records.run_record import RunRecord
@@ -220,7 +221,7 @@ def _load(run: StoredRun, job: Inference) -> tuple[dict[str, Any], Mapping[str, 
                 step, file = record.find_weights(which)
                 found = [step, file.suffix == ".pt"]
                 if found[1]:
-                    sidecar = read_object(record.files.path(step))
+                    sidecar = read_sidecar(record.files.path(step))
         step, is_whole = world.from_first(found)
         with world.wait_for_all("the load of the checkpoint"):
             if is_whole:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from entrypoint.health.trainings import Trainings
+from trainbox.files.sidecar import sidecar_text
 from trainbox.folders.lease import LEASE, Lease
 
 
@@ -48,7 +49,7 @@ def test_only_running_trainings_have_metrics_also_trials(tmp_path: Path) -> None
     entries += [validated | {"time_unix_s": now_s + 1e6}]
     run = _running(tmp_path / "a", *entries)
     (run / "checkpoints/step-00000050.json").write_text(
-        json.dumps({"saved_at_unix_s": now_s - 500})
+        sidecar_text({"saved_at_unix_s": now_s - 500})
     )
     (_running(tmp_path / "ended", *entries) / LEASE).unlink()
     _running(tmp_path / "sweep/trial-00001", task=["?"])

@@ -9,6 +9,7 @@ import pytest
 from entrypoint.runs.clean import leftovers
 from entrypoint.runs.read import stored_runs
 from entrypoint.runs.table import table
+from trainbox.files.sidecar import sidecar_text
 from trainbox.folders.lease import Lease
 
 
@@ -17,13 +18,21 @@ def _run(folder: Path, end: Any = None, steps: int = 40, done: int = 40, **confi
     (folder / "checkpoints").mkdir(parents=True)
     settings = {"task": "digits", "fields": {}, "best_by": "max:accuracy", "seed": 0, **config}
     (folder / "config.json").write_text(json.dumps(settings))
-    (folder / "manifest.json").write_text(json.dumps({"steps": steps, "end": end}))
+    manifest = {"steps": steps, "end": end, "run_id": "a run", "settings": settings}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     (folder / "metrics.jsonl").write_text(
         "".join(json.dumps({"kind": "train", "step": step}) + "\n" for step in range(1, done + 1))
     )
     for step, accuracy in ((10, 0.75), (20, 0.5), (30, 0.5)):
-        sidecar = {"best_step": 10, "metrics": {"accuracy": accuracy}, "bytes": 1000}
-        (folder / f"checkpoints/step-{step:08d}.json").write_text(json.dumps(sidecar))
+        sidecar = {
+            "run_id": "a run",
+            "best_step": 10,
+            "metrics": {"accuracy": accuracy},
+            "bytes": 1000,
+        }
+        (folder / f"checkpoints/step-{step:08d}.json").write_text(
+            sidecar_text({"run_id": "a run", **sidecar})
+        )
         (folder / f"checkpoints/step-{step:08d}.pt").write_bytes(bytes(1000))
     return folder
 
@@ -50,6 +59,28 @@ def test_the_state_of_each_run(tmp_path: Path) -> None:
     }
     Lease(tmp_path / "d")
     assert [run.state for run in stored_runs(tmp_path, False)][3] == "running"
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "why"),
+    [
+        ("manifest.json", "}", "", "manifest.json cannot be read"),
+        ("config.json", "}", "", "config.json cannot be read"),
+        ("config.json", '"seed": 0', '"seed": 1', "config.json was edited (settings.seed: 0 -> 1)"),
+        ("checkpoints/step-00000030.json", "0.5", "0.6", "step-00000030.json is damaged"),
+        ("checkpoints/step-00000030.json", None, "sidecar", "step-00000030.json is of another run"),
+    ],
+)
+def test_a_damaged_or_foreign_file_is_shown(
+    tmp_path: Path, name: str, old: str | None, new: str, why: str
+) -> None:
+    path = _run(tmp_path / "r", COMPLETE) / name
+    (tmp_path / "r/logs").mkdir()
+    text = path.read_text()
+    path.write_text(text.replace(old, new) if old else sidecar_text({"run_id": "of another"}))
+    (found,) = stored_runs(tmp_path, False)
+    assert (found.state, found.why) == ("damaged", why)
+    assert leftovers(found, tmp_path / "r") == []
 
 
 def test_a_folder_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:

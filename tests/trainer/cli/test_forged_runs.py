@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.here import Here, training_here
 from tests.support.unsafe_pickle import MakesFolder
+from trainbox.files.sidecar import read_sidecar, sidecar_text
 from trainer.records.digest import digest_of_digests, saved_digests, tensor_digests
 
 _TASK = "tests.support.tiny:FromFiles"
@@ -33,7 +34,7 @@ _READERS = {
 
 
 def _sidecar(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    path.write_text(sidecar_text(read_sidecar(path) | changes))
 
 
 def _sidecars(**changes: Any) -> Callable[[Path], None]:
@@ -42,6 +43,12 @@ def _sidecars(**changes: Any) -> Callable[[Path], None]:
             _sidecar(path, **changes)
 
     return forge
+
+
+def _edited_metrics(run: Path) -> None:
+    for path in (run / "checkpoints").glob("*.json"):
+        fields = json.loads(path.read_text())
+        path.write_text(json.dumps(fields | {"metrics": {"loss": 0.125}}))
 
 
 def _files(write: Callable[[Path], object]) -> Callable[[Path], None]:
@@ -99,6 +106,7 @@ _FORGED: dict[str, Callable[[Path], object]] = {
     "another step": _sidecars(step=5),
     "no checkpoints": lambda run: shutil.rmtree(run / "checkpoints"),
     "best step": _sidecars(best_step=3),
+    "an edited metric": _edited_metrics,
     "weights": _contents(lambda s: s["model"]["linear.weight"].neg_()),
     "exchanged moments": _contents(_exchange_moments),
     "moments of two parameters": _contents(lambda s: _exchange(*s["optimizer"]["state"].values())),
@@ -147,7 +155,11 @@ def _without_entry(step: int) -> Callable[[Path], None]:
 
 
 def _record(name: str, **changes: Any) -> Callable[[Path], None]:
-    return lambda run: _sidecar(run / name, **changes)
+    def forge(run: Path) -> None:
+        content = json.loads((run / name).read_text())
+        (run / name).write_text(json.dumps(content | changes))
+
+    return forge
 
 
 # What is wrong with config.json or manifest.json, and the message of each reader.

@@ -20,16 +20,12 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from tests.support.here import Here, training_here
 from tests.support.tiny import TEXTS, Tiny
+from trainbox.disclosure.recorded_values import shown_arguments, shown_value
 from trainbox.errors import Changed, Failure, Stopped, WrongUse
 from trainbox.processes.environment import LaunchFacts
 from trainer.records import manifest
 from trainer.records.compare_records import Evidence, verdict
-from trainer.records.compare_runs import (
-    first_difference,
-    first_figure_difference,
-    shown_arguments,
-    shown_value,
-)
+from trainer.records.compare_runs import first_difference, first_figure_difference
 from trainer.records.digest import value_digest
 from trainer.records.run_log import RunLog
 from trainer.session.verify import verify_run

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.commands import clean_environment
 from tests.support.here import files_of
 from trainbox.errors import Failure, StorageFailure
+from trainbox.files.sidecar import read_sidecar, sidecar_text
 from trainer.records.checkpoint import RunCheckpoints
 from trainer.records.checkpoint_files import CheckpointFiles
 
@@ -85,7 +86,7 @@ def _value(saver: Saver, step: int) -> tuple[float, int]:
 
 def test_the_sidecar_describes_the_file(saver: Saver) -> None:
     saver.save(7, simple(7), best=5, loss=0.5)
-    sidecar = json.loads(saver.path(7, ".json").read_text())
+    sidecar = read_sidecar(saver.path(7, ".json"))
     data = saver.path(7).read_bytes()
     assert sidecar.pop("saved_at_unix_s") > 1.7e9
     assert sidecar == {
@@ -281,9 +282,7 @@ def _sidecar(damage: Callable[[Path], Any]) -> Callable[[Path], Any]:
 
 
 def _change_sidecar(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
-    return _sidecar(
-        lambda sidecar: sidecar.write_text(json.dumps(change(json.loads(sidecar.read_text()))))
-    )
+    return _sidecar(lambda sidecar: sidecar.write_text(sidecar_text(change(read_sidecar(sidecar)))))
 
 
 # fmt: off
@@ -298,11 +297,13 @@ _DAMAGES = [
     pytest.param(_sidecar(Path.unlink), "its sidecar step-00000003.json is missing",
      id="no sidecar"),
     pytest.param(_sidecar(lambda path: os.truncate(path, 2**40)),
-     "its sidecar cannot be read: more than", id="huge sidecar"),
-    pytest.param(_sidecar(_replace(os.mkfifo)), "its sidecar cannot be read: not a regular",
+     "its sidecar cannot be used: more than", id="huge sidecar"),
+    pytest.param(_sidecar(_replace(os.mkfifo)), "its sidecar cannot be used: not a regular",
      id="a FIFO as sidecar"),
-    pytest.param(_change_sidecar(lambda _: {"step": 3, "run_id": "0123"}),
-     "its sidecar is of another program", id="too little"),
+    pytest.param(_sidecar(lambda path: path.write_text('{"step": 3, "run_id": "0123"}')),
+     "its sidecar cannot be used: it is of another program", id="too little"),
+    pytest.param(_sidecar(lambda path: path.write_text(path.read_text().replace("{}", '{"a": 1}'))),
+     "its sidecar cannot be used: it was edited or damaged", id="an edited metric"),
     pytest.param(_change_sidecar(lambda old: old | {"step": "3"}), "its sidecar is of step '3'",
      id="step is a text"),
     pytest.param(_change_sidecar(lambda old: old | {"run_id": "4567"}),

@@ -410,7 +410,7 @@ def test_a_complete_run_without_its_best_weights_fails(here: Here) -> None:
     for path in (here.path() / "checkpoints").glob("step-00000006.*"):
         path.unlink()
     err = here.refused(*_AGAIN, code=4)
-    assert "so is the checkpoint of the best step 6 (its sidecar cannot be read: No such fi" in err
+    assert "so is the checkpoint of the best step 6 (its sidecar cannot be used: No such fi" in err
 
 
 def test_a_complete_run_without_its_manifest_needs_resume_anyway(here: Here) -> None:
