@@ -39,6 +39,10 @@ STOPPED_ITSELF = (
     "the script exited with code 75 without a signal to stop, so the exit code is 1: use 75 only "
     "after SIGTERM, or start the script again with --restarts N"
 )
+NOTHING_SAVED = (
+    "the script has stopped without a new checkpoint in its run folder, so the exit code is not 75 "
+    "(a log, a table or a picture is no checkpoint): save to the folder {run}, or TRAINBOX_RUN"
+)
 
 
 def asked_by(sent: int) -> int:

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from trainbox.errors import stopped_without_loss
+from trainbox.errors import ExitCode, stopped_without_loss
 from trainbox.processes.process_tree import STOP_SIGNALS
 
 # Compose and Kubernetes send SIGKILL after a grace period of 60 s. This is shorter, so that the
@@ -23,8 +23,8 @@ class Child:
         forwarded_as: the signals that the child gets instead of another one, each at one more
             signal to this process. The signal after the last of them kills the child.
         stops_with_0: whether exit code 0 means "stopped" if the child got a signal.
-        has_saved: whether a child that was stopped has saved something new. A child that exits with
-            code 75 has done so.
+        has_saved: whether a child that was stopped, and has ended with this code, has saved
+            something new. The trainer itself exits with code 75 only then.
         memory: what the user can lower if the host's memory is used up.
         ended_by: the message if the signal with this number has ended the child. It had no handler
             yet, so nothing is lost. A script may have none at any time.
@@ -35,7 +35,7 @@ class Child:
     again: str
     forwarded_as: Mapping[signal.Signals, tuple[signal.Signals, ...]]
     stops_with_0: bool = False
-    has_saved: Callable[[], bool] = lambda: False
+    has_saved: Callable[[int], bool] = lambda code: code == ExitCode.PREEMPTED
     memory: str = "--batch-size or --workers"
     ended_by: Callable[[int], str] = stopped_without_loss
 

@@ -181,11 +181,12 @@ def _exit_code(
         return ExitCode.MEMORY
     by_signal = signal_of(shell_code(code)) in {*STOP_SIGNALS, *sent}
     has_finished = code == ExitCode.SUCCESS and signal.SIGINT in sent
-    if sent and code != ExitCode.PREEMPTED and not has_finished:
+    if sent and not has_finished:
         if by_signal and code < 0:
             message(kind.ended_by(-code))
-        if by_signal or (kind.stops_with_0 and code == ExitCode.SUCCESS):
-            code = ExitCode.PREEMPTED if kind.has_saved() else 128 + asked_by(sent[0])
+        has_ended = code == ExitCode.SUCCESS and kind.stops_with_0
+        if by_signal or has_ended or code == ExitCode.PREEMPTED:
+            code = ExitCode.PREEMPTED if kind.has_saved(code) else 128 + asked_by(sent[0])
     finished = code in (ExitCode.SUCCESS, ExitCode.WRONG_USE)
     looks_broken = code in _SUSPECTS or signal_of(shell_code(code)) is not None
     if not finished and fault:

@@ -26,11 +26,19 @@ from entrypoint.script.target import Target
 from entrypoint.script.telemetry import GpuRecord
 from entrypoint.script.working_copies import WORK, UserFolder
 from trainbox.disclosure.suggested_commands import from_here
-from trainbox.errors import STOPPED_ITSELF, ExitCode, Failure, StorageFailure, WrongUse, signal_of
+from trainbox.errors import (
+    NOTHING_SAVED,
+    STOPPED_ITSELF,
+    ExitCode,
+    Failure,
+    StorageFailure,
+    WrongUse,
+    signal_of,
+)
 from trainbox.files.energy import energy_row
 from trainbox.files.regular_files import open_from
 from trainbox.files.temporary import temporary_folder
-from trainbox.folders.record_folder import LOGS, MANIFEST, ended_by, newest_file
+from trainbox.folders.record_folder import LOGS, MANIFEST, ended_by, has_saved, saved_files
 from trainbox.processes.environment import Internal
 from trainbox.processes.process_tree import launched_cpu_s
 from trainbox.processes.streams import message, say, write_all
@@ -221,7 +229,6 @@ def _run_once(
         pipes = stack.enter_context(Pipes(pipes_folder, takers, terminals))
         cpu_s = functools.partial(launched_cpu_s, plan.strategy == "process")
         limit = asked.hang_minutes
-        newest = newest_file(folder.path)
         hang = Hang(limit, lambda: pipes.count, cpu_s).found if limit else None
         ending = supervise(
             plan.argv,
@@ -230,7 +237,7 @@ def _run_once(
             kind=replace(
                 SCRIPT_RUN,
                 ended_by=lambda number: ended_by(number, folder.path),
-                has_saved=lambda: newest_file(folder.path) != newest,
+                has_saved=functools.partial(_has_saved, folder.path, saved_files(folder.path)),
             ),
             on_start=pipes.start,
             received=received,
@@ -246,6 +253,15 @@ def _run_once(
     if plan.gpus:
         manifest |= gpus.with_energy(manifest)
     return ending, watch.needs_reset if watch is not None else None
+
+
+def _has_saved(run: Path, before: Mapping[str, float], code: int) -> bool:
+    """Return whether the script has saved anything new. If not, log why its `code` is replaced."""
+    if has_saved(run, before):
+        return True
+    if code in (ExitCode.SUCCESS, ExitCode.PREEMPTED):
+        message(NOTHING_SAVED)
+    return False
 
 
 def _found(folder: ScriptFolder, hang: Callable[[], str | None] | None) -> str | None:

@@ -28,6 +28,12 @@ _WRITTEN = frozenset({CONFIG, MANIFEST, METRICS, LOGS, LEASE, TEXTS})
 # What `trainbox run` itself writes in the run folder of a script.
 OWN_NAMES = _WRITTEN | {f"{name}.tmp" for name in (CONFIG, MANIFEST)}
 STUDY = "study.journal"  # in the folder of a sweep
+# Logs, tables, settings, pictures and unfinished files: a script can write them in each start
+# without a checkpoint.
+_NO_CHECKPOINTS = (
+    *(".csv", ".err", ".jsonl", ".log", ".out", ".tsv", ".txt", ".yaml", ".yml"),
+    *(".jpg", ".png", ".svg", ".lock", ".part", ".tmp"),
+)
 
 
 def is_sweep(folder: Path) -> bool:
@@ -37,26 +43,30 @@ def is_sweep(folder: Path) -> bool:
     return False
 
 
-def newest_file(run: Path) -> tuple[str, float] | None:
-    """Return the file that a script has written last in its run folder, and its time, or None."""
-    newest = None
+def saved_files(run: Path) -> dict[str, float]:
+    """Return the times of the files in its run folder from which a script may resume."""
+    found = dict[str, float]()
     for folder, folders, files in os.walk(run):
         own = OWN_NAMES if Path(folder) == run else ()
         folders[:] = [name for name in folders if name not in own]
         for path in (Path(folder, name) for name in files if name not in own):
-            with contextlib.suppress(OSError):
-                time_s = path.lstat().st_mtime
-                if newest is None or time_s > newest[1]:
-                    newest = str(path.relative_to(run)), time_s
-    return newest
+            if not path.name.startswith(EVENTS) and path.suffix.lower() not in _NO_CHECKPOINTS:
+                with contextlib.suppress(OSError):
+                    found[str(path.relative_to(run))] = path.lstat().st_mtime
+    return found
+
+
+def has_saved(run: Path, before: Mapping[str, float]) -> bool:
+    """Return whether a script has saved anything new; `before` has its earlier `saved_files`."""
+    return bool(saved_files(run).items() - before.items())
 
 
 def ended_by(number: int, run: Path) -> str:
     """Return the message for a script with the folder `run` that the signal `number` has ended."""
     begin = f"{signal_name(number)} has ended the script"
-    if (found := newest_file(run)) is None:
-        return f"{begin}, which has written no file to its run folder: it begins again"
-    name, time_s = found
+    if not (found := saved_files(run)):
+        return f"{begin}, which has saved no file in its run folder: it begins again"
+    name, time_s = max(found.items(), key=lambda item: item[1])
     return (
         f"{begin}: what it has done since its newest file in the run folder ({name}, "
         f"{max(0.0, time.time() - time_s):.0f} s ago) is lost, unless it was saved elsewhere"

@@ -206,7 +206,7 @@ class SweepRun:
             if answer.get("failed_allocations"):
                 slot.restart()  # cuDNN keeps other algorithms, and so other bits, in this process
         elif code == ExitCode.PREEMPTED and self._stop:
-            self._saved |= answer.get("saved", True)
+            self._saved |= answer.get("saved", False)
             self._study.give_back(trial)
         elif code == ExitCode.STORAGE:
             self._study.give_back(trial)

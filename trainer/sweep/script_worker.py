@@ -74,7 +74,8 @@ class Attempt:
             printed = messages.read().decode(errors="replace")
         if ended_early is not None:
             _end(process)
-            return ended_early
+            # `trainbox run` exits with 75 only if the script has saved something new.
+            return {**ended_early, "saved": process.returncode == ExitCode.PREEMPTED}
         ended = starts_of(self._run)
         if len(ended) == len(starts):
             # `trainbox run` has failed itself, so the script's end is not known.

@@ -361,7 +361,7 @@ def test_a_training_that_ends_itself_with_code_0_has_not_finished(
 def test_the_exit_code_of_a_script(
     code: int, after_sigterm: int, after_sigint: int, alone: int
 ) -> None:
-    saved = replace(SCRIPT_RUN, has_saved=lambda: True)
+    saved = replace(SCRIPT_RUN, has_saved=lambda _: True)
     assert _exit_code(code, [signal.SIGTERM], None, None, saved, []) == after_sigterm
     assert _exit_code(code, [signal.SIGINT], None, None, saved, []) == after_sigint
     assert _exit_code(code, (), None, None, saved, []) == alone
@@ -374,7 +374,8 @@ def test_the_exit_code_of_a_script(
         (TRAINING, 143, signal.SIGUSR1, 138),  # torchrun, or a rehearsal
         (TRAINING, -signal.SIGUSR2, signal.SIGUSR2, 130),
         (TRAINING, 0, signal.SIGTERM, 0),
-        (SCRIPT_RUN, 75, signal.SIGTERM, 75),  # the script knows that it has saved
+        (replace(SCRIPT_RUN, has_saved=lambda _: False), 75, signal.SIGTERM, 143),
+        (replace(SCRIPT_RUN, has_saved=lambda _: False), 75, signal.SIGINT, 130),
         (SCRIPT_RUN, 0, signal.SIGTERM, 143),
         (SCRIPT_RUN, 0, signal.SIGINT, 0),
         (SCRIPT_RUN, -signal.SIGINT, signal.SIGINT, 130),

@@ -251,6 +251,42 @@ def test_a_stop_is_a_sigterm_and_exits_with_75(trainbox: Trainbox) -> None:
     assert len(read(run, "manifest.json")["starts"]) == 1  # a requested stop has no restart
 
 
+@pytest.mark.parametrize(
+    ("code", "saves"),
+    [
+        pytest.param(75, "", id="nothing"),
+        pytest.param(75, "train.log", id="log"),
+        pytest.param(75, "checkpoint.pt", id="checkpoint"),
+        pytest.param(0, "", id="nothing-0", marks=pytest.mark.slow),
+    ],
+)
+def test_a_stopped_script_has_code_75_only_if_it_has_saved(
+    trainbox: Trainbox, code: int, saves: str
+) -> None:
+    """A scheduler would start a script that only appends to its log for ever."""
+    text = f"""
+import os, pathlib, signal, sys
+run = pathlib.Path(os.environ["TRAINBOX_RUN"])
+def stop(*_):
+    for name in {saves!r}.split():
+        (run / name).open("a").write("step\\n")
+    sys.exit({code})
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+    process = trainbox.start(*ONE, "--run", "r", script(trainbox, text))
+    log = trainbox.folder / "runs/r/logs/rank-0.log"
+    wait_until(lambda: log.exists() and "ready" in log.read_text(), process)
+    process.send_signal(signal.SIGTERM)
+    ended = finish(process)
+    has_saved = saves == "checkpoint.pt"
+    assert ended.code == (75 if has_saved else 143), ended.err
+    text = "trainbox: the script has stopped without a new checkpoint in its run folder, so the "
+    assert ended.err.count(text) == (not has_saved)
+
+
 @pytest.mark.parametrize("number", slow_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]))
 @pytest.mark.parametrize(
     "processes",
@@ -289,7 +325,7 @@ time.sleep(60)
         )
     else:
         pattern = (
-            rf"trainbox: {number.name} has ended the script, which has written no file to its run "
+            rf"trainbox: {number.name} has ended the script, which has saved no file in its run "
             r"folder: it begins again\n"
         )
     assert len(re.findall(pattern, ended.err)) == 1, ended.err

@@ -159,7 +159,7 @@ def test_a_process_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatc
 def test_a_sweep_that_stops_gives_the_trial_back(trial: Trial) -> None:
     trial.stop.signal_name = "SIGTERM"
     answer = trial("exec sleep 600")
-    assert answer == {"code": 75, "message": "stopped by SIGTERM"}
+    assert answer == {"code": 75, "message": "stopped by SIGTERM", "saved": False}
 
 
 def test_the_pruner_sees_each_report_with_the_metric_and_ends_the_trial(trial: Trial) -> None:

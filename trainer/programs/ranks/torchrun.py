@@ -40,7 +40,7 @@ from trainbox.errors import (
     stopped_without_loss,
 )
 from trainbox.files.temporary import temporary_folder
-from trainbox.folders.record_folder import ended_by, newest_file
+from trainbox.folders.record_folder import ended_by, has_saved, saved_files
 from trainbox.processes.environment import Internal
 from trainbox.processes.process_tree import (
     children,
@@ -186,7 +186,7 @@ def _run_on_nodes(
         os._exit(end.code)
 
     # Run torchrun, and report its exit code to the other nodes.
-    newest = newest_file(_run_folder()) if arguments.runs_program else None
+    before = saved_files(_run_folder()) if arguments.runs_program else {}
     try:
         meeting.watch(on_end)
         met = _watched_store(arguments, store) if arguments.runs_program and store else None
@@ -194,7 +194,7 @@ def _run_on_nodes(
             others.append(meeting)
         code = _run_torchrun(arguments, messages, forwarded, ends)
         if arguments.runs_program:
-            code = _code_of_program(code, forwarded, newest)
+            code = _code_of_program(code, forwarded, before)
         if code == 0 and met is not None:
             _warn_if_separate(met, sum(meeting.processes))
     except SystemExit:  # raised by `forward`
@@ -209,17 +209,17 @@ def _run_folder() -> Path:
     return Path(os.environ["TRAINBOX_RUN"])
 
 
-def _code_of_program(code: int, forwarded: list[int], newest: tuple[str, float] | None) -> int:
+def _code_of_program(code: int, forwarded: list[int], before: Mapping[str, float]) -> int:
     """Return the exit code of the user's program on this node, which got the signals `forwarded`.
 
-    `newest` was the newest file of its run folder at its start. `trainbox run` did not get the
-    signal of another node.
+    `before` has the `saved_files` at its start. `trainbox run` did not get the signal of another
+    node.
     """
     # At Ctrl-C, a script may end its training early, and exit with 0.
     has_ended = code == ExitCode.SUCCESS and signal.SIGINT not in forwarded
-    if forwarded and (has_ended or signal_of(code) in STOP_SIGNALS):
-        return ExitCode.PREEMPTED if newest_file(_run_folder()) != newest else UNSAVED
-    if code == ExitCode.PREEMPTED and not forwarded:
+    if forwarded and (has_ended or code == ExitCode.PREEMPTED or signal_of(code) in STOP_SIGNALS):
+        return ExitCode.PREEMPTED if has_saved(_run_folder(), before) else UNSAVED
+    if code == ExitCode.PREEMPTED:
         message(STOPPED_ITSELF)
         return ExitCode.UNEXPECTED
     return code
