@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts: no traceback, and the code of the signal."""
+"""A signal while a command starts: no traceback, and the code of the signal."""
 
 import os
 import signal
@@ -26,6 +26,39 @@ _COMMAND = "import trainbox_start; sys.argv[:2] = ['trainbox']; trainbox_start.m
 _RANK = "from entrypoint.script.rank import main; del sys.argv[1]; main()"
 
 
+def _ended(
+    folder: Path, program: str, module: str, words: tuple[str, ...]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, module, *words],
+        cwd=folder,
+        env=clean_environment(PYTHONPATH=str(Path(__file__).parents[1])),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGTERM, ("drill", "digits")),
+        (signal.SIGUSR2, ("drill", "digits")),
+        (signal.SIGXCPU, ("health", "--deep")),
+    ],
+)
+def test_a_signal_of_a_scheduler_ends_a_command_with_one_line(
+    tmp_path: Path, number: signal.Signals, words: tuple[str, ...]
+) -> None:
+    program = _PROGRAM.format(start=_COMMAND).replace("SIGINT", number.name)
+    module = "entrypoint.drill.task" if "drill" in words else "entrypoint.health.deep"
+    ended = _ended(tmp_path, program, module, words)
+    assert ended.returncode == 128 + number
+    assert ended.stderr == (
+        f"trainbox: stopped by {number.name}, and nothing is lost: start the same command again\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("module", "start", "words"),
     [
@@ -46,14 +79,7 @@ def test_ctrl_c_at_the_start_prints_no_traceback(
     if module == "site":  # at once, after the first line of the command
         program = f"{program.splitlines()[1]}\nimport trainbox_start, signal, os\n"
         program += "os.kill(os.getpid(), signal.SIGINT)\n"
-    ended = subprocess.run(
-        [sys.executable, "-c", program, module, *words],
-        cwd=tmp_path,
-        env=clean_environment(PYTHONPATH=str(Path(__file__).parents[1])),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = _ended(tmp_path, program, module, words)
     assert ended.returncode in (-signal.SIGINT, 128 + signal.SIGINT)
     assert (ended.stdout, ended.stderr) == ("", "")
 

@@ -16,9 +16,10 @@ import click
 from entrypoint.system.environment import is_folder_of_script, without_ranks
 from trainbox.commands.command_page import PAGE, failure_of
 from trainbox.disclosure import suggested_commands
-from trainbox.errors import Failure, WrongUse
+from trainbox.errors import Failure, WrongUse, stopped_without_loss
 from trainbox.folders.write_failures import disk_is_full, storage_failure
 from trainbox.processes.environment import user_environment
+from trainbox.processes.process_tree import heeded_stop_signals, ignore_stop_signals
 from trainbox.processes.streams import discard, message, open_streams
 
 # The module and the help line of each verb. Only the module of the verb that runs is imported, so
@@ -143,8 +144,9 @@ def main() -> NoReturn:
     """Run the console script, which is also the image's entrypoint."""
     open_streams()
     try:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see trainbox_start
-            signal.signal(signal.SIGINT, _end)
+        for number, handler in heeded_stop_signals().items():
+            if handler is signal.SIG_DFL:  # of SIGINT: see trainbox_start
+                signal.signal(number, _end)
         # Without arguments, click would exit with code 2.
         arguments = sys.argv[1:] or ["--help"]
         sys.exit(cli.main(arguments, prog_name="trainbox", standalone_mode=False) or 0)
@@ -158,10 +160,26 @@ def main() -> NoReturn:
         failure = storage_failure(Path("/dev/stdout"), error, instead="write it to another disk")
         message(str(failure))
         sys.exit(failure.exit_code)
+    except _Ended as ended:
+        if ended.number != signal.SIGINT:  # the user knows of Ctrl-C
+            message(stopped_without_loss(ended.number))
+        raise
     except click.Abort:  # Ctrl-D at a question
         sys.exit(128 + signal.SIGINT)
 
 
+class _Ended(SystemExit):
+    """The end of a command by a signal. For a KeyboardInterrupt, click would print a line."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
+
+
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
-    """End the command at Ctrl-C. For a KeyboardInterrupt, click would print an empty line."""
-    sys.exit(128 + number)
+    """End the command at a stop signal, so that its temporary files are removed.
+
+    A second signal, as by `docker compose run`, does not end this.
+    """
+    ignore_stop_signals()
+    raise _Ended(number)

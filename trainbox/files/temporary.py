@@ -24,7 +24,8 @@ _OWNER = ".owner"
 def temporary_folder(purpose: str = "") -> Iterator[Path]:
     """Remove the folders of killed processes, and yield a new folder `trainbox-PURPOSE...`.
 
-    The new folder is removed at the end unless `keep` was called.
+    The new folder is removed at the end unless `keep` was called, and so are the folders of
+    processes that were killed meanwhile.
 
     Raises:
         StorageFailure: the folder cannot be made.
@@ -42,6 +43,7 @@ def temporary_folder(purpose: str = "") -> Iterator[Path]:
         if any(folder.glob(f"{_OWNER}*")):
             shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+        remove_abandoned()
 
 
 def keep(folder: Path) -> None:

@@ -1,10 +1,12 @@
 """`trainbox drill run` with real starts."""
 
 import re
+import signal
 
 import pytest
 
-from tests.support.commands import Ended, Trainbox, finish
+from tests.support.commands import Ended, Trainbox, finish, wait_until
+from tests.support.tiny import TINY
 
 pytestmark = pytest.mark.timeout(900)  # up to nine starts of torchrun
 
@@ -69,6 +71,22 @@ def test_a_script_that_resumes(trainbox: Trainbox) -> None:
     assert re.fullmatch(r"  1 -> 1 +SIGKILL at step [1-5] +[0-9a-f]{16}  same", killed)
     assert resumed == "  resumed, 1 -> 1: the reported steps continued after a kill"
     assert re.fullmatch(r"  the same bits in all 2 trainings: [0-9a-f]{64}", last)
+    assert list((trainbox.folder / "tmp").iterdir()) == []
+
+
+def test_sigterm_ends_a_drill_with_one_line_and_no_folder(trainbox: Trainbox) -> None:
+    (trainbox.folder / "tmp").mkdir()
+    process = trainbox.start(
+        *("drill", TINY, "--processes", "1"), env={"TMPDIR": str(trainbox.folder / "tmp")}
+    )
+    # The training has a temporary folder, too.
+    wait_until(lambda: len([*(trainbox.folder / "tmp").iterdir()]) > 1, process)
+    process.send_signal(signal.SIGTERM)
+    ended = finish(process)
+    assert (ended.code, ended.err) == (
+        143,
+        "trainbox: stopped by SIGTERM, and nothing is lost: start the same command again\n",
+    )
     assert list((trainbox.folder / "tmp").iterdir()) == []
 
 
