@@ -45,12 +45,14 @@ NOTHING_SAVED = (
 )
 
 
-def asked_by(sent: int) -> int:
-    """Return the signal that asked for a stop, given the signal that was `sent` to the training.
+# The signal to a trainer instead of SIGINT. Python prints a traceback for a SIGINT that arrives
+# before the handler is installed. No scheduler sends this signal.
+INTERRUPT = signal.SIGVTALRM
 
-    Python prints a traceback for a SIGINT before its handler is installed, so SIGUSR2 is sent.
-    """
-    return signal.SIGINT if sent == signal.SIGUSR2 else sent
+
+def asked_by(sent: int) -> int:
+    """Return the signal that asked for a stop, given the signal that was `sent` to the trainer."""
+    return signal.SIGINT if sent == INTERRUPT else sent
 
 
 def stopped_without_loss(number: int) -> str:

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from trainbox.errors import ExitCode, stopped_without_loss
+from trainbox.errors import INTERRUPT, ExitCode, stopped_without_loss
 from trainbox.processes.process_tree import STOP_SIGNALS
 
 # Compose and Kubernetes send SIGKILL after a grace period of 60 s. This is shorter, so that the
@@ -44,13 +44,7 @@ class Child:
         return self.forwarded_as.get(signal.Signals(received), (signal.Signals(received),))
 
 
-# Before the trainer has a handler, Python turns SIGINT into a traceback. The trainer therefore gets
-# another signal, which it treats as SIGINT.
-_TO_TRAINER = {
-    signal.SIGINT: (signal.SIGUSR2,),
-    signal.SIGUSR2: (signal.SIGTERM,),
-    signal.SIGXCPU: (signal.SIGTERM,),
-}
+_TO_TRAINER = {signal.SIGINT: (INTERRUPT,)}
 TRAINING = Child(
     "the training",
     "saving what was trained, then stopping",

@@ -14,7 +14,7 @@ from typing import IO, NoReturn
 
 _PATH = sys.path[1:]  # without the current folder, and before a command puts it in order
 _HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
-_HANDLED += (signal.SIGXCPU,)
+_HANDLED += (signal.SIGXCPU, signal.SIGVTALRM)
 
 
 class Fork:

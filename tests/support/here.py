@@ -34,10 +34,8 @@ from trainer.records.jsonl import read_entries
 from trainer.records.run_log import RunLog
 from trainer.session.train import train_task
 from trainer.system import sources
-from trainer.system.signals import StopRequest
+from trainer.system.signals import STOP_SIGNALS, StopRequest
 
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
-_SIGNALS += (signal.SIGXCPU,)
 _LAUNCH_NAMES = ("TASK", "SET", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
@@ -329,7 +327,7 @@ def training_here(folder: Path) -> Iterator[Here]:
     """Train in `folder`; afterwards restore the working folder, the environment, the signals and
     torch's switches.
     """
-    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     with (
         _without_other_tests(),
         contextlib.chdir(folder),

@@ -12,17 +12,15 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
-from trainbox.errors import Stopped
+from trainbox.errors import INTERRUPT, Stopped
 from trainbox.processes import process_tree
 from trainbox.processes.environment import Internal
 from trainbox.processes.process_tree import die_with_parent
 
-# Signals that request a checkpoint and a stop, with the names for messages. The supervisor forwards
-# SIGINT as SIGUSR2, because Python prints a traceback for a SIGINT that arrives before the handler
-# is installed.
+# Signals that request a checkpoint and a stop, with the names for messages.
 STOP_SIGNALS = {
     **{number: number.name for number in process_tree.STOP_SIGNALS},
-    signal.SIGUSR2: "SIGINT",
+    INTERRUPT: "SIGINT",
 }
 
 
@@ -100,7 +98,7 @@ def interruptible(what: str) -> Iterator[None]:
 
 def forwarded_signal(number: int) -> signal.Signals:
     """Return the signal to send instead of `number` to a process that may not have handlers yet."""
-    return signal.SIGUSR2 if number == signal.SIGINT else signal.Signals(number)
+    return INTERRUPT if number == signal.SIGINT else signal.Signals(number)
 
 
 def leave_signals_to_the_parent() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from entrypoint.launch.children import SCRIPT_RUN, TRAINING, Child
 from entrypoint.launch.stopping import Fault, Kill, Stop
-from trainbox.errors import ExitCode
+from trainbox.errors import INTERRUPT, ExitCode
 
 HOT = Fault("the hardware failed", ExitCode.HARDWARE)
 KILL = "kill"
@@ -25,14 +25,14 @@ ROWS = {
     ),
     "Ctrl-C reaches a training as another signal": (
         TRAINING,
-        [(0, [SIGINT], None, SIGUSR2), (1, [SIGINT, SIGINT], None, (KILL, 128 + SIGINT))],
+        [(0, [SIGINT], None, INTERRUPT), (1, [SIGINT, SIGINT], None, (KILL, 128 + SIGINT))],
     ),
     "a second signal, even of another kind, kills": (
         TRAINING,
         [(0, [SIGUSR1], None, SIGUSR1), (1, [SIGUSR1, SIGHUP], None, (KILL, 128 + SIGHUP))],
     ),
-    "Grid Engine and LSF warn by SIGUSR2": (TRAINING, [(0, [SIGUSR2], None, SIGTERM)]),
-    "a limit of CPU time warns by SIGXCPU": (TRAINING, [(0, [SIGXCPU], None, SIGTERM)]),
+    "Grid Engine and LSF warn by SIGUSR2": (TRAINING, [(0, [SIGUSR2], None, SIGUSR2)]),
+    "a limit of CPU time warns by SIGXCPU": (TRAINING, [(0, [SIGXCPU], None, SIGXCPU)]),
     "a script gets each warning as SIGTERM": (SCRIPT_RUN, [(0, [SIGXCPU], None, SIGTERM)]),
     "a script gets a second chance after Ctrl-C": (
         SCRIPT_RUN,

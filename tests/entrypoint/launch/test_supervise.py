@@ -27,7 +27,7 @@ from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.stopping import Fault
 from entrypoint.launch.supervise import Ending, _exit_code
 from tests.support.commands import clean_environment, finish
-from trainbox.errors import ExitCode
+from trainbox.errors import INTERRUPT, ExitCode
 from trainbox.processes.environment import Internal
 
 # A shell may have started the tests with some of these signals ignored, as nohup does. A Python
@@ -36,7 +36,7 @@ SUPERVISE = """
 import os, signal, sys
 from entrypoint.launch import supervise
 child, budget, before, *ignored = sys.argv[1:]
-for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU"):
+for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU", "SIGVTALRM"):
     signal.signal(signal.Signals[name], signal.SIG_IGN if name in ignored else signal.SIG_DFL)
 more = {}
 exec(before)
@@ -55,8 +55,8 @@ def print_line(text):
     os.write(1, f"{text}\\n".encode())  # one write, so that lines do not mix
     open(os.environ["READY"], "w").close()
 def take_signals(handler):
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-        signal.signal(number, handler)
+    for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU", "SIGVTALRM"):
+        signal.signal(signal.Signals[name], handler)
     print_line(os.getpid())
 """
 ENDS_WHEN_TOLD = (
@@ -158,7 +158,7 @@ def test_the_first_signal_reaches_the_child(start: Start, number: signal.Signals
     process.send_signal(number)
     ended = finish(process)
     # Python turns an early SIGINT into a traceback.
-    other = {signal.SIGINT: "SIGUSR2", signal.SIGXCPU: "SIGTERM"}
+    other = {signal.SIGINT: "SIGVTALRM"}
     handed_on = other.get(number, number.name)
     assert (ended.code, ended.out) == (75, f"{handed_on}\n")
     assert ended.err == f"trainbox: {number.name} {RECEIVED}\n"
@@ -372,7 +372,8 @@ def test_the_exit_code_of_a_script(
     [
         (TRAINING, 75, signal.SIGTERM, 75),
         (TRAINING, 143, signal.SIGUSR1, 138),  # torchrun, or a rehearsal
-        (TRAINING, -signal.SIGUSR2, signal.SIGUSR2, 130),
+        (TRAINING, -INTERRUPT, INTERRUPT, 130),
+        (TRAINING, -signal.SIGUSR2, signal.SIGUSR2, 140),
         (TRAINING, 0, signal.SIGTERM, 0),
         (replace(SCRIPT_RUN, has_saved=lambda _: False), 75, signal.SIGTERM, 143),
         (replace(SCRIPT_RUN, has_saved=lambda _: False), 75, signal.SIGINT, 130),

@@ -70,17 +70,19 @@ def test_a_signal_saves_and_the_same_command_resumes_to_the_same_bits(
     assert _steps(ranks.folder) == list(range(1, 101))
 
 
-def test_ctrl_c_to_the_command_saves_and_the_same_command_resumes(
-    ranks: Ranks, undisturbed: dict[int, tuple[str, list[float]]]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR2])
+def test_a_signal_to_the_command_saves_and_the_same_command_resumes(
+    ranks: Ranks, undisturbed: dict[int, tuple[str, list[float]]], number: signal.Signals
 ) -> None:
     """The command forwards the signal to its processes."""
     gate = SignalGate(ranks.folder, 50)
     process = ranks.launch("train", *ARGUMENTS)
     gate.wait_for(process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     stopped = process.wait()
     assert stopped.code == 75, stopped
-    assert "trainbox: stopped by SIGINT at step 50 of 100, checkpoint saved" in stopped.errs[0]
+    text = f"trainbox: stopped by {number.name} at step 50 of 100, checkpoint saved"
+    assert text in stopped.errs[0]
     assert "Traceback" not in stopped.errs[0]
     assert ranks.train(1, *ARGUMENTS).digest == undisturbed[1][0]
 
