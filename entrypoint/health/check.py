@@ -219,12 +219,13 @@ def _of(
 def without_driver(question: Question, reason: str, seen: str = "") -> Verdict:
     """Return the verdict without an NVIDIA driver.
 
-    It is CRITICAL if a GPU was requested, or if the machine has a GPU: `seen` then describes it.
+    It is CRITICAL if a GPU or the driver was requested, or if the machine has a GPU: `seen` then
+    describes it.
     """
     findings = [Finding("driver", Result.NA, reason)]
-    if question.wanted:
+    if question.wanted or "driver" in question.required:
         findings = [Finding("driver", Result.CRITICAL, reason, "present", "you", "give_gpus")]
-        findings += judge_count(question.selection, question.wanted)
+        findings += judge_count(question.selection, question.wanted) if question.wanted else []
     elif seen:
         read = f"{reason}, but {seen}"
         findings = [Finding("driver", Result.CRITICAL, read, "answers", "NVIDIA", "ask_host")]

@@ -1,7 +1,7 @@
 """Define the findings of checks, the verdict that follows from them, and its text. Pure."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -115,6 +115,7 @@ ACTIONS = {
     "make_room": "give the container more of it: --shm-size, --memory, --cpus, or a larger disk",
     "install_infiniband": "install libibverbs1 and ibverbs-providers (Debian, Ubuntu), or use the "
     "image, which has them",
+    "not_required": "use other hardware, or leave the check out of --require",
     "fix_mount": "mount a folder that this user may write to, or set --user",
 }
 
@@ -123,8 +124,8 @@ ACTIONS = {
 class Verdict:
     """All findings of an examination, and whether a run may start or continue.
 
-    A check in `required` also closes the gate if its result is NA or UNKNOWN. `overridden` has the
-    limits that differ from the defaults.
+    A check in `required` must have a result: NA becomes UNKNOWN, and UNKNOWN closes the gate in
+    each mode. `overridden` has the limits that differ from the defaults.
     """
 
     mode: Mode
@@ -133,6 +134,15 @@ class Verdict:
     driver_version: str | None = None
     required: tuple[str, ...] = ()
     overridden: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        findings = (
+            replace(finding, result=Result.UNKNOWN, action=finding.action or "not_required")
+            if finding.result is Result.NA and finding.check in self.required
+            else finding
+            for finding in self.findings
+        )
+        object.__setattr__(self, "findings", tuple(findings))
 
     @property
     def result(self) -> Result:
@@ -146,12 +156,9 @@ class Verdict:
 
     def _closes(self, finding: Finding) -> bool:
         """Return whether a run must not start because of `finding`."""
-        if finding.result is Result.CRITICAL:
-            return True
-        if finding.check in self.required:
-            return finding.result in (Result.NA, Result.UNKNOWN)
-        return (
-            finding.result is Result.UNKNOWN and not finding.optional and self.mode.unknown_closes
+        closes = not finding.optional and self.mode.unknown_closes
+        return finding.result is Result.CRITICAL or (
+            finding.result is Result.UNKNOWN and (closes or finding.check in self.required)
         )
 
     @property

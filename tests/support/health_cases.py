@@ -89,7 +89,7 @@ CASES = (
     *_unreadable(),
     on_gpu_1("ecc-uncorrected", CRITICAL, "ecc.volatile.uncorrected", 1, 1),
     on_gpu_1("ecc-uncorrected", PASS, "ecc.volatile.uncorrected", 1, limits="ecc_uncorrected = 1"),
-    Case("ecc-uncorrected", "a GPU without ECC, `--require`", NA, 1, "geforce",
+    Case("ecc-uncorrected", "a GPU without ECC, `--require`", UNKNOWN, 1, "geforce",
      words=("--require", "ecc-uncorrected")),
     Case("ecc-uncorrected", "no driver, `--require ecc-uncorrected`", UNKNOWN, 1,
      keys={"ret.init": 9}, words=("--require", "ecc-uncorrected")),

@@ -305,7 +305,9 @@ def test_a_required_driver_closes_a_machine_without_gpus(
     """As the prolog of docs/guides/slurm.md does it, also where no sign of a GPU is left."""
     unloaded = put(tmp_path, "h100", {"ret.init": 9})
     ended = health(forked, library, unloaded, "--gate", "--require", "driver")
-    assert (ended.code, ended.out.splitlines()[-1].partition(":")[0][:6]) == (1, "CLOSED")
+    last = ended.out.splitlines()[-1]
+    assert (ended.code, last) == (1, "CLOSED, CRITICAL: 0 GPUs; driver (node)")
+    assert "PASS" not in ended.out
 
 
 def test_health_0_passes_the_gate_and_the_liveness_probe_without_the_driver(
