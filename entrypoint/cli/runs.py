@@ -14,6 +14,7 @@ from entrypoint.runs.clean import Leftover, leftovers
 from entrypoint.runs.read import stored_runs
 from entrypoint.runs.table import SORTS, json_of, table
 from trainbox.errors import StorageFailure, WrongUse
+from trainbox.files.entries import plain
 from trainbox.folders.lease import Lease
 from trainbox.folders.write_failures import show, writing
 
@@ -34,7 +35,7 @@ def runs(task: str | None, sort: str, trials: bool, as_json: bool, runs_dir: Pat
     found = [run for run in stored_runs(runs_dir, trials) if task in (None, run.task)]
     found.sort(key=SORTS[sort])
     if as_json:
-        show(json.dumps([json_of(run) for run in found], indent=2))
+        show(json.dumps(plain([json_of(run) for run in found]), indent=2))
     elif found:
         show(table(found, time.time()))
     else:

@@ -15,7 +15,7 @@ from trainbox.errors import UNSAVED, ExitCode, WrongUse
 from trainbox.files.entries import EntryReader, is_of_script, newest_entry
 from trainbox.files.regular_files import object_if_valid, read_text
 from trainbox.files.sidecar import checkpoint_path, sidecar_if_valid, steps_in
-from trainbox.folders.lease import LEASE, is_leased
+from trainbox.folders.lease import LEASE, holder_of, is_leased
 from trainbox.folders.record_folder import (
     CHECKPOINTS,
     CONFIG,
@@ -93,17 +93,45 @@ class RunningRun:
     saved_unix_s: float | None
 
 
-def running_runs(runs_dir: Path) -> Iterator[RunningRun]:
-    """Yield the runs and the trials in `runs_dir` whose lease is alive, and read no others."""
-    for folder in _folders(runs_dir):
-        with contextlib.suppress(OSError):  # it cannot be read, or is removed meanwhile
-            for run in (folder, *(_folders(folder) if is_sweep(folder) else ())):
-                if is_leased(run):
-                    yield _running(run, runs_dir)
+@dataclass
+class LeasedRuns:
+    """The runs and trials that a process trains, or that have lost theirs.
+
+    Attributes:
+        running: The runs whose process may be alive.
+        killed: By name and task, the time of the last renewal by the process, which has ended
+            without releasing the lease.
+        unreadable: The reasons by the names of the folders that cannot be read.
+    """
+
+    running: list[RunningRun] = field(default_factory=list)
+    killed: dict[tuple[str, str], float] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+
+def leased_runs(runs_dir: Path) -> LeasedRuns:
+    """Return the runs and the trials in `runs_dir` that have a lease; no others are read."""
+    found, waiting = LeasedRuns(), [runs_dir]
+    while waiting:
+        folder = waiting.pop()
+        name = str(folder.relative_to(runs_dir))
+        try:
+            if folder == runs_dir or is_sweep(folder):
+                waiting += _listed(folder)
+            if folder == runs_dir or (holder := holder_of(folder)) is None:
+                continue
+            if holder.alive:
+                found.running.append(_running(folder, runs_dir))
+            else:
+                found.killed[name, _task_of(folder)] = holder.renewed_unix_s
+        except FileNotFoundError:  # it is removed meanwhile
+            continue
+        except OSError as error:
+            found.unreadable[name] = error.strerror or str(error)
+    return found
 
 
 def _running(folder: Path, runs_dir: Path) -> RunningRun:
-    config = object_if_valid(folder / CONFIG) or {}
     figures, times, now_s = dict[str, float](), [0.0], time.time()
     lease = object_if_valid(folder / LEASE) or {}
     entries = EntryReader(folder / METRICS, last_bytes=_LAST_BYTES).read()
@@ -117,7 +145,7 @@ def _running(folder: Path, runs_dir: Path) -> RunningRun:
     sidecar = sidecar_if_valid(checkpoint_path(folder / CHECKPOINTS, saved[0])) if saved else None
     return RunningRun(
         str(folder.relative_to(runs_dir)),
-        _task(config),
+        _task_of(folder),
         figures,
         max(times),
         _number((sidecar or {}).get("saved_at_unix_s")),
@@ -130,6 +158,10 @@ def _number(value: object) -> float | None:
         with contextlib.suppress(OverflowError):
             return float(value)
     return None
+
+
+def _task_of(folder: Path) -> str:
+    return _task(object_if_valid(folder / CONFIG) or {})
 
 
 def _task(config: Mapping[str, Any]) -> str:
@@ -156,10 +188,14 @@ def stored_runs(runs_dir: Path, trials: bool) -> Iterator[StoredRun]:
 
 def _folders(folder: Path) -> list[Path]:
     try:
-        with os.scandir(folder) as found:
-            return [Path(entry.path) for entry in found if entry.is_dir()]
+        return _listed(folder)
     except OSError:
         return []
+
+
+def _listed(folder: Path) -> list[Path]:
+    with os.scandir(folder) as found:
+        return [Path(entry.path) for entry in found if entry.is_dir()]
 
 
 def _stored(folder: Path, runs_dir: Path) -> StoredRun | None:

@@ -12,6 +12,7 @@ import yaml
 from entrypoint.health.metrics import Latest
 from entrypoint.health.trainings import Trainings
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
+from tests.support.leases import kill
 from trainbox.folders.lease import Lease
 
 PROMTOOL = shutil.which("promtool")
@@ -31,8 +32,10 @@ def _samples(folder: Path) -> dict[str, set[str]]:
     findings = (Finding("xid", Result.PASS, "none", gpu="0", uuid="GPU-0"),)
     latest.put(Verdict(Mode.MONITOR, findings, (GPU,)), {})
     trainings = Trainings(folder)
-    (folder / "r").mkdir()
-    Lease(folder / "r")
+    for name in ("r", "k"):
+        (folder / name).mkdir()
+        Lease(folder / name)
+    kill(folder / "k")
     trainings.read()
     return {
         sample.name: {*sample.labels, "instance"}

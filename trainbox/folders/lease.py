@@ -156,18 +156,38 @@ class Lease:
         return True
 
 
-def is_leased(folder: Path) -> bool:
-    """Return whether a process that may be alive has the lease of the folder.
+class Holder(NamedTuple):
+    """The process that has the lease of a folder: whether it may be alive, and its last renewal."""
+
+    alive: bool
+    renewed_unix_s: float
+
+
+def holder_of(folder: Path) -> Holder | None:
+    """Return the process that has the lease of the folder, or None if there is none.
 
     This changes nothing, so it compares with the clock of this machine.
+
+    Raises:
+        OSError: the lease cannot be read.
     """
-    with contextlib.suppress(OSError), open_regular(folder / LEASE) as file:
-        found = _found(folder / LEASE, file.fileno())
-        if found.names_a_process and not found.is_a_copy:
-            alive = found.is_alive()
-            # A time in the future is of another clock.
-            age_s = abs(time.time() - found.renewed_ns / 1e9)
-            return age_s < _SILENCE_S if alive is None else alive
+    try:
+        with open_regular(folder / LEASE) as file:
+            found = _found(folder / LEASE, file.fileno())
+    except FileNotFoundError:
+        return None
+    if not found.names_a_process or found.is_a_copy:
+        return None
+    alive, renewed_unix_s = found.is_alive(), found.renewed_ns / 1e9
+    if alive is None:  # a time in the future is of another clock
+        alive = abs(time.time() - renewed_unix_s) < _SILENCE_S
+    return Holder(alive, renewed_unix_s)
+
+
+def is_leased(folder: Path) -> bool:
+    """Return whether a process that may be alive has the lease of the folder."""
+    with contextlib.suppress(OSError):
+        return (holder := holder_of(folder)) is not None and holder.alive
     return False
 
 

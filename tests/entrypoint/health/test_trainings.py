@@ -1,6 +1,7 @@
 """The metrics of trainings that run, from a folder of runs."""
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -11,8 +12,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from entrypoint.health.trainings import Trainings
+from entrypoint.runs import read
+from tests.support.leases import kill
 from trainbox.files.sidecar import sidecar_text
-from trainbox.folders.lease import LEASE, Lease
+from trainbox.folders.lease import LEASE, Holder, Lease
 
 
 def _running(folder: Path, *entries: dict[str, Any], task: Any = "digits") -> Path:
@@ -33,6 +36,8 @@ def _metrics(runs: Path) -> dict[tuple[str, str], dict[str, float]]:
     found = dict[tuple[str, str], dict[str, float]]()
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         for sample in family.samples:
+            if sample.name == "trainbox_trainings_unreadable":
+                continue
             key = (sample.labels["run"], sample.labels["task"])
             name = sample.name.removeprefix("trainbox_training_")
             found.setdefault(key, {})[name] = sample.value
@@ -79,18 +84,46 @@ def test_hostile_runs_do_not_stop_the_monitor(tmp_path: Path) -> None:
     assert [figures.keys() for figures in found.values()] == [{"progress_age_seconds"}] * 3
 
 
-def test_a_folder_that_cannot_be_read_hides_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_killed_training_has_the_time_since_its_last_renewal(tmp_path: Path) -> None:
+    kill(_running(tmp_path / "a", {"step": 7, "loss": 1.0}), seconds_ago=1000)
+    kill(_running(tmp_path / "sweep/trial-00000"))
+    (tmp_path / "sweep/study.journal").touch()
+    (_running(tmp_path / "ended") / LEASE).unlink()
+    found = _metrics(tmp_path)
+    assert found.keys() == {("a", "digits"), ("sweep/trial-00000", "digits")}
+    assert found["a", "digits"] == {"killed_age_seconds": pytest.approx(1000, abs=60)}
+
+
+def test_values_that_are_not_finite_reach_prometheus(tmp_path: Path) -> None:
+    """A script may append such a line itself; Python writes Infinity and NaN."""
+    _running(tmp_path / "a", {"step": 7, "loss": math.inf, "samples_per_second": math.nan})
+    figures = _metrics(tmp_path)["a", "digits"]
+    assert (figures["step"], figures["loss"]) == (7, math.inf)
+    assert math.isnan(figures["samples_per_second"])
+
+
+def test_a_folder_that_cannot_be_read_is_counted_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _running(tmp_path / "a")
     (tmp_path / "b").mkdir()
-    real = Path.stat
 
-    def stat(path: Path, **options: Any) -> os.stat_result:
-        if path.parent.name == "b":
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path, **options)
+    def holder_of(folder: Path) -> Holder | None:
+        if folder.name == "b":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return real(folder)
 
-    monkeypatch.setattr(Path, "stat", stat)
+    real = read.holder_of
+    monkeypatch.setattr(read, "holder_of", holder_of)
+    trainings = Trainings(tmp_path)
+    for _ in range(2):
+        trainings.read()
     assert [run for run, _ in _metrics(tmp_path)] == ["a"]
+    (unreadable,) = [m for m in trainings.collect() if m.name == "trainbox_trainings_unreadable"]
+    assert unreadable.samples[0].value == 1
+    (line, _) = capsys.readouterr().err.splitlines()  # of `trainings`, and of `_metrics`
+    assert line == (
+        f"trainbox: {tmp_path}/b cannot be read (Permission denied), so its training has no "
+        "metrics: let the user of the monitor read the folder"
+    )
     assert _metrics(tmp_path / "missing") == {}

@@ -1,6 +1,7 @@
 """`trainbox runs` and `trainbox clean`: what a folder of runs shows, and what can go."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,16 @@ def test_a_damaged_or_foreign_file_is_shown(
     (found,) = stored_runs(tmp_path, False)
     assert (found.state, found.why) == ("damaged", why)
     assert leftovers(found, tmp_path / "r") == []
+
+
+def test_json_has_neither_infinity_nor_nan(forked: Any) -> None:
+    run = _run(forked.folder / "runs/a", COMPLETE, clip=math.inf, fields={"scale": math.nan})
+    (run / "metrics.jsonl").write_text('{"step": 50, "loss": Infinity}\n')
+    ended = forked("runs", "--json")
+    (found,) = json.loads(ended.out, parse_constant=pytest.fail)
+    settings = found["settings"]
+    assert (found["step"], settings["clip"], settings["scale"]) == (50, None, None)
+    assert forked("runs").code == 0
 
 
 def test_a_folder_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
