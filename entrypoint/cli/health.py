@@ -73,7 +73,7 @@ def _live(values: Mapping[str, Any]) -> None:
         finding = Finding(
             "training",
             Result.PASS if is_fresh else Result.CRITICAL,
-            f"the last step was {max(0.0, age_s) / 60:.0f} minutes ago",
+            f"the last step was {age_s / 60:.0f} minutes ago",
             f"{_HANGS_S / 60:.0f} minutes",
             "Trainbox",
             "" if is_fresh else "restart_app",
@@ -85,10 +85,15 @@ def _live(values: Mapping[str, Any]) -> None:
 
 
 def _heartbeat_age_s() -> float | None:
-    """Return the age of the file that a training touches, or None without such a file."""
-    with contextlib.suppress(OSError):
+    """Return the age of the last step of a training in this container, or None without one.
+
+    The file has the time on the clock of the machine that nobody sets. A later time is of another
+    boot.
+    """
+    with contextlib.suppress(OSError, ValueError):
         path = Path(os.environ.get("TRAINBOX_HEARTBEAT", ""))
-        return time.time() - path.stat().st_mtime if path.is_file() else None
+        age_s = time.monotonic() - float(path.read_text()) if path.is_file() else -1.0
+        return age_s if age_s >= 0 else None
     return None
 
 

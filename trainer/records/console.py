@@ -147,11 +147,15 @@ class Console:
         self._beat()
 
     def _beat(self) -> None:
-        """Touch the heartbeat file, whose age the image's health check reads."""
+        """Write the heartbeat file. Its age is for the image's health check.
+
+        Its content is for `trainbox health --live`: a clock that somebody sets must not end a
+        training, or keep it alive.
+        """
         if self._heartbeat is not None and time.monotonic() > self._beat_at:
             self._beat_at = time.monotonic() + _BEAT_EVERY_S
             with contextlib.suppress(OSError):
-                self._heartbeat.touch()
+                self._heartbeat.write_text(f"{time.monotonic():.0f}\n")
 
     def end_bar(self) -> None:
         """Close the bar. `report` still works."""

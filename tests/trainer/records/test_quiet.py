@@ -45,6 +45,7 @@ def test_the_heartbeat_is_there_from_the_start_and_then_only_with_progress(
     terminal = Console(tmp_path / "log", prints=True)
     terminal.look()
     assert alive.stat().st_mtime > time.time() - 60
+    assert float(alive.read_text()) == pytest.approx(time.monotonic(), abs=60)
     for step in (terminal.count_step, lambda: list(terminal.validation_bar([1], 1))):
         alive.unlink()
         step()
