@@ -52,10 +52,11 @@ class RunRecord:
         if problem := manifest_problem(manifest):
             raise WrongUse(f"{path}/manifest.json is damaged ({problem}): restore it")
         if edited := edited_settings(manifest, values):
-            raise Edited(
+            problem = manifest_of_another_run(path, manifest) or (
                 f"{path}/config.json was edited after the run was started "
-                f"({listed_changes(edited)}): restore it"
+                f"({listed_changes(edited)})"
             )
+            raise Edited(f"{problem}: restore it")
         # Also check the settings that the manifest does not have.
         config = config_in(values, path / "config.json")
         return cls(path, values, config, manifest)
@@ -261,6 +262,17 @@ def read_manifest(folder: RunFolder) -> dict[str, Any] | None:
     """Return the run's manifest, or None if it is missing or damaged."""
     found = folder.read_json(MANIFEST)
     return None if found is None or manifest_problem(found) else found
+
+
+def manifest_of_another_run(path: Path, manifest: Mapping[str, Any]) -> str | None:
+    """Return that the manifest and the checkpoints in `path` are of two runs, or None."""
+    found = CheckpointFiles(path / CHECKPOINTS, print).run_id_found()
+    if found in (None, manifest.get("run_id")):
+        return None
+    return (
+        f"{path}/manifest.json is of another run (its run_id is {manifest.get('run_id')}, and the "
+        f"checkpoints have {found})"
+    )
 
 
 def manifest_problem(manifest: Mapping[str, Any]) -> str | None:

@@ -96,10 +96,14 @@ def _weights_file(init: str, source: str) -> Path:
             f"{such_as(path)}"
         )
     run = RunRecord.open(path)
-    if not run.files.best.is_file():
+    files = run.files
+    if not files.best.is_file():
+        newest = [object_if_valid(files.path(step)) or {} for step in files.steps()[-1:]]
+        cure = ", which a run has after its first validation: let the run validate"
+        if any(sidecar.get("best_step") is not None for sidecar in newest):
+            cure = " any more: give the command of that run again, which writes the file"
         raise WrongUse(
-            f"{source} has no {run.files.best.name}, which a run has after its first validation: "
-            "let the run validate, or give a file of its folder checkpoints"
+            f"{source} has no {files.best.name}{cure}, or give a file of its folder checkpoints"
         )
     return run.best_weights()
 

@@ -20,7 +20,7 @@ from trainer.parallel.strategy import Strategy
 from trainer.records import manifest
 from trainer.records.compare_runs import cannot_resume, changes_bits, manifest_differences
 from trainer.records.run_log import RunLog
-from trainer.records.run_record import read_manifest
+from trainer.records.run_record import manifest_of_another_run, read_manifest
 from trainer.session.same_on_all_ranks import refuse_difference, refuse_other_classes
 from trainer.system.sources import loaded_sources, located_sources
 
@@ -47,6 +47,8 @@ def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool
     if anyway or not world.from_first(run.folder.has_had_a_checkpoint()):
         changed.pop("settings.accumulation", None)  # each start chooses what fits in memory
     if changed:
+        if other := world.from_first(manifest_of_another_run(run.path, manifest)):
+            raise WrongUse(f"{other}: restore it, or start a new run with another --run name")
         raise WrongUse(
             f"the settings of {run.path} were changed after its start ({listed_changes(changed)}): "
             "undo the change in config.json (manifest.json has the old values), or start a "

@@ -162,6 +162,13 @@ def _record(name: str, **changes: Any) -> Callable[[Path], None]:
     return forge
 
 
+def _other_manifest(run: Path) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    settings = manifest["settings"] | {"seed": 5}
+    changes = {"run_id": "0123456789abcdef", "settings": settings}
+    (run / "manifest.json").write_text(json.dumps(manifest | changes))
+
+
 # What is wrong with config.json or manifest.json, and the message of each reader.
 # fmt: off
 _RECORDS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -175,6 +182,8 @@ _RECORDS: dict[str, tuple[Callable[[Path], object], str]] = {
      "runs/r/config.json is damaged (keep is -1, not a number from 0)"),
     "seed": (_record("config.json", seed=5),
      "runs/r/config.json was edited after the run was started (settings.seed: 0 -> 5)"),
+    "another manifest": (_other_manifest,
+     "runs/r/manifest.json is of another run (its run_id is 0123456789abcdef, and the "),
 }
 # fmt: on
 
@@ -291,7 +300,7 @@ def test_forged_settings_or_a_forged_manifest_are_refused(
 ) -> None:
     forge, message = _RECORDS[forged]
     forge(run)
-    is_edited = forged == "seed"  # the manifest contradicts the settings
+    is_edited = forged in ("seed", "another manifest")  # the manifest contradicts the settings
     assert message in _err(here, reader, 8 if is_edited and reader == "verify" else 2)
 
 

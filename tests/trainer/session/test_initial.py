@@ -1,5 +1,6 @@
 """Start from the weights of another run or of a file (--init), and train some (--freeze)."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -141,8 +142,14 @@ def test_verify_repeats_a_run_from_the_same_weights(here: Here) -> None:
     assert "started from runs/a/model.safetensors, which does not exist: check the path" in err
 
 
-def _not_validated(here: Here) -> None:
+def _without_best(here: Here) -> None:
     (here.path("a") / "model.safetensors").unlink()
+
+
+def _not_validated(here: Here) -> None:
+    _without_best(here)
+    newest = max((here.path("a") / "checkpoints").glob("*.json"))
+    newest.write_text(json.dumps(json.loads(newest.read_text()) | {"best_step": None}))
 
 
 def _wider(here: Here) -> None:
@@ -167,9 +174,11 @@ _PREPARES = [
     (None, ["--init", "gone.pt"], "--init gone.pt does not exist: check the path"),
     (None, ["--init", "runs"],
      "--init runs is neither a file nor a run: give a file of weights, or the folder of a run"),
-    (_not_validated, ["--init", "a"], "--init a does not exist: did you mean runs/a?"),
+    (_without_best, ["--init", "a"], "--init a does not exist: did you mean runs/a?"),
     (_not_validated, ["--init", "runs/a"],
      "--init runs/a has no model.safetensors, which a run has after its first validation"),
+    (_without_best, ["--init", "runs/a"],
+     "--init runs/a has no model.safetensors any more: give the command of that run again, which "),
     (lambda here: torch.save(MakesFolder(Path("ran")), "w.pt"), ["--init", "w.pt"],
      "w.pt has no weights that can be loaded (it has an object of posix.mkdir, and only tensors, "
      "numbers and texts are read): use a .safetensors"),
