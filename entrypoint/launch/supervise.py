@@ -16,7 +16,6 @@ from trainbox.errors import (
     ExitCode,
     asked_by,
     shell_code,
-    signal_name,
     signal_of,
 )
 from trainbox.processes.process_tree import (
@@ -25,6 +24,7 @@ from trainbox.processes.process_tree import (
     forward_signal,
     heeded_stop_signals,
     kill_tree,
+    killed_by,
     start_child,
 )
 from trainbox.processes.streams import message
@@ -194,7 +194,7 @@ def _exit_code(
     if not finished and watch and looks_broken and watch.final_check():
         return ExitCode.HARDWARE
     if code < 0:
-        message(f"{kind.name} was killed by {signal_name(-code)}: {kind.again}")
+        message(f"{kind.name} was {killed_by(-code)}: {kind.again}")
     return shell_code(code)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainbox.errors import signal_name
+
 if TYPE_CHECKING:
     import subprocess
 
@@ -98,6 +100,22 @@ def _tree(root: int) -> set[int]:
         found |= more
     own_session = str(os.getsid(0))
     return {pid for pid in found & stats.keys() if stats[pid][_SESSION] != own_session}
+
+
+def killed_by(number: int) -> str:
+    """Return `killed by SIGKILL` for the end of a child by this signal.
+
+    Linux also sends SIGKILL at the hard limit of a process's CPU time.
+    """
+    import resource  # few children are killed
+
+    limit_s = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # The kernel counts in ticks.
+    is_used_up = resource.RLIM_INFINITY != limit_s <= used.ru_utime + used.ru_stime + 1
+    if number == signal.SIGKILL and is_used_up:
+        return f"killed by SIGKILL at its CPU time limit of {limit_s} s (raise `ulimit -t`)"
+    return f"killed by {signal_name(number)}"
 
 
 def launched_cpu_s(with_children: bool) -> float:

@@ -21,6 +21,7 @@ from trainbox.processes.process_tree import die_with_parent
 STOP_SIGNALS = {
     **{number: number.name for number in process_tree.STOP_SIGNALS},
     INTERRUPT: "SIGINT",
+    signal.SIGXCPU: "SIGXCPU (the CPU time limit, `ulimit -t`)",
 }
 
 

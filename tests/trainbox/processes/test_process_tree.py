@@ -1,12 +1,35 @@
 """The end of a process and of all that it has started."""
 
+import resource
+import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.processes import Processes
-from trainbox.processes.process_tree import kill_tree
+from trainbox.processes.process_tree import kill_tree, killed_by
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "used_s", "number", "text"),
+    [
+        (10, 9.99, signal.SIGKILL, "killed by SIGKILL at its CPU time limit of 10 s (raise "),
+        (10, 5.0, signal.SIGKILL, "killed by SIGKILL"),
+        (resource.RLIM_INFINITY, 99.0, signal.SIGKILL, "killed by SIGKILL"),
+        (10, 99.0, signal.SIGSEGV, "killed by SIGSEGV"),
+    ],
+)
+def test_a_kill_at_the_limit_of_cpu_time_is_named(
+    monkeypatch: pytest.MonkeyPatch, limit_s: int, used_s: float, number: int, text: str
+) -> None:
+    used = SimpleNamespace(ru_utime=used_s - 1, ru_stime=1.0)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit_s, limit_s))
+    monkeypatch.setattr(resource, "getrusage", lambda _: used)
+    found = killed_by(number)
+    assert found == text or (text.endswith("(raise ") and found == f"{text}`ulimit -t`)")
+
 
 # Each process starts the next one: "o" has a session of its own, and "x" ends, which the next one
 # waits for. The last one prints the ids of all.

@@ -35,7 +35,6 @@ from trainbox.errors import (
     NetworkFailure,
     code_of_cause,
     shell_code,
-    signal_name,
     signal_of,
     stopped_without_loss,
 )
@@ -46,6 +45,7 @@ from trainbox.processes.process_tree import (
     children,
     forward_signal,
     ignore_stop_signals,
+    killed_by,
     parent,
 )
 from trainbox.processes.streams import message, open_streams, outlive_readers
@@ -390,7 +390,7 @@ def _report(codes: Mapping[Path, int], stopped: bool, again: str) -> int:
         codes = {file: code for file, code in codes.items() if code != -signal.SIGTERM}
     for file, code in codes.items():
         if code < 0 and not (stopped and -code in STOP_SIGNALS):
-            message(f"rank {file.name} was killed by {signal_name(-code)}: {again}")
+            message(f"rank {file.name} was {killed_by(-code)}: {again}")
     # Print the messages of the ranks whose exit code this process passes on.
     exit_code = _exit_code(set(codes.values()), stopped)
     for text in dict.fromkeys(text for file, text in texts.items() if codes.get(file) == exit_code):
