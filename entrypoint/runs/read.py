@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.disclosure.recorded_values import edited_settings, listed_changes
-from trainbox.errors import UNSAVED, ExitCode, WrongUse
+from trainbox.errors import ExitCode, WrongUse, signal_of
 from trainbox.files.entries import EntryReader, is_of_script, newest_entry
 from trainbox.files.regular_files import object_if_valid, read_text
 from trainbox.files.sidecar import checkpoint_path, sidecar_if_valid, steps_in
@@ -25,6 +25,7 @@ from trainbox.folders.record_folder import (
     is_sweep,
 )
 from trainbox.options.config import FREE_AT_RESUME, split_metric
+from trainbox.processes.process_tree import STOP_SIGNALS
 
 RESULTS = "results.csv"  # of a sweep
 _LAST_BYTES = 2**18  # of metrics.jsonl, in which the figures of a running run are
@@ -244,16 +245,18 @@ def _state(folder: Path, manifest: Mapping[str, Any], step: int) -> tuple[str, s
     """
     if is_leased(folder):
         return "running", ""
-    end, starts = manifest.get("end"), manifest.get("starts")
-    if isinstance(starts, list) and starts and isinstance(starts[-1], dict):  # of a script
-        end = {"code": starts[-1].get("exit_code"), "message": ""}
-        end = None if (folder / LEASE).exists() else end
+    end, starts, has_begun = manifest.get("end"), manifest.get("starts"), bool(step)
+    if isinstance(starts, list):  # of a script
+        is_left = (folder / LEASE).exists()
+        has_begun = has_begun or is_left or bool(starts)
+        newest = starts[-1] if starts and not is_left else None
+        end = {"code": newest.get("exit_code")} if isinstance(newest, dict) else None
     if not isinstance(end, dict):
-        return ("killed", "") if step or starts else ("not trained", "")
+        return "killed" if has_begun else "not trained", ""
     code = end.get("code")
     if code == ExitCode.SUCCESS:
         return "complete", ""
-    if code in (ExitCode.PREEMPTED, UNSAVED):
+    if isinstance(code, int) and (code == ExitCode.PREEMPTED or signal_of(code) in STOP_SIGNALS):
         return "stopped", ""
     return "failed", f"{end['message']} ({code})" if end.get("message") else f"exit code {code}"
 

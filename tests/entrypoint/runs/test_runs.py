@@ -10,6 +10,7 @@ import pytest
 from entrypoint.runs.clean import leftovers
 from entrypoint.runs.read import stored_runs
 from entrypoint.runs.table import table
+from tests.support.leases import kill
 from trainbox.files.sidecar import sidecar_text
 from trainbox.folders.lease import Lease
 
@@ -82,6 +83,35 @@ def test_a_damaged_or_foreign_file_is_shown(
     (found,) = stored_runs(tmp_path, False)
     assert (found.state, found.why) == ("damaged", why)
     assert leftovers(found, tmp_path / "r") == []
+
+
+@pytest.mark.parametrize(
+    ("codes", "is_left", "state", "why"),
+    [
+        ([], True, "killed", ""),  # in its first start
+        ([75], True, "killed", ""),
+        ([], False, "not trained", ""),
+        ([75], False, "stopped", ""),
+        ([130], False, "stopped", ""),
+        ([138], False, "stopped", ""),
+        ([143], False, "stopped", ""),
+        ([137], False, "failed", "exit code 137"),
+        ([1, 0], False, "complete", ""),
+        ([None], False, "failed", "exit code None"),
+    ],
+)
+def test_the_state_of_a_script(
+    tmp_path: Path, codes: list[int | None], is_left: bool, state: str, why: str
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/config.json").write_text('{"kind": "script", "script": "train.py"}')
+    starts = [{"exit_code": code} for code in codes]
+    (tmp_path / "a/manifest.json").write_text(json.dumps({"kind": "script", "starts": starts}))
+    if is_left:
+        Lease(tmp_path / "a")
+        kill(tmp_path / "a")
+    (run,) = stored_runs(tmp_path, False)
+    assert (run.state, run.why, run.is_script) == (state, why, True)
 
 
 def test_json_has_neither_infinity_nor_nan(forked: Any) -> None:
