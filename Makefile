@@ -29,13 +29,14 @@ evaluate: ## Compute the metrics of RUN=runs/NAME again (ARGS="--data test --pre
 predict: ## Predict FILES=data/new with the weights of RUN=runs/NAME, as CSV on standard output (ARGS="--format jsonl")
 export: ## Write the model of RUN=runs/NAME as a file that needs no Trainbox (ARGS="--to onnx")
 runs: ## List the runs: settings that differ, best metric, state, size (ARGS="--sort metric")
+tasks: ## List the tasks, or the fields of one (ARGS="images")
 compare: ## Compare runs: settings, data, metrics and curves (ARGS="runs/A runs/B")
 health: ## Check the GPUs, the driver and the node (ARGS="--deep")
 doctor: ## Print a report to paste into a request for help
 tensorboard: ## Show the curves of runs/ on http://localhost:6006 (TENSORBOARD_PORT=)
 shell: ## Open a shell where train would run
 
-train run plan sweep drill bench verify evaluate predict export runs compare health doctor tensorboard shell:
+train run plan sweep drill bench verify evaluate predict export runs tasks compare health doctor tensorboard shell:
 	+@$(host)
 
 ##@ Install
@@ -116,4 +117,4 @@ $(VENV)/.train: requirements.lock pyproject.toml | $(VENV)/bin/uv
 	@$(install) --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 
-.PHONY: env extra-venv image lock-venv lock-docker train run plan sweep drill bench verify evaluate predict export runs compare health doctor tensorboard shell build sif help
+.PHONY: env extra-venv image lock-venv lock-docker train run plan sweep drill bench verify evaluate predict export runs tasks compare health doctor tensorboard shell build sif help

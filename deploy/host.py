@@ -55,7 +55,7 @@ KINDS = ("docker-gpu", "docker-cpu", "venv")
 _OF_RUN = ("verify", "evaluate", "predict", "export")  # these need RUN
 _WITH_CONFIG = ("train", "plan", "sweep")  # of a task
 # Their output is for other programs or for pasting, so V=1 does not print their command.
-_FOR_PROGRAMS = ("plan", "predict", "runs", "health", "doctor")
+_FOR_PROGRAMS = ("plan", "predict", "runs", "tasks", "health", "doctor")
 _DOCKER_ANSWERS_S = 60.0
 _SHOWN_AFTER_S, _LOOK_EVERY_S = 2.0, 0.1  # of the log of a build
 # Only a machine with an NVIDIA GPU has one of these. WSL2 has /dev/dxg for the GPUs of all vendors,
@@ -154,6 +154,12 @@ def check_goals(goals: Sequence[str], known: Sequence[str]) -> None:
     for goal in goals:
         if goal in known or "/" in goal:
             continue
+        if goal == "new":  # a container cannot write to the folder of tasks
+            raise Refusal(
+                "new is not a target of make: copy a file, as in mkdir -p my_tasks && cp "
+                "entrypoint/templates/classification.py.txt my_tasks/mine.py, and train it with "
+                "make train TASK=my_tasks/mine.py:Gestures"
+            )
         near = difflib.get_close_matches(goal, known, n=1)
         if goals.index(goal) and goals[0] in known and not near:
             raise Refusal(

@@ -110,6 +110,7 @@ def test_help_is_the_default_and_lists_every_public_target(make: Make) -> None:
         "plan",
         *VERBS[2:],
         "runs",
+        "tasks",
         "compare",
         "health",
         "doctor",
@@ -167,13 +168,14 @@ def test_an_engine_that_is_not_reached_is_reported_once(
 
 def test_each_verb_is_run_by_the_same_rule(make: Make) -> None:
     settings = ["RUN=runs/x", "FILES=a", "RUN_IN=docker-gpu", "BUILD=0"]
-    others = ["runs", "compare", "doctor", "health", "shell", "tensorboard"]
+    others = ["runs", "tasks", "compare", "doctor", "health", "shell", "tensorboard"]
     done = make("-n", *VERBS, *others, *settings, docker=DOCKER)
     assert done.returncode == 0, done.stderr
     commands = [line for line in done.stdout.splitlines() if PLUGIN in line]
     expected = [
         *(f"train {verb}" for verb in VERBS),
         "train runs",
+        "train tasks",
         "train compare",
         "train doctor",
         "gpu-health health",
@@ -444,6 +446,7 @@ def test_clean_keeps_runs_data_and_tasks(make: Make) -> None:
     ("arguments", "text"),
     [
         (["trian"], "trian is not a target of make: did you mean make train?"),
+        (["new"], "new is not a target of make: copy a file, as in mkdir -p my_tasks && cp entry"),
         (["nothing"], "nothing is not a target of make: `make help` lists them"),
         (["train", "sweeep"], "sweeep is not a target of make: did you mean make sweep?"),
         (["train", "task=mnist"], "make train does not use task: write TASK"),
