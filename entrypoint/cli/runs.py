@@ -11,7 +11,7 @@ import click
 
 from entrypoint.cli.verb import verb
 from entrypoint.runs.clean import Leftover, leftovers
-from entrypoint.runs.read import stored_runs
+from entrypoint.runs.read import is_named, stored_runs
 from entrypoint.runs.table import SORTS, json_of, table
 from trainbox.errors import StorageFailure, WrongUse
 from trainbox.files.entries import plain
@@ -30,9 +30,11 @@ def runs(task: str | None, sort: str, trials: bool, as_json: bool, runs_dir: Pat
     Examples:
       trainbox runs
       trainbox runs --task digits --sort metric
+      trainbox runs --task Rings    the runs of my_tasks/rings.py:Rings
       trainbox runs --all --json
     """
-    found = [run for run in stored_runs(runs_dir, trials) if task in (None, run.task)]
+    stored = list(stored_runs(runs_dir, trials))
+    found = [run for run in stored if task is None or is_named(run.task, task)]
     found.sort(key=SORTS[sort])
     if as_json:
         show(json.dumps(plain([json_of(run) for run in found]), indent=2))
@@ -40,7 +42,9 @@ def runs(task: str | None, sort: str, trials: bool, as_json: bool, runs_dir: Pat
         show(table(found, time.time()))
     else:
         of_task = f" of the task {task}" if task else ""
-        show(f"no runs{of_task} in {runs_dir}")
+        tasks = sorted({run.task for run in stored})
+        others = f" (it has runs of {', '.join(tasks)})" if tasks else ""
+        show(f"no runs{of_task} in {runs_dir}{others}")
 
 
 @verb("compare")

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from trainbox.disclosure.recorded_values import edited_settings, listed_changes
@@ -167,6 +167,16 @@ def _task_of(folder: Path) -> str:
 
 def _task(config: Mapping[str, Any]) -> str:
     return str(config.get("task") or config.get("script") or "?")
+
+
+def is_named(task: str, name: str) -> bool:
+    """Return whether `name` is the task, its class, its file or the file without its ending.
+
+    For example, my_tasks/rings.py:Rings is also Rings, my_tasks/rings.py, rings.py and rings.
+    """
+    source, _, class_name = task.rpartition(":")
+    file = PurePath(source or task)
+    return name in (task, class_name, str(file), file.name, file.stem)
 
 
 def stored_runs(runs_dir: Path, trials: bool) -> Iterator[StoredRun]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from entrypoint.runs.clean import leftovers
-from entrypoint.runs.read import stored_runs
+from entrypoint.runs.read import is_named, stored_runs
 from entrypoint.runs.table import table
 from tests.support.leases import kill
 from trainbox.files.sidecar import sidecar_text
@@ -281,7 +281,9 @@ def test_the_commands(trainbox: Any) -> None:
     assert [line.split()[0] for line in shown.out.splitlines()] == ["run", "one", "two"]
     listed = json.loads(trainbox("runs", "--json", "--task", "digits").out)
     assert {run["name"]: run["state"] for run in listed} == {"one": "complete", "two": "stopped"}
-    assert "no runs of the task text" in trainbox("runs", "--task", "text").out
+    assert trainbox("runs", "--task", "text").out == (
+        "no runs of the task text in runs (it has runs of digits)\n"
+    )
     before = sorted((trainbox.folder / "runs").rglob("*"))
     asked = trainbox("clean")
     assert "runs/one: an older checkpoint" in asked.out and "nothing was removed" in asked.out
@@ -291,6 +293,14 @@ def test_the_commands(trainbox: Any) -> None:
     assert "nothing to remove" in trainbox("clean", "--yes").out
     missing = trainbox("runs", "--runs-dir", "nope")
     assert (missing.code, missing.out) == (0, "no runs in nope\n")
+
+
+def test_a_task_is_named_by_its_class_or_its_file() -> None:
+    task = "my_tasks/rings.py:Rings"
+    for name in (task, "Rings", "my_tasks/rings.py", "rings.py", "rings"):
+        assert is_named(task, name), name
+    assert is_named("train.py", "train") and is_named("digits", "digits")
+    assert not any(is_named(task, name) for name in ("my_tasks", "ring", "", "py"))
 
 
 def test_clean_goes_on_after_a_run_that_it_cannot_change(forked: Any) -> None:
