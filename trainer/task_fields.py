@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import click
+
 from trainbox.disclosure.suggested_commands import nearest
 from trainbox.errors import WrongUse
 from trainbox.files.parsing import parse_whole
@@ -132,19 +134,16 @@ def _convert(field: TaskField, value: Any, shown: str) -> Any:
             f"one of {', '.join(_TYPES)}"
         )
     try:
-        if field.type is bool:
-            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
-                text.lower()
-            ]
+        if field.type is bool:  # the words of a switch in the environment, such as `off`
+            return click.BOOL.convert(text, None, None)
         if field.type is int:
             return parse_whole(text)
         value = field.type(text)
-    except (ValueError, KeyError):
+    except (ValueError, click.BadParameter):
         pairs = " ".join(f"{field.name}={text}".split(","))
+        wanted = "true or false" if field.type is bool else f"a value of type {field.type.__name__}"
         cure = f"; separate fields by a space, as in {pairs}" if _SEVERAL.search(text) else ""
-        raise WrongUse(
-            f"{shown}: give a value of type {field.type.__name__}{cure}{_in_brackets(field)}"
-        ) from None
+        raise WrongUse(f"{shown}: give {wanted}{cure}{_in_brackets(field)}") from None
     except OverflowError as error:
         raise WrongUse(f"{shown}: {error}: give a smaller one") from None
     if isinstance(value, float) and math.isnan(value):

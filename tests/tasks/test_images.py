@@ -441,6 +441,9 @@ def _train(*fields: str, workers: int = 0) -> tuple[str, ...]:
     [
         ("weights=gone.pt", "--set weights=gone.pt: gone.pt does not exist: check the path"),
         ("folder=data/shapes", "data/data/shapes does not exist: there is a folder data/shapes in"),
+        ("folder=Shapes", "data/Shapes does not exist: did you mean data/shapes (--set folder=sh"),
+        ("folder=sahpes", "data/sahpes does not exist: did you mean data/shapes (--set folder=sh"),
+        ("folder=zebra", "data/zebra does not exist: put pictures there, as data/zebra/CLASS/NAME"),
         ("classes=cross/oval", "data/shapes/oval does not exist: use folders of "),
         ("weights=w.pt", "--set weights=w.pt has no tensor of the model: it has layers."),
     ],

@@ -276,6 +276,10 @@ def test_a_missing_csv_is_named(tmp_path: Path) -> None:
     with pytest.raises(WrongUse, match=r"/images/labels\.csv does not exist: write it with the "):
         ImagesRegression().train_dataset(tmp_path)
     (tmp_path / "images/labels.csv").write_bytes("file,label\nä,x\n".encode("utf-16"))
+    with pytest.raises(
+        WrongUse, match=r"/label\.csv does not exist: did you mean --set labels=lab"
+    ):
+        ImagesRegression(labels="label.csv").train_dataset(tmp_path)
     with pytest.raises(WrongUse, match=r"/labels\.csv is not text in UTF-8: save it as CSV in UTF"):
         ImagesRegression().train_dataset(tmp_path)
 

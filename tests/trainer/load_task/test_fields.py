@@ -143,6 +143,9 @@ _FIELDS = [
         ("deep", True, True),
         ("deep", "False", False),
         ("deep", "no", False),
+        ("deep", "on", True),
+        ("deep", "Off", False),
+        ("deep", "t", True),
     ],
 )
 def test_values_are_converted_to_the_fields_types(name: str, text: Any, value: Any) -> None:
@@ -157,7 +160,7 @@ _GIVENS = [
     ({"width": "true"}, "--set width=true: give a value of type int"),
     ({"width": f"{2**63}"}, f"--set width={2**63}: a whole number is more than "
      f"9223372036854775807: give a smaller one"),
-    ({"deep": "maybe"}, "--set deep=maybe: give a value of type bool"),
+    ({"deep": "maybe"}, "--set deep=maybe: give true or false"),
     ({"widht": "3"}, "--set widht=3: task t has no field widht: did you mean width?"),
     ({"zzz": "3"}, "--set zzz=3: task t has no field zzz: it has width, rate, label, deep"),
 ]

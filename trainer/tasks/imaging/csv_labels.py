@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainbox import WrongUse
 from trainer.tasks.imaging.parts import TEST, TRAIN, VALIDATION, Picture, name_in
-from trainer.tasks.reading.files import refuse_missing, subfolders
+from trainer.tasks.reading.files import nearest, refuse_missing, subfolders
 
 _DELIMITERS = (",", ";", "\t")
 _FILE, _LABEL, _PART = ("file", "file_name"), ("label", "labels"), ("part", "split")
@@ -110,6 +110,8 @@ def _tables(folder: Path, labels: str) -> list[tuple[Path, str | None]]:
         if place.name.lower() in _PARTS and (place / labels).is_file()
     ]
     if not found:
+        if near := nearest(labels, [path.name for path in folder.glob("*.csv")]):
+            raise WrongUse(f"{folder / labels} does not exist: did you mean --set labels={near}?")
         raise WrongUse(
             f"{folder / labels} does not exist: write it with the columns file and label, or name "
             "another CSV file with --set labels=NAME"

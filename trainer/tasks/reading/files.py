@@ -1,5 +1,6 @@
 """Find the files of a folder and of its classes, and split them into training and validation."""
 
+import difflib
 import hashlib
 import os
 import re
@@ -30,13 +31,25 @@ def refuse_missing(folder: Path, contents: str, example: str) -> None:
     # The user may have named the folder from here, as in --set folder=data/flowers.
     ends = (Path(*folder.parts[start:]) for start in range(1, len(folder.parts)))
     here = next((end for end in ends if end.is_dir()), None)
-    fix = (
-        f"there is a folder {here} in {Path.cwd()}: add --data-dir ."
-        if here is not None
-        else f"put {contents} there, as {folder}/{example}, or set another folder with "
-        "--data-dir or --set folder=NAME"
-    )
+    beside = subfolders(folder.parent) if folder.parent.is_dir() else []
+    if here is not None:
+        fix = f"there is a folder {here} in {Path.cwd()}: add --data-dir ."
+    elif near := nearest(folder.name, beside):
+        fix = f"did you mean {folder.parent / near} (--set folder={near})?"
+    else:
+        others = f" ({folder.parent} has {', '.join(beside[:3])})" if beside else ""
+        fix = (
+            f"put {contents} there, as {folder}/{example}, or set another folder with --data-dir "
+            f"or --set folder=NAME{others}"
+        )
     raise WrongUse(f"{folder} does not exist: {fix}")
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return the known name that is nearest to `name`, in lower or upper case, or ""."""
+    by_lower_case = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
+    return by_lower_case[near[0]] if near else ""
 
 
 def split_folders(
