@@ -32,7 +32,7 @@ ORDER = {
     "trainbox": (
         f"{SHARED} found_files tensor_trees ranks folder task_metrics metrics order schedules "
         "batches stop pinned plain_state tensor_files stored_checkpoints checkpoint_writer "
-        "checkpoints pictures task classification initial_weights"
+        "checkpoints pictures task classification initial_weights __main__"
     ),
     "trainer": (
         "system task_errors task_fields load_task data parallel programs records loop checks "

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trainbox.commands.command_page import PAGE, variable_of
+from trainbox.commands.command_page import PAGE, Command, variable_of
 from trainbox.commands.mistyped import unknown_option
 from trainbox.commands.settings_file import FileSettings, read_settings
 from trainbox.disclosure import suggested_commands
@@ -27,16 +27,14 @@ _FROM_USER = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource
 _FILE = "trainbox.file"  # the key of the file's settings in the context
 
 
-def verb(
-    name: str, cls: type[click.Command] = click.Command, **attributes: Any
-) -> Callable[..., Any]:
+def verb(name: str, cls: type[click.Command] = Command, **attributes: Any) -> Callable[..., Any]:
     """Return a decorator for the command `name` of the table."""
     parameters = [row.click() for row in COMMANDS[name]]
     context = {**PAGE, **attributes.pop("context_settings", {})}
     return click.command(name, cls, params=parameters, context_settings=context, **attributes)
 
 
-class Verb(click.Command):
+class Verb(Command):
     """A command that the trainer runs. It refuses unknown variables with our prefix."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -146,7 +144,7 @@ def _drop_replaced(ctx: click.Context) -> None:
             ctx.params[name] = None
 
 
-class ScriptCommand(click.Command):
+class ScriptCommand(Command):
     """A command that passes the arguments after `--` to a user's own script.
 
     Example: `trainbox run train.py -- --epochs 3` passes `--epochs 3` to train.py. The message for

@@ -1,5 +1,6 @@
 """What the commands of both programs share: their help page, and the refusal of unknown names."""
 
+import itertools
 import os
 import re
 import sys
@@ -28,7 +29,33 @@ _OF_A_SERVICE = re.compile(
 _EXTRA = re.compile(r"unexpected extra argument \((.*)\)")
 
 
-class Templated(click.Command):
+class Command(click.Command):
+    """A command with our message for an option without its value, also if another option follows.
+
+    click takes `--epochs` for the value in `--run --epochs 3`.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        named = {
+            name: param
+            for param in self.params
+            if isinstance(param, click.Option)
+            for name in (*param.opts, *param.secondary_opts)
+        }
+        own = args[: args.index("--")] if "--" in args else args
+        for word, after in itertools.zip_longest(own, own[1:]):
+            param = named.get(word)
+            if (
+                param
+                and not param.is_flag
+                and not param.count
+                and (after is None or after in named)
+            ):
+                raise WrongUse(f"{word} needs a value: write {word} {param.make_metavar(ctx)}")
+        return super().parse_args(ctx, args)
+
+
+class Templated(Command):
     """A command that takes what follows `--` as the template of a script's arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -44,7 +71,11 @@ def failure_of(error: click.ClickException | Failure) -> Failure:
     ctx = getattr(error, "ctx", None)
     if ctx and isinstance(error, click.BadParameter) and error.param:
         error.param_hint = error.param.get_error_hint(ctx) + _source(error.param, ctx)
-    problem = error.format_message()
+    problem, no_boolean, _ = error.format_message().partition(" is not a valid boolean")
+    if no_boolean:  # click lists all words that it knows
+        problem += " is neither true nor false"
+    if ctx and isinstance(error, click.NoSuchOption) and isinstance(ctx.command, click.Group):
+        return WrongUse(mistyped.option_before_verb(error.option_name, sys.argv[1:], ctx))
     if ctx and isinstance(error, click.NoSuchOption):
         problem, has_cure = mistyped.unknown_option(error.option_name, sys.argv, ctx.command)
         if has_cure or not mistyped.has_fields(ctx.command):

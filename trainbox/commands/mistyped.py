@@ -1,8 +1,12 @@
 """What a mistyped command line was meant to be."""
 
+import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 
 import click
+
+from trainbox.disclosure.suggested_commands import command as command_line
 
 # Options of other programs, and what they are here.
 _ELSEWHERE = {
@@ -28,6 +32,24 @@ _ELSEWHERE = {
     "scheduler": "schedule() of the task",
     "momentum": "build_optimizer() of the task",
 }
+# The cures of options that one verb has in other programs.
+_OF_VERBS: dict[str, dict[str, str]] = {
+    "clean": {
+        **dict.fromkeys(
+            ("dry-run", "n"), "clean removes nothing until you answer yes or add --yes"
+        ),
+        **dict.fromkeys(("force", "f", "all"), "here: --yes"),
+    },
+    "export": {"onnx": "here: --to onnx"},
+    "predict": dict.fromkeys(
+        ("input", "inputs", "data", "source", "image", "images", "i"),
+        "write the files after the run: predict RUN FILES",
+    ),
+    **dict.fromkeys(
+        ("train", "run"),
+        dict.fromkeys(("dry-run", "n"), "`trainbox plan` shows what would be launched"),
+    ),
+}
 _SIMILAR = 0.75  # --epoch and --epochs; --width and --init are not
 
 
@@ -44,6 +66,8 @@ def unknown_option(option: str, words: Sequence[str], command: click.Command) ->
     name = whole.partition("=")[0].strip("-").replace("_", "-")
     if any(param.name == name for param in command.params if isinstance(param, click.Argument)):
         return f"no such option {whole} (write its value alone)", True
+    if cure := _OF_VERBS.get(command.name or "", {}).get(name.lower()):
+        return f"no such option {whole} ({cure})", True
     import difflib
 
     names = dict(_names(command))
@@ -54,6 +78,28 @@ def unknown_option(option: str, words: Sequence[str], command: click.Command) ->
     if near:
         return f"no such option {whole} (did you mean {names[near[0]]}?)", True
     return f"no such option {whole}", False
+
+
+def option_before_verb(option: str, words: Sequence[str], ctx: click.Context) -> str:
+    """Return the problem of an option that is before the verb, with the whole command line.
+
+    Args:
+        option: the option, which `trainbox` itself does not have.
+        words: the command line without the program.
+        ctx: the context of `trainbox`.
+    """
+    problem, has_cure = unknown_option(option, words, ctx.command)
+    if has_cure:
+        return problem
+    assert isinstance(ctx.command, click.Group)
+    verbs = ctx.command.list_commands(ctx)
+    at = next((place for place, word in enumerate(words) if word in verbs), None)
+    if at is None:
+        is_script = any(word.endswith(".py") for word in words)
+        verb, others = "run" if is_script else "train", words
+    else:
+        verb, others = words[at], [*words[:at], *words[at + 1 :]]
+    return f"options come after the verb: `{command_line(verb, shlex.join(others))}`"
 
 
 def as_a_field(option: str, words: Sequence[str]) -> str:
@@ -73,6 +119,14 @@ def extra_argument(extra: str, words: Sequence[str], command: click.Command) -> 
         return f"did you mean {names[name.replace('_', '-')]} {value}?"
     if equals and has_fields(command):
         return f"a field of the task is set by --set {extra}"
+    if has_fields(command) and "/" in extra:
+        folder = PurePath(extra)
+        place = "" if str(folder.parent) == "data" else f"--data-dir {folder.parent} "
+        listed = command_line("tasks", words[words.index(extra) - 1])
+        return (
+            f"a folder of data is set by {place}--set folder={folder.name} (`{listed}` lists the "
+            "fields)"
+        )
     before = words[words.index(extra) - 2 : words.index(extra)] if extra in words else []
     if before[:1] == ["--set"] and "=" not in before[1]:
         return f"did you mean --set {before[1]}={extra}?"

@@ -3,6 +3,7 @@
 The values become texts as on the command line, which the options parse.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -12,12 +13,12 @@ from typing import Any
 
 import click
 
-from trainbox.disclosure.suggested_commands import nearest
+from trainbox.disclosure.suggested_commands import near_runs, nearest
 from trainbox.errors import WrongUse
-from trainbox.files.parsing import parse_toml
+from trainbox.files.parsing import parse_json, parse_toml
 from trainbox.files.regular_files import read_text
 from trainbox.options import table
-from trainbox.options.config import load_config_file
+from trainbox.options.config import Config
 from trainbox.options.table import Option
 
 SUFFIX = ".toml"  # of the file of an experiment
@@ -46,15 +47,17 @@ class FileSettings:
 
 
 def read_settings(path: Path, ctx: click.Context) -> FileSettings:
-    """Return the settings of the file of --config.
+    """Return the settings of the file of --config, or of the config.json in the folder of a run.
 
     Raises:
         WrongUse: the file, a key or a value is wrong. The message has one line.
     """
+    if path.is_dir():
+        path /= "config.json"
     if not path.exists():
         raise WrongUse(f"--config {path} does not exist: {_near(path)}")
     if path.suffix != SUFFIX:
-        settings = load_config_file(path)
+        settings = _read_config(path)
         fields = settings.pop("fields", {})
         # As text, so that a value is parsed as on the command line. For example, 1.5 epochs are
         # refused.
@@ -83,6 +86,48 @@ def read_settings(path: Path, ctx: click.Context) -> FileSettings:
     return FileSettings(path, defaults, fields, digest)
 
 
+def _read_config(path: Path) -> dict[str, Any]:
+    """Return the settings in a JSON file such as a run's config.json.
+
+    Raises:
+        WrongUse: the file cannot be read, is not a JSON object, or has an unknown setting.
+    """
+    try:
+        settings = parse_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WrongUse(f"--config {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise WrongUse(
+            f"--config {path} is not JSON ({error}): give a file NAME.toml, or a run's config.json"
+        ) from error
+    if not isinstance(settings, dict):
+        raise WrongUse(
+            f"--config {path} is not a JSON object: give a file such as a run's config.json"
+        )
+    if settings.get("kind") == "script":
+        raise WrongUse(
+            f"--config {path} is of a run of a script: the command in it starts the script again"
+        )
+    known = {f.name for f in dataclasses.fields(Config)}
+    unknown = sorted(settings.keys() - known)
+    if any(isinstance(settings[name], dict) for name in unknown):
+        raise WrongUse(
+            f"--config {path} is not like a run's config.json ({unknown[0]} is an object): write "
+            "an experiment as TOML, as in exp.toml with [task] and [train]"
+        )
+    if unknown:
+        raise WrongUse(
+            f"--config {path} has an unknown setting ({unknown[0]}): "
+            f"{nearest(unknown[0], sorted(known))}"
+        )
+    if not isinstance(settings.get("fields", {}), dict):
+        raise WrongUse(
+            f"--config {path}: fields must be an object of the task's fields, as in a "
+            "run's config.json"
+        )
+    return settings
+
+
 def _near(path: Path) -> str:
     """Return a question with the file of settings that is nearest to a missing one, or a cure."""
     try:
@@ -90,7 +135,8 @@ def _near(path: Path) -> str:
     except OSError:
         beside = []
     folder = str(path).removesuffix(path.name)
-    return nearest(path.name, sorted(beside), "give an experiment or a run's config.json", folder)
+    otherwise = near_runs(path, "give an experiment or a run's config.json")
+    return nearest(path.name, sorted(beside), otherwise, folder)
 
 
 def _read_experiment(path: Path) -> tuple[dict[str, dict[str, Any]], str]:

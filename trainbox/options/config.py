@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.errors import WrongUse
-from trainbox.files.parsing import parse_json
 from trainbox.options.optimizers import check_optimizer
 from trainbox.options.strategies import STRATEGY_RULES, StrategyRules
 
@@ -220,38 +219,6 @@ def split_metric(text: str, option: str) -> tuple[str, str]:
     if direction not in ("min", "max") or not name:
         raise WrongUse(f"{option} {text}: write the name of a metric, or min:NAME or max:NAME")
     return direction, name
-
-
-def load_config_file(path: Path) -> dict[str, Any]:
-    """Return the settings in a JSON file such as a run's config.json.
-
-    Raises:
-        WrongUse: the file cannot be read, is not a JSON object, or has an unknown setting.
-    """
-    try:
-        settings = parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise WrongUse(f"--config {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise WrongUse(
-            f"--config {path} is not JSON ({error}): give a file NAME.toml, or a run's config.json"
-        ) from error
-    if not isinstance(settings, dict):
-        raise WrongUse(
-            f"--config {path} is not a JSON object: give a file such as a run's config.json"
-        )
-    known = {f.name for f in dataclasses.fields(Config)}
-    if unknown := sorted(settings.keys() - known):
-        raise WrongUse(
-            f"--config {path} has unknown settings ({', '.join(unknown)}): use some of "
-            f"{', '.join(sorted(known))}"
-        )
-    if not isinstance(settings.get("fields", {}), dict):
-        raise WrongUse(
-            f"--config {path}: fields must be an object of the task's fields, as in a "
-            "run's config.json"
-        )
-    return settings
 
 
 def config_in(settings: Mapping[str, Any], path: Path) -> Config:

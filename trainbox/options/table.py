@@ -235,7 +235,7 @@ _FOLDERS = _DATA_DIR, _RUNS_DIR = _section("Storage",
 _OWN_DATA_DIR, _OWN_RUNS_DIR = (dataclasses.replace(row, section="") for row in _FOLDERS)
 CONFIG, _FIELDS = _section("Training",
     Everyday("--config", _FILE,
-        "File of settings: exp.toml, or a run's config.json; other options override it."),
+        "File of settings: exp.toml, or the folder of a run; other options override it."),
     Everyday("--set", None, "A field of the task; repeatable.", name="pairs", metavar="NAME=VALUE",
         repeats=True, variables=("SET",)),
 )

@@ -63,20 +63,21 @@ class Whole(click.ParamType[int]):
 
 
 class ResumeMode(click.Choice[str]):
-    """How a run resumes. Other programs have `--resume PATH`, so a path gets another message."""
+    """How a run resumes. Other programs have `--resume RUN`, so other values get this message."""
 
     def __init__(self) -> None:
         super().__init__(["auto", "never", "anyway"])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if "/" in str(value) or Path(str(value)).exists():
+        if value not in self.choices:
             self.fail(
-                f"{value!r} is a path: leave out --resume, because the command that started a run "
-                "resumes it; --init starts a new run from these weights",
+                f"{value!r} is neither auto, never nor anyway: leave out --resume, because the "
+                "command that started a run resumes it; --init RUN starts a new run from the "
+                "weights of another run",
                 param,
                 ctx,
             )
-        return super().convert(value, param, ctx)
+        return str(value)
 
 
 class GpuCount(click.ParamType[int | str]):

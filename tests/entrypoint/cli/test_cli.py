@@ -452,7 +452,7 @@ _NEITHER = "is neither a number of GPUs nor `all`: to name GPUs use --gpu-ids"
 # fmt: off
 _LAUNCHES = [
     (["--gpus", "two"], f"Invalid value for '--gpus': 'two' {_NEITHER} two"),
-    (["--gpus"], "Option '--gpus' requires an argument."),
+    (["--gpus"], "--gpus needs a value: write --gpus N|all"),
     (["--strategy", "zero3"],
      "Invalid value for '--strategy': 'zero3' is not one of 'ddp', 'fsdp', 'dp'."),
     (["--processes", "0"], "Invalid value for '--processes': 0 is less than 1"),
@@ -548,8 +548,17 @@ _MISTAKES = [
     ("--devices 2", "no such option --devices (here: --gpus)"),
     ("--early-stopping-patience 2", "no such option --early-stopping-patience (here: --patience)"),
     ("--resume runs/a",
-     "Invalid value for '--resume': 'runs/a' is a path: leave out --resume, because the command "
-     "that started a run resumes it; --init starts a new run from these weights"),
+     "Invalid value for '--resume': 'runs/a' is neither auto, never nor anyway: leave out "
+     "--resume, because the command that started a run resumes it; --init RUN starts a new run "
+     "from the weights of another run"),
+    ("--lr --epochs 3", "--lr needs a value: write --lr NUMBER"),
+    ("--set --epochs 3", "--set needs a value: write --set NAME=VALUE"),
+    ("digits --resume", "--resume needs a value: write --resume [auto|never|anyway]"),
+    ("--resume --run r", "--resume needs a value: write --resume [auto|never|anyway]"),
+    ("digits data/K", "Got unexpected extra argument (data/K): a folder of data is set by "
+     "--set folder=K (`trainbox tasks digits` lists the fields)"),
+    ("digits other/K", "Got unexpected extra argument (other/K): a folder of data is set by "
+     "--data-dir other --set folder=K (`trainbox tasks digits` lists the fields)"),
     ("--config none.json",
      "--config none.json does not exist: give an experiment or a run's config.json"),
 ]
@@ -563,6 +572,50 @@ def test_contradictions_and_typing_errors_are_reported(
     assert refused(check(*arguments.split())) == text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("--processes 2 train digits", "trainbox train --processes 2 digits"),
+        ("--gpus 1 digits", "trainbox train --gpus 1 digits"),
+        ("--gpus 1 train.py -- --lr 1", "trainbox run --gpus 1 train.py -- --lr 1"),
+        ("--device cpu run s.py -- --lr 1", "trainbox run --device cpu s.py -- --lr 1"),
+    ],
+)
+def test_an_option_before_the_verb_is_moved(
+    in_this_process: Callable[..., Ended], arguments: str, text: str
+) -> None:
+    ended = in_this_process(entrypoint.cli.commands.main, arguments.split(), {})
+    assert refused(ended) == f"options come after the verb: `{text}`"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("clean -n", "-n (clean removes nothing until you answer yes or add --yes)"),
+        ("clean --dry-run", "--dry-run (clean removes nothing until you answer yes or add --yes)"),
+        ("clean --force", "--force (here: --yes)"),
+        ("export runs/a --format onnx", "--format (here: --to)"),
+        ("export runs/a --onnx", "--onnx (here: --to onnx)"),
+        ("predict runs/a --input b", "--input (write the files after the run: predict RUN FILES)"),
+        ("train --dry-run", "--dry-run (`trainbox plan` shows what would be launched)"),
+    ],
+)
+def test_an_option_of_another_program_has_a_cure(
+    in_this_process: Callable[..., Ended], arguments: str, text: str
+) -> None:
+    ended = in_this_process(entrypoint.cli.commands.main, arguments.split(), {})
+    assert refused(ended) == f"no such option {text}"
+
+
+def test_the_package_is_the_command_as_well(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "trainbox", "train", "digit"]
+    ended = subprocess.run(
+        argv, env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("trainbox: no task 'digit': did you mean digits?")
+
+
 # Training options in the environment.
 
 
@@ -574,6 +627,9 @@ def test_arguments_override_training_options_of_the_environment(check: Command) 
         "Invalid value for '--epochs' (from TRAINBOX_EPOCHS): 0 is less than 1"
     )
     assert accepted(check("--epochs", "1", TRAINBOX_EPOCHS="0")) == ""
+    assert refused(check(TRAINBOX_COMPILE="offf")) == (
+        "Invalid value for '--compile' (from TRAINBOX_COMPILE): 'offf' is neither true nor false"
+    )
     assert refused(check(SET="width=64 x")) == "--set x: write NAME=VALUE, as in --set width=64"
     assert refused(check(TASK="mnits")).startswith("no task 'mnits': did you mean mnist?")
 
@@ -632,7 +688,7 @@ CONFIGS: list[tuple[str | bytes, str]] = [
     (b"\xff\xfe",
      "--config c.json is not JSON ('utf-8' codec can't decode byte 0xff in position 0"),
     ("[" * 100_000, "--config c.json is not JSON ("),
-    (json.dumps({BIG: 1}), "--config c.json has unknown settings (xxx"),
+    (json.dumps({BIG: 1}), "--config c.json has an unknown setting (xxx"),
     (json.dumps({"task": BIG}), "no task 'xxx"),
     ('{"fields": null}', ""),
     ('{"epochs": 1, "max_steps": 2}',

@@ -18,7 +18,6 @@ from trainbox.options.config import (
     check,
     config_in,
     differences,
-    load_config_file,
     scaled_learning_rate,
     split_metric,
     warmup_then_cosine,
@@ -213,24 +212,18 @@ def test_the_warm_up_is_linear_and_the_cosine_ends_at_0() -> None:
     [
         ("{", "is not JSON"),
         ("[1, 2]", "is not a JSON object"),
-        ('{"epoch": 3, "lr": 1}', "has unknown settings (epoch, lr): use some of accumulation, "),
+        ('{"epoch": 3, "lr": 1}', "has an unknown setting (epoch): did you mean epochs?"),
+        (
+            '{"task": "digits", "train": {"epochs": 1}}',
+            "is not like a run's config.json (train is an object): write an experiment as TOML",
+        ),
+        ('{"kind": "script", "script": "a.py"}', "is of a run of a script: the command in it"),
         ("\0", "is not JSON"),
     ],
 )
-def test_a_wrong_config_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(text)
-    with pytest.raises(WrongUse) as failure:
-        load_config_file(path)
-    assert f"--config {path}" in str(failure.value)
-    assert message in str(failure.value)
-
-
-def test_a_missing_config_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WrongUse, match="nothing.json cannot be read: No such file or directory"):
-        load_config_file(tmp_path / "nothing.json")
-    with pytest.raises(WrongUse, match="cannot be read: Is a directory"):
-        load_config_file(tmp_path)
+def test_a_wrong_config_file_is_refused(here: Here, text: str, message: str) -> None:
+    Path("c.json").write_text(text)
+    assert f"--config c.json {message}" in here.refused("plan", "--config", "c.json", silent=True)
 
 
 @pytest.mark.parametrize(
@@ -259,6 +252,20 @@ def test_config_on_a_runs_config_json_repeats_the_run(here: Here) -> None:
     assert (here.path("second") / "config.json").read_text() == config.read_text()
     assert here.digest("second") == here.digest("first")
     assert json.loads(config.read_text())["fields"] == {"noise": 0.5}
+
+
+def test_the_folder_of_a_run_stands_for_its_config_json(here: Here) -> None:
+    here.succeeds("train", TINY, "--max-steps", "3", "--device", "cpu", "--run", "first")
+    again = ("--config", "runs/first", "--device", "cpu", "--run", "second")
+    here.succeeds("train", *again)
+    assert here.json("config.json", "second") == here.json("config.json", "first")
+    Path("empty").mkdir()
+    assert "--config empty/config.json does not exist: give an experiment" in here.refused(
+        "plan", "--config", "empty", silent=True
+    )
+    assert "--config firs does not exist: did you mean runs/first?" in here.refused(
+        "plan", "--config", "firs", silent=True
+    )
 
 
 def test_options_override_a_config_file(here: Here) -> None:
