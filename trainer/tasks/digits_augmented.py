@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from trainer.tasks.digits import Digits
+from trainer.tasks.reading.fields import FROM_0, check_fields
 
 # Shape suffixes: N examples, C channels, H height, W width.
 
@@ -21,6 +22,10 @@ class DigitsAugmented(Digits):
     """8x8 digits with random shifts in loader workers, batch norm and dropout, offline."""
 
     shift: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fields(self, FROM_0, "shift")
 
     def train_dataset(self, data_dir: Path) -> Dataset[Any]:  # type: ignore[override]
         images_NCHW, labels_N = super().train_dataset(data_dir).tensors

@@ -20,6 +20,7 @@ from trainbox import Task, WrongUse, metrics, pictures
 from trainer.tasks.digits import Digits
 from trainer.tasks.fashion_mnist import FashionMnist
 from trainer.tasks.mnist import Mnist
+from trainer.tasks.reading.fields import FROM_0, FROM_1, check_fields
 
 # Shape suffixes: N examples, B examples of a batch, C channels (1), H height, W width, P pixels, K
 # classes, S styles, D corruptions, T their strengths, R rows and L columns of a sheet of pictures.
@@ -67,6 +68,8 @@ class Ssvae(Task):
                 f"--set labelled={self.labelled}: use the share of examples with a label, "
                 "above 0 and up to 1"
             )
+        check_fields(self, FROM_1, "num_style", "hidden")
+        check_fields(self, FROM_0, "classification_weight")
 
     @property
     def class_names(self) -> tuple[str, ...]:
