@@ -1,11 +1,13 @@
 """Compute the factor on the learning rate that a scheduler of torch would have."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from trainbox.errors import WrongUse
 
 # Trainings use few schedules at a time.
 _KEPT = 16
@@ -24,11 +26,39 @@ def scheduler_factor(
         scheduler: A class of `torch.optim.lr_scheduler`.
         at: The number of steps of the scheduler, rounded down, such as the epoch or the step. For
             `ReduceLROnPlateau`, the metric of each validation so far.
+
+    Raises:
+        WrongUse: the first argument is no class or function, or the others do not belong to it.
     """
+    _check(scheduler, at, options)
     replay = _replay(scheduler, repr(sorted(options.items())))
     if isinstance(at, Sequence):
         return replay.after([*at], options)
     return replay.at(int(at), options)
+
+
+def _check(scheduler: Any, at: float | Sequence[float], options: dict[str, Any]) -> None:
+    is_class = isinstance(scheduler, type)
+    if not callable(scheduler) or (is_class and not issubclass(scheduler, LRScheduler)):
+        got = scheduler if isinstance(scheduler, str | type) else type(scheduler).__name__
+        raise WrongUse(
+            f"scheduler_factor got {got!r}, which is no class of a scheduler: give the class and "
+            "its options, as in scheduler_factor(StepLR, step, step_size=3)"
+        )
+    if "optimizer" in options:
+        raise WrongUse(
+            "scheduler_factor got an optimizer, and has one of its own: drop optimizer=..."
+        )
+    by_metric = is_class and issubclass(scheduler, ReduceLROnPlateau)
+    numbers = at if isinstance(at, Sequence) else [at]
+    if by_metric is not isinstance(at, Sequence) or any(isinstance(n, Mapping) for n in numbers):
+        name = scheduler.__name__ if is_class else "SCHEDULER"
+        second = "[each['loss'] for each in validations]" if by_metric else "step"
+        what = "the metric of each validation" if by_metric else "the number of steps"
+        raise WrongUse(
+            f"scheduler_factor got {type(at).__name__} instead of {what}: write "
+            f"scheduler_factor({name}, {second}, ...)"
+        )
 
 
 class _Replay:
@@ -61,7 +91,18 @@ class _Replay:
 
     def _start(self, options: dict[str, Any]) -> None:
         self._optimizer = torch.optim.SGD([torch.zeros(())], lr=1.0)
-        self._scheduler = self._build(self._optimizer, **options)
+        try:
+            self._scheduler = self._build(self._optimizer, **options)
+        except (TypeError, ValueError) as error:
+            name = getattr(self._build, "__name__", "the scheduler")
+            first = str(error).partition("\n")[0]
+            cure = "correct its options, which are given by name"
+            if "same optimizer" in first:
+                cure = (
+                    "give a function that builds all schedulers for its argument, as in def "
+                    "build(optimizer) at the top of the file and scheduler_factor(build, step)"
+                )
+            raise WrongUse(f"scheduler_factor cannot build {name} ({first}): {cure}") from error
         self._optimizer.step()  # torch warns if the scheduler's first step is before this
         self._values, self._factors = [], [self._now()]
 

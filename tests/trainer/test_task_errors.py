@@ -22,6 +22,7 @@ from tests.support.here import Here, board_of
 from tests.support.tiny import StepCounter, Tiny
 from trainbox import pictures
 from trainbox.classification import Classification
+from trainbox.schedules import scheduler_factor
 from trainbox.task import Task
 
 # Shape suffixes: B examples of a batch, N examples.
@@ -60,6 +61,12 @@ class _TimeFirst(nn.Module):
     def forward(self, inputs_B4: Tensor) -> Tensor:
         logits_B3: Tensor = self.layer(inputs_B4)
         return logits_B3[1:]
+
+
+def _of_a_built_scheduler(_task: Task, step: int, *_others: Any) -> float:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    built: Any = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    return scheduler_factor(built, step)
 
 
 class Listed(Dataset[Any]):
@@ -423,6 +430,12 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "only metrics": (Tiny, {"train_metrics": ("squared_error",)}, "task Tiny: no loss depends on "
      "a trained parameter: compute squared_error from the model's output without detach() or "
      "torch.no_grad()"),
+    "a frozen model": (Three, {"build_model": lambda _: nn.Linear(4, 3).requires_grad_(False)},
+     "task Three: all 2 parameters of the model have requires_grad=False: leave it True in a layer "
+     "of build_model(), such as the last one"),
+    "a scheduler that is built": (Three, {"schedule": _of_a_built_scheduler},
+     "scheduler_factor got 'StepLR', which is no class of a scheduler: give the class and its "
+     "options, as in scheduler_factor(StepLR, step, step_size=3)"),
     "no batch": (Tiny, {**_LISTED, "collate": lambda *_args: None}, "task Tiny: collate() "
      "returned None: return a tuple, list or dict of tensors (is a `return` missing?)"),
     "collated tensors in memory": (Tiny, {"collate": lambda *_args: None},

@@ -20,9 +20,16 @@ def build_optimizer(task: Task, config: Settings, model: nn.Module) -> Optimizer
     Each group keeps its peak learning rate as `initial_lr`.
 
     Raises:
-        WrongUse: An optimizer has no parameter of `model`, two have the same one, a step needs
-            arguments, or the optimizer has other weights for an evaluation.
+        WrongUse: No parameter of `model` trains, an optimizer has no parameter of `model`, two have
+            the same one, a step needs arguments, or the optimizer has other weights for an
+            evaluation.
     """
+    parameters = list(model.parameters())
+    if parameters and not any(parameter.requires_grad for parameter in parameters):
+        raise WrongUse(
+            f"task {type(task).__name__}: all {len(parameters)} parameters of the model have "
+            "requires_grad=False: leave it True in a layer of build_model(), such as the last one"
+        )
     peak = scaled_learning_rate(
         config.learning_rate, config.lr_scaling, config.batch_size, config.base_batch_size
     )

@@ -68,6 +68,51 @@ def test_the_factor_of_a_plateau_follows_the_metrics() -> None:
     assert expected[-1] < 0.011
 
 
+def _sequential(optimizer: torch.optim.Optimizer) -> lr_scheduler.SequentialLR:
+    both = [lr_scheduler.ConstantLR(optimizer, 0.1), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    return lr_scheduler.SequentialLR(optimizer, both, milestones=[2])
+
+
+def test_a_function_builds_several_schedulers() -> None:
+    expected = _rates(_sequential, [()] * 5)
+    assert expected[0] == pytest.approx(0.1)
+    found = [trainbox.scheduler_factor(_sequential, at) for at in range(6)]
+    assert found == pytest.approx(expected)
+
+
+_OPTIMIZER = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+_STEP = lr_scheduler.StepLR(_OPTIMIZER, 3)
+_PLATEAU = lr_scheduler.ReduceLROnPlateau
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "at", "options", "text"),
+    [
+        (_STEP, 1, {}, "got 'StepLR', which is no class of a scheduler: give the class and its"),
+        ("StepLR", 1, {"step_size": 3}, "got 'StepLR', which is no class of a scheduler"),
+        (_OPTIMIZER, 1, {}, "got 'SGD', which is no class of a scheduler"),
+        (torch.optim.SGD, 1, {}, "which is no class of a scheduler"),
+        (None, 1, {}, "got 'NoneType', which is no class of a scheduler"),
+        (type(_STEP), 1, {"optimizer": _OPTIMIZER}, "got an optimizer, and has one of its own: d"),
+        (type(_STEP), 1, {}, "cannot build StepLR (StepLR.__init__() missing 1 required posit"),
+        (type(_STEP), 1, {"size": 3}, "cannot build StepLR (StepLR.__init__() got an unexpected"),
+        (type(_STEP), [0.5], {"step_size": 3}, "got list instead of the number of steps: write "
+         "scheduler_factor(StepLR, step, ...)"),
+        (_PLATEAU, 3, {}, "got int instead of the metric of each validation: write "
+         "scheduler_factor(ReduceLROnPlateau, [each['loss'] for each in validations], ...)"),
+        (_PLATEAU, [{"loss": 0.5}], {}, "got list instead of the metric of each validation"),
+        (lr_scheduler.SequentialLR, 1, {"schedulers": [_STEP], "milestones": []}, "cannot build "),
+    ],
+)  # fmt: skip
+def test_a_wrong_use_of_a_scheduler_names_the_cure(
+    scheduler: Any, at: Any, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(WrongUse) as refused:
+        trainbox.scheduler_factor(scheduler, at, **options)
+    assert str(refused.value).startswith("scheduler_factor ")
+    assert text in str(refused.value)
+
+
 @dataclass(frozen=True)
 class Steps(Tiny):
     """Has a tenth of the learning rate after each epoch, as StepLR."""
