@@ -32,6 +32,8 @@ def of_task(config: Config, device: str, values: Mapping[str, Any]) -> Sweep:
     Raises:
         WrongUse: an option of `values` is malformed, or options contradict each other.
     """
+    # Other mistakes than in a field are found before the task imports torch.
+    _sweep(config, values, _of_any_task(_texts), _of_any_task(_numbers))
     fields, swept = fields_of_class(task_class(config.task)), swept_names(values)
     needed = [dataclasses.replace(f, default=None) if f.name in swept else f for f in fields]
     config = dataclasses.replace(config, fields=parse_fields(config.task, needed, config.fields))
@@ -52,17 +54,31 @@ def of_script(script: Script, values: Mapping[str, Any]) -> Sweep:
         WrongUse: an option of `values` is malformed, or the arguments do not use it.
     """
 
-    def typed(_given: str, name: str, texts: Sequence[str]) -> tuple[str, list[Value]]:
-        return name, [*texts]
-
-    def numbers(given: str, name: str, texts: Sequence[str]) -> tuple[str, list[Value]]:
-        return name, [_number(given, text) for text in texts]
-
-    sweep = _sweep(script, values, typed, numbers)
+    sweep = _sweep(script, values, _texts, _numbers)
     if script.metric_regex is not None:
         check_regex(script.metric_regex, sweep.goal)
     check_template(script, sweep.grid, sweep.ranges, sweep.seeds)
     return sweep
+
+
+def _texts(_given: str, name: str, texts: Sequence[str]) -> tuple[str, list[Value]]:
+    return name, [*texts]
+
+
+def _numbers(given: str, name: str, texts: Sequence[str]) -> tuple[str, list[Value]]:
+    return name, [_number(given, text) for text in texts]
+
+
+def _of_any_task(of_field: Convert) -> Convert:
+    """Return what converts the values of a setting, and the values of a field by `of_field`."""
+
+    def converted(given: str, written: str, texts: Sequence[str]) -> tuple[str, list[Value]]:
+        row = _SETTINGS.get(written.replace("_", "-"))
+        return (
+            (row.parameter, _values(row, given, texts)) if row else of_field(given, written, texts)
+        )
+
+    return converted
 
 
 def _sweep(

@@ -634,7 +634,8 @@ _ARGUMENTS = [
     (["--grid", "lr=1,2", "--lr", "3"], "--grid lr=1,2: --lr is also given: drop one of the two"),
     (["--grid", "precision=fp32,fp16", "--device", "cpu"],
      "--precision fp16 needs an NVIDIA GPU (the device is cpu"),
-    (["--range", "nosuch=1:2"], "has no field nosuch"),
+    (["--range", "nosuch=1:2", "--sampler", "random", "--trials", "2", "--metric", "loss"],
+     "has no field nosuch"),
     (["--range", "batch-size=-3:2"], "-3 is less than 1"),
     (["--name", "a/b"], "--name 'a/b' must be a folder name"),
     (["--run", "r"], "--run and --resume are for one training: use --name; a sweep always resumes"),
@@ -649,6 +650,23 @@ def test_wrong_use_is_reported_before_anything_starts(
     err = here.refused("sweep", _BRITTLE, *arguments)
     assert text in err
     assert not (here.folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("--grid lr", "--grid lr: write NAME=VALUE,VALUE"),
+        ("--grid lr=a,b", "--grid lr=a,b: 'a' is not a number"),
+        ("--metric mix:loss", "--metric mix:loss: write the name of a metric"),
+        ("--range width=8:64", "--range and --trials are for samplers that draw"),
+    ],
+)
+def test_a_mistake_in_the_options_is_found_before_the_task_is_imported(
+    here: Here, arguments: str, text: str
+) -> None:
+    """The import of torch, which a task needs, takes seconds."""
+    Path("broken.py").write_text("raise AssertionError('imported')\n")
+    assert text in here.refused("sweep", "broken.py:Task", *arguments.split())
 
 
 def test_the_results_of_a_moved_sweep_are_shown(here: Here) -> None:
