@@ -26,12 +26,16 @@ from trainbox.processes.process_tree import (
     kill_tree,
     killed_by,
     start_child,
+    wait_for_tree,
 )
 from trainbox.processes.streams import message
 
 _POLL_S = 0.2
 # The wait for a process after `kill_tree`. A hang in a GPU's driver may never end.
 _DEATH_S = 1.0
+# The wait for the processes of a child that has ended by itself. Those of multiprocessing end just
+# after it.
+_LAST_S = 1.0
 # `docker compose run` delivers each signal twice, about 10 ms apart, and more than 300 ms on a busy
 # machine. The second one is ignored.
 _ECHO_S = 1.0
@@ -126,6 +130,8 @@ def supervise(
     else:
         # A scheduler may send its signal to the child as well, which then ends first.
         sent = stop.sent or [number for first in received[:1] for number in kind.signals(first)]
+        if code >= 0:
+            wait_for_tree(os.getpid(), _LAST_S)
         code = _exit_code(code, sent, watch, fault, kind, memory)
     return Ending(code, bool(received), kill_tree(os.getpid()))
 

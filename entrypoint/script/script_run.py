@@ -246,7 +246,8 @@ def _run_once(
         )
         if watch is not None:
             watch.final_check()  # reads the energy since the last reading, and logs a late Xid
-        if ending.left:
+        # Workers of a script that was killed or stopped end as well, a few seconds after it.
+        if ending.left and not ending.signalled and signal_of(ending.code) is None:
             message(f"the script left {ending.left} process(es) behind: killed")
     entry |= {"duration_s": round(time.monotonic() - begin_s, 3), "exit_code": ending.code}
     manifest["starts"] = [*manifest["starts"], entry]

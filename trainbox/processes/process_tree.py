@@ -91,6 +91,13 @@ def kill_tree(root: int, within_s: float = 5.0) -> int:
     return len(found)
 
 
+def wait_for_tree(root: int, within_s: float) -> None:
+    """Wait until the processes that `kill_tree` would kill have ended, at most `within_s`."""
+    deadline_s = time.monotonic() + within_s
+    while _tree(root) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+
+
 def _tree(root: int) -> set[int]:
     """Return the processes in the session of `root` or below it that are not in our session."""
     stats = {pid: stat for pid in _pids() if (stat := _stat(pid)) and not _has_ended(stat)}

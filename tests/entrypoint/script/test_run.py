@@ -531,6 +531,12 @@ while not os.path.exists(daemon):
         os.kill(pid, 0)
 
 
+def test_workers_of_a_killed_script_are_no_message(forked: Trainbox) -> None:
+    code = "import os, time\nif os.fork() == 0:\n    time.sleep(600)\nos.kill(os.getpid(), 9)\n"
+    ended = forked(*ONE, script(forked, code))
+    assert (ended.code, "left" in ended.err) == (137, False)
+
+
 def test_a_script_that_removes_its_folder_does_not_succeed(forked: Trainbox) -> None:
     removing = "import os, shutil; shutil.rmtree(os.environ['TRAINBOX_RUN'])"
     ended = forked(*ONE, "--run", "r", script(forked, removing))

@@ -4,12 +4,13 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from tests.support.processes import Processes
-from trainbox.processes.process_tree import kill_tree, killed_by
+from trainbox.processes.process_tree import kill_tree, killed_by, wait_for_tree
 
 
 @pytest.mark.parametrize(
@@ -69,3 +70,11 @@ def test_a_process_is_killed_with_all_that_it_has_started(kinds: str, killed: in
     assert kill_tree(child.pid) == killed
     assert started.living() == []
     assert child.wait(60) == (0 if kinds[0] == "x" else -9)
+
+
+def test_the_wait_for_a_tree_ends_with_its_last_process() -> None:
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    threading.Timer(0.1, child.kill).start()
+    wait_for_tree(child.pid, 60)
+    assert child.wait() == -9
+    wait_for_tree(child.pid, 60)
