@@ -50,7 +50,7 @@ def runs(task: str | None, sort: str, trials: bool, as_json: bool, runs_dir: Pat
 @verb("compare")
 def compare(**values: Any) -> None:
     """Show what differs between the trainings RUNS in settings, data, software and results, and
-    draw their curves in one picture.
+    draw their curves in one picture. Of runs of scripts, show the arguments and the last metrics.
 
     `trainbox verify A B` compares their bits.
 
@@ -60,8 +60,14 @@ def compare(**values: Any) -> None:
       trainbox compare runs/digits-* --figure curves.svg
     """
     from entrypoint.cli.launching import become_trainer
-    from entrypoint.cli.stored import check_run
+    from entrypoint.cli.stored import check_folder, check_run, is_script
+    from entrypoint.runs.compare import compare_scripts
 
+    for run in values["runs"]:
+        check_folder("compare", run)
+    if all(is_script(run) for run in values["runs"]):
+        show(compare_scripts(values["runs"]))
+        return
     for run in values["runs"]:
         check_run("compare", run)
     become_trainer("compare", values)

@@ -13,7 +13,7 @@ from trainbox.disclosure.suggested_commands import command as command_line
 from trainbox.disclosure.suggested_commands import near_runs, such_as
 from trainbox.errors import WrongUse
 from trainbox.files.regular_files import object_if_valid, open_regular
-from trainbox.folders.record_folder import CONFIG, METRICS
+from trainbox.folders.record_folder import CONFIG
 
 
 @verb("verify", Verb)
@@ -127,6 +127,11 @@ def sweep_show(**values: Any) -> None:
     become_trainer("sweep show", values)
 
 
+def is_script(run: Path) -> bool:
+    """Return whether the folder `run` is a run of a script."""
+    return (object_if_valid(run / CONFIG) or {}).get("kind") == KIND
+
+
 def _refuse_script(verb: str, run: Path) -> None:
     """Refuse the folder `run` for the `verb` if it is a run of a script.
 
@@ -138,8 +143,8 @@ def _refuse_script(verb: str, run: Path) -> None:
         return
     if verb == "compare":
         raise WrongUse(
-            f"compare {run}: this is a run of a script: its metrics are in {run / METRICS}, and "
-            f"its settings in {run / CONFIG}"
+            f"compare {run}: this is a run of a script, and another one is of a task: compare runs "
+            "of one kind"
         )
     if verb != "verify":
         raise WrongUse(

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from trainbox.disclosure.recorded_values import edited_settings, listed_changes
+from trainbox.disclosure.secret_rule import arguments_without_secrets
 from trainbox.errors import ExitCode, WrongUse, signal_of
 from trainbox.files.entries import EntryReader, is_of_script, newest_entry
 from trainbox.files.regular_files import object_if_valid, read_text
@@ -27,9 +29,11 @@ from trainbox.folders.record_folder import (
 from trainbox.options.config import FREE_AT_RESUME, split_metric
 from trainbox.processes.process_tree import STOP_SIGNALS
 
+_OPTION = re.compile(r"--?[A-Za-z]")
 RESULTS = "results.csv"  # of a sweep
 _LAST_BYTES = 2**18  # of metrics.jsonl, in which the figures of a running run are
 _CLOCKS_S = 60.0  # between two machines; a later time is no progress
+NO_METRICS = ("step", "time_unix_s", "epoch")  # numbers of an entry that say where it is
 _FIGURES = ("step", "loss", "samples_per_second")  # in the newest entries of a running run
 # The states of trials by the states of their runs, before a sweep has its results.
 _IN_RESULTS = {
@@ -50,7 +54,9 @@ class StoredRun:
         name: The path of its folder below the folder of all runs.
         task: Of a training, its task; of a script, its file; "sweep" for a sweep.
         settings: The settings and the task's fields.
-        metric: The name of the metric that selects the best checkpoint, and its best value.
+        metric: The name of the metric that selects the best checkpoint, and its best value. Of a
+            script, the first metric of its newest validation; of the sweep of a task, the metric of
+            its best trial.
         rank: A number that is lower for a better value.
         step: The newest step in its records.
         steps: The number of steps of the whole training, or None if it is unknown.
@@ -138,7 +144,7 @@ def _running(folder: Path, runs_dir: Path) -> RunningRun:
     entries = EntryReader(folder / METRICS, last_bytes=_LAST_BYTES).read()
     for entry in (lease, *filter(is_of_script, entries)):  # GPU events are no progress
         names = ("step",) if entry.get("kind") == "validation" else _FIGURES
-        found = {name: _number(entry.get(name)) for name in (*names, "time_unix_s")}
+        found = {name: number_of(entry.get(name)) for name in (*names, "time_unix_s")}
         time_s = found.pop("time_unix_s") or 0.0
         times.append(time_s if time_s <= now_s + _CLOCKS_S else 0.0)
         figures |= {name: value for name, value in found.items() if value is not None}
@@ -149,11 +155,11 @@ def _running(folder: Path, runs_dir: Path) -> RunningRun:
         _task_of(folder),
         figures,
         max(times),
-        _number((sidecar or {}).get("saved_at_unix_s")),
+        number_of((sidecar or {}).get("saved_at_unix_s")),
     )
 
 
-def _number(value: object) -> float | None:
+def number_of(value: object) -> float | None:
     """Return a number of a record, or None for anything else."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):
@@ -190,7 +196,7 @@ def stored_runs(runs_dir: Path, trials: bool) -> Iterator[StoredRun]:
                 found = [_sweep(folder, runs_dir)]
             else:
                 inside = sorted(_folders(folder)) if is_sweep(folder) else [folder]
-                found = [run for each in inside if (run := _stored(each, runs_dir)) is not None]
+                found = [run for each in inside if (run := stored_run(each, runs_dir)) is not None]
         except OSError as error:
             name = str(folder.relative_to(runs_dir))
             found = [StoredRun(name, "?", "unreadable", 0.0, 0, why=error.strerror or "")]
@@ -209,8 +215,8 @@ def _listed(folder: Path) -> list[Path]:
         return [Path(entry.path) for entry in found if entry.is_dir()]
 
 
-def _stored(folder: Path, runs_dir: Path) -> StoredRun | None:
-    """Return the run in `folder`, or None if the folder is none.
+def stored_run(folder: Path, runs_dir: Path | None = None) -> StoredRun | None:
+    """Return the run in `folder`, below the folder of all runs, or None if it is no run.
 
     A start that was killed early has left only its folders.
     """
@@ -219,15 +225,18 @@ def _stored(folder: Path, runs_dir: Path) -> StoredRun | None:
     if config is None and not (folder / LOGS).is_dir():
         return None
     saved = steps_in(folder / CHECKPOINTS)
-    step = max([newest_entry(folder / METRICS).get("step", 0), *saved])
+    newest = newest_entry(folder / METRICS)
+    step = max([newest.get("step", 0), *saved])
     size, changed_unix_s = _size(folder)
     state, why = _state(folder, manifest or {}, step)
     if state != "running" and (damage := _damage(folder, config, manifest, saved)):
         state, why = "damaged", damage
     config, manifest = config or {}, manifest or {}
-    planned, best = manifest.get("steps"), _best(folder, config, saved)
+    is_script = "script" in config or "starts" in manifest
+    best = _newest(folder, newest) if is_script else _best(folder, config, saved)
+    planned = manifest.get("steps")
     return StoredRun(
-        name=str(folder.relative_to(runs_dir)),
+        name=str(folder.relative_to(runs_dir or folder.parent)),
         task=_task(config),
         state=state,
         changed_unix_s=changed_unix_s,
@@ -238,14 +247,38 @@ def _stored(folder: Path, runs_dir: Path) -> StoredRun | None:
         step=step,
         steps=planned if isinstance(planned, int) else None,
         why=why,
-        is_script="script" in config or "starts" in manifest,
+        is_script=is_script,
     )
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    if "script" in config:
+        return named_arguments(config.get("arguments"))
     found = {name: value for name, value in config.items() if name not in _NOT_SHOWN}
     fields = config.get("fields")
     return found | (fields if isinstance(fields, dict) else {})
+
+
+def named_arguments(arguments: Any) -> dict[str, str]:
+    """Return the arguments of a script by the names of its options, without secrets.
+
+    For example, `train.py --lr 0.1 --fast data` has lr, fast and the first argument.
+    """
+    given = arguments if isinstance(arguments, list) else []
+    words = arguments_without_secrets(map(str, given))
+    found: dict[str, str] = {}
+    option, placed = "", 0
+    for word in words:
+        if _OPTION.match(word):
+            name, equals, value = word.lstrip("-").partition("=")
+            option = "" if equals else name
+            found[name] = value if equals else "yes"
+        elif option:
+            found[option], option = word, ""
+        else:
+            placed += 1
+            found[f"argument {placed}"] = word
+    return found
 
 
 def _state(folder: Path, manifest: Mapping[str, Any], step: int) -> tuple[str, str]:
@@ -315,13 +348,24 @@ def _best(
     return (name, float(value)), value if direction == "min" else -value
 
 
+def _newest(folder: Path, newest: Mapping[str, Any]) -> tuple[tuple[str, float], float] | None:
+    """Return the first metric of a script's newest validation, or else of its `newest` entry."""
+    entry = newest_entry(folder / METRICS, "validation") or newest
+    for name, reported in entry.items():
+        value = None if name in NO_METRICS else number_of(reported)
+        if value is not None and math.isfinite(value):
+            lower_is_better = split_metric(name, "")[0] == "min"
+            return (name, value), value if lower_is_better else -value
+    return None
+
+
 def _sweep(folder: Path, runs_dir: Path) -> StoredRun:
     """Return a sweep, whose steps are its trials.
 
     results.csv has all trials of a sweep that has ended. Before, their number is unknown, and the
     sweep is not complete even if all its trials so far are.
     """
-    trials = [run for trial in _folders(folder) if (run := _stored(trial, runs_dir)) is not None]
+    trials = [run for trial in _folders(folder) if (run := stored_run(trial, runs_dir)) is not None]
     states, number = [_IN_RESULTS[run.state] for run in trials], None
     if "running" not in states and (rows := _rows(folder / RESULTS)):
         states = [row.get("state") or "" for row in rows]
@@ -331,16 +375,25 @@ def _sweep(folder: Path, runs_dir: Path) -> StoredRun:
     failed = states.count("failed")
     size, changed_unix_s = _size(folder)
     tasks = sorted({trial.task for trial in trials} - {"?"})
+    # A task says which metric is better when it is lower. The sweep of a script knows it only from
+    # its study.
+    best = min((trial for trial in trials if not trial.is_script), key=_rank, default=None)
     return StoredRun(
         name=str(folder.relative_to(runs_dir)),
         task=f"sweep of {', '.join(tasks)}" if tasks else "sweep",
         state="failed" if failed and state == "complete" else state,
         changed_unix_s=changed_unix_s,
         bytes=size,
+        metric=best.metric if best else None,
+        rank=best.rank if best else math.inf,
         step=states.count("done") + states.count("pruned"),
         steps=number,
         why=f"{failed} trials have failed" if failed else "",
     )
+
+
+def _rank(run: StoredRun) -> float:
+    return run.rank
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

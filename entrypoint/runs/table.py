@@ -1,7 +1,7 @@
 """The table of `trainbox runs`. Pure."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from entrypoint.runs.read import StoredRun
@@ -30,7 +30,7 @@ def differing(runs: Sequence[StoredRun]) -> list[str]:
             tasks.setdefault(run.task, []).append(run)
     for alike in tasks.values():
         for name in dict.fromkeys(name for run in alike for name in run.settings):
-            values = {_text(run.settings, name) for run in alike}
+            values = {text_of_setting(run.settings, name) for run in alike}
             if len(values) > 1:
                 found.setdefault(name, set()).update(values)
     return list(found)
@@ -40,13 +40,13 @@ def table(runs: Sequence[StoredRun], now_unix_s: float) -> str:
     """Return a row for each run, with only the settings that differ between the runs shown."""
     settings = differing(runs)
     shown = settings[:_MOST_SETTINGS]
-    head = ["run", "task", *shown, "best saved", "steps", "state", "age", "MB"]
+    head = ["run", "task", *shown, "metric", "steps", "state", "age", "MB"]
     rows = [
         [
             run.name,
             run.task,
-            *(_text(run.settings, name) for name in shown),
-            f"{run.metric[0]} {run.metric[1]:.4g}" if run.metric else "",
+            *(text_of_setting(run.settings, name) for name in shown),
+            _metric(run),
             f"{run.step:,}/{run.steps:,}" if run.steps is not None else f"{run.step:,}",
             f"{run.state}: {run.why}" if run.why else run.state,
             _age(now_unix_s - run.changed_unix_s) if run.changed_unix_s else "",
@@ -54,14 +54,22 @@ def table(runs: Sequence[StoredRun], now_unix_s: float) -> str:
         ]
         for run in runs
     ]
-    cells = [head, *([_cut(printable(cell)) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    lines = [
-        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells
-    ]
+    lines = aligned([head, *rows])
     if left := settings[_MOST_SETTINGS:]:
         lines.append(f"also different: {', '.join(left)}")
     return "\n".join(lines)
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, whose rows may be shorter than the first one."""
+    cells = [[_cut(printable(cell)) for cell in row] for row in rows]
+    widths = [
+        max(len(row[column]) for row in cells if column < len(row))
+        for column in range(len(cells[0]))
+    ]
+    return [
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=False)).rstrip() for row in cells
+    ]
 
 
 def json_of(run: StoredRun) -> dict[str, Any]:
@@ -73,7 +81,14 @@ def json_of(run: StoredRun) -> dict[str, Any]:
     }
 
 
-def _text(settings: Mapping[str, Any], name: str) -> str:
+def _metric(run: StoredRun) -> str:
+    """Return the best saved metric of a training, or the last metric of a script."""
+    if run.metric is None:
+        return ""
+    return f"{'last' if run.is_script else 'best'} {run.metric[0]} {run.metric[1]:.4g}"
+
+
+def text_of_setting(settings: Mapping[str, Any], name: str) -> str:
     """Return a setting as a cell, `-` if it was not given."""
     value = settings.get(name)
     if value is None:

@@ -40,8 +40,10 @@ class EntryReader:
             return
 
 
-def newest_entry(path: Path) -> dict[str, Any]:
+def newest_entry(path: Path, kind: str | None = None) -> dict[str, Any]:
     """Return the newest entry with a step in the last MiB of a file, or {} without one.
+
+    With `kind`, only entries of this kind count.
 
     The line that a process is writing, and a line that begins before the bytes that are read, are
     no objects.
@@ -53,7 +55,9 @@ def newest_entry(path: Path) -> dict[str, Any]:
         except OSError:
             return {}
         for line in reversed(lines):
-            if (entry := parsed(line)) is not None and isinstance(entry.get("step"), int):
+            if (entry := parsed(line)) is None or not isinstance(entry.get("step"), int):
+                continue
+            if kind in (None, entry.get("kind")):
                 return entry
         if is_whole:
             break

@@ -10,6 +10,7 @@ import pytest
 from entrypoint.runs.clean import leftovers
 from entrypoint.runs.read import is_named, stored_runs
 from entrypoint.runs.table import table
+from tests.support.commands import Trainbox
 from tests.support.leases import kill
 from trainbox.files.sidecar import sidecar_text
 from trainbox.folders.lease import Lease
@@ -166,17 +167,16 @@ def test_the_table_has_only_the_settings_that_differ(tmp_path: Path) -> None:
         "task",
         "learning_rate",
         "width",
-        "best",
-        "saved",
+        "metric",
         "steps",
         "state",
         "age",
         "MB",
     ]
-    assert [row.split()[:8] for row in rows] == [
-        ["a", "digits", "0.1", "-", "accuracy", "0.75", "40/40", "complete"],
-        ["b", "digits", "0.2", "8", "accuracy", "0.75", "40/40", "complete"],
-        ["c", "text", "0.3", "-", "accuracy", "0.75", "40/40", "complete"],
+    assert [row.split()[:9] for row in rows] == [
+        ["a", "digits", "0.1", "-", "best", "accuracy", "0.75", "40/40", "complete"],
+        ["b", "digits", "0.2", "8", "best", "accuracy", "0.75", "40/40", "complete"],
+        ["c", "text", "0.3", "-", "best", "accuracy", "0.75", "40/40", "complete"],
     ]
 
 
@@ -186,6 +186,7 @@ def test_a_sweep_is_one_row_or_its_trials(tmp_path: Path) -> None:
     (tmp_path / "s/study.journal").touch()
     (sweep,) = stored_runs(tmp_path, trials=False)
     assert (sweep.task, sweep.step, sweep.steps) == ("sweep of digits", 2, None)
+    assert sweep.metric == ("accuracy", 0.75)
     assert (sweep.state, sweep.why) == ("stopped", "1 trials have failed")
     (tmp_path / "s/results.csv").write_text("trial,state\n0,done\n1,pruned\n2,done\n3,done\n")
     (sweep,) = stored_runs(tmp_path, trials=False)
@@ -264,6 +265,35 @@ def test_a_start_that_was_killed_early_can_go(tmp_path: Path) -> None:
     assert _gone(tmp_path / "runs/a") == ["."]
 
 
+@pytest.mark.parametrize(
+    ("entries", "metric"),
+    [
+        ([{"kind": "train", "step": 3, "time_unix_s": 9, "loss": 0.5}], ("loss", 0.5)),
+        (
+            [
+                {"kind": "validation", "step": 2, "epoch": 1, "accuracy": 0.75},
+                {"kind": "train", "step": 3, "loss": 0.5},
+                {"kind": "gpus", "gpus": 1},
+            ],
+            ("accuracy", 0.75),
+        ),
+        ([{"step": 1, "name": "a", "ok": True, "loss": None, "error": 2}], ("error", 2.0)),
+        ([{"step": 1}], None),
+        ([], None),
+    ],
+)
+def test_the_metric_of_a_script_is_its_newest_validation_or_entry(
+    tmp_path: Path, entries: list[dict[str, Any]], metric: tuple[str, float] | None
+) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"kind": "script", "script": "train.py"}))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in entries))
+    (run,) = stored_runs(tmp_path, False)
+    assert run.metric == metric
+    assert ("last" in table([run], 0.0)) is (metric is not None)
+
+
 def test_the_folder_of_a_script_is_its_own(tmp_path: Path) -> None:
     folder = tmp_path / "a"
     folder.mkdir()
@@ -301,6 +331,43 @@ def test_a_task_is_named_by_its_class_or_its_file() -> None:
         assert is_named(task, name), name
     assert is_named("train.py", "train") and is_named("digits", "digits")
     assert not any(is_named(task, name) for name in ("my_tasks", "ring", "", "py"))
+
+
+def _script_run(folder: Path, arguments: list[str], *entries: dict[str, Any]) -> None:
+    folder.mkdir(parents=True)
+    config = {"kind": "script", "script": "train.py", "arguments": arguments}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "manifest.json").write_text(json.dumps({"starts": [{"exit_code": 0}]}))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in entries))
+
+
+def test_runs_of_scripts_are_compared_by_arguments_and_last_metrics(forked: Trainbox) -> None:
+    loss = [{"kind": "train", "step": step, "loss": 1 / step} for step in (1, 2)]
+    validation = {"kind": "validation", "step": 2, "accuracy": 0.75}
+    runs = forked.folder / "runs"
+    _script_run(runs / "a", ["--lr", "0.1", "--fast", "--token", "s3cret"], *loss, validation)
+    _script_run(runs / "b", ["--lr=0.2", "--token", "other", "data", "-0.5"], *loss)
+    out = forked("compare", "runs/a", "runs/b").out
+    assert [line.split() for line in out.splitlines()] == [
+        ["a", "b"],
+        ["arguments"],
+        ["lr", "0.1", "0.2"],
+        ["fast", "yes", "-"],
+        ["argument", "1", "-", "data"],
+        ["argument", "2", "-", "-0.5"],
+        ["state", "complete", "complete"],
+        ["last", "metrics"],
+        ["loss", "0.5", "0.5"],
+        ["validation", "accuracy", "0.75", "-"],
+    ]
+    _run(runs / "task", COMPLETE)
+    for words, text in (
+        (("runs/a", "runs/task"), "compare runs/a: this is a run of a script, and another one is"),
+        (("runs/a",), "compare needs two different runs: give their folders"),
+        (("runs/a", "runs/c"), "compare runs/c: the folder does not exist: "),
+    ):
+        ended = forked("compare", *words)
+        assert (ended.code, ended.err.startswith(f"trainbox: {text}")) == (2, True), ended
 
 
 def test_clean_goes_on_after_a_run_that_it_cannot_change(forked: Any) -> None:
