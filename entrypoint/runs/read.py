@@ -6,7 +6,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
@@ -192,10 +192,11 @@ def stored_runs(runs_dir: Path, trials: bool) -> Iterator[StoredRun]:
     """
     for folder in sorted(_folders(runs_dir)):
         try:
-            if is_sweep(folder) and not trials:
+            of_sweep = is_sweep(folder)
+            if of_sweep and not trials:
                 found = [_sweep(folder, runs_dir)]
             else:
-                inside = sorted(_folders(folder)) if is_sweep(folder) else [folder]
+                inside = sorted(_folders(folder)) if of_sweep else [folder]
                 found = [run for each in inside if (run := stored_run(each, runs_dir)) is not None]
         except OSError as error:
             name = str(folder.relative_to(runs_dir))
@@ -224,16 +225,17 @@ def stored_run(folder: Path, runs_dir: Path | None = None) -> StoredRun | None:
     manifest = object_if_valid(folder / MANIFEST)
     if config is None and not (folder / LOGS).is_dir():
         return None
-    saved = steps_in(folder / CHECKPOINTS)
+    saved = max(steps_in(folder / CHECKPOINTS), default=0)
+    sidecar = sidecar_if_valid(checkpoint_path(folder / CHECKPOINTS, saved)) if saved else None
     newest = newest_entry(folder / METRICS)
-    step = max([newest.get("step", 0), *saved])
+    step = max(newest.get("step", 0), saved)
     size, changed_unix_s = _size(folder)
     state, why = _state(folder, manifest or {}, step)
-    if state != "running" and (damage := _damage(folder, config, manifest, saved)):
+    if state != "running" and (damage := _damage(folder, config, manifest, saved, sidecar)):
         state, why = "damaged", damage
     config, manifest = config or {}, manifest or {}
     is_script = "script" in config or "starts" in manifest
-    best = _newest(folder, newest) if is_script else _best(folder, config, saved)
+    best = _newest(folder, newest) if is_script else _best(folder, config, sidecar)
     planned = manifest.get("steps")
     return StoredRun(
         name=str(folder.relative_to(runs_dir or folder.parent)),
@@ -308,10 +310,12 @@ def _damage(
     folder: Path,
     config: Mapping[str, Any] | None,
     manifest: Mapping[str, Any] | None,
-    saved: Sequence[int],
+    saved: int,
+    sidecar: Mapping[str, Any] | None,
 ) -> str | None:
     """Return which small file of a run that has ended is damaged or of another run, or None.
 
+    `saved` is the step of the newest checkpoint, with the fields of its `sidecar` if it is valid.
     `trainbox verify` compares all files.
     """
     for name, content in ((CONFIG, config), (MANIFEST, manifest)):
@@ -323,24 +327,25 @@ def _damage(
         return f"{MANIFEST} is missing"
     if edited := edited_settings(manifest, config):
         return f"{CONFIG} was edited ({listed_changes(edited)})"
-    newest = sidecar_if_valid(path := checkpoint_path(folder / CHECKPOINTS, saved[-1]))
-    if newest is None or newest.get("run_id") != manifest.get("run_id"):
-        return f"{path.name} is {'of another run' if newest else 'damaged'}"
+    if sidecar is None or sidecar.get("run_id") != manifest.get("run_id"):
+        name = checkpoint_path(folder, saved).name
+        return f"{name} is {'of another run' if sidecar else 'damaged'}"
     return None
 
 
 def _best(
-    folder: Path, config: Mapping[str, Any], saved: Sequence[int]
+    folder: Path, config: Mapping[str, Any], sidecar: Mapping[str, Any] | None
 ) -> tuple[tuple[str, float], float] | None:
-    """Return the best metric by the sidecars of the `saved` steps, and its rank."""
+    """Return the best metric, whose step the newest `sidecar` has, and its rank."""
     try:
         direction, name = split_metric(str(config["best_by"]), "--best-by")
     except (KeyError, WrongUse):
         return None
-    newest = sidecar_if_valid(checkpoint_path(folder / CHECKPOINTS, saved[-1])) if saved else None
-    if newest is None or not isinstance(step := newest.get("best_step"), int):
+    if sidecar is None or not isinstance(step := sidecar.get("best_step"), int):
         return None
-    best = sidecar_if_valid(checkpoint_path(folder / CHECKPOINTS, step)) or {}
+    best = sidecar
+    if step != sidecar.get("step"):
+        best = sidecar_if_valid(checkpoint_path(folder / CHECKPOINTS, step)) or {}
     metrics = best.get("metrics")
     value = metrics.get(name) if isinstance(metrics, dict) else None
     if not isinstance(value, int | float) or not math.isfinite(value):

@@ -30,6 +30,9 @@ def differing(runs: Sequence[StoredRun]) -> list[str]:
             tasks.setdefault(run.task, []).append(run)
     for alike in tasks.values():
         for name in dict.fromkeys(name for run in alike for name in run.settings):
+            raw = [run.settings.get(name) for run in alike]
+            if raw.count(raw[0]) == len(raw):  # most settings, and the conversion takes time
+                continue
             values = {text_of_setting(run.settings, name) for run in alike}
             if len(values) > 1:
                 found.setdefault(name, set()).update(values)

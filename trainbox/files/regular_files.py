@@ -19,6 +19,7 @@ from trainbox.files.parsing import parse_object
 
 _MOST_BYTES = 2**30  # more than a year of metrics; a sparse file must not fill the memory
 _MOST_OBJECT_BYTES = 2**26
+_SMALL_BYTES = 2**14
 _APPEND = os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
 # The errors of a path that is a link, or not a regular file.
 OF_ANOTHER_KIND = (errno.ELOOP, errno.ENXIO)
@@ -126,7 +127,9 @@ def read_bytes(path: Path, most_bytes: int = _MOST_BYTES) -> bytes:
         ValueError: the file has more than `most_bytes` bytes.
     """
     with open_regular(path) as file:
-        data = file.read(most_bytes + 1)
+        # A file in /proc has the size 0. A read of `most_bytes` would reserve as much memory.
+        small = file.read(_SMALL_BYTES)
+        data = small if len(small) < _SMALL_BYTES else small + file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise ValueError(f"more than {most_bytes} bytes")
     return data

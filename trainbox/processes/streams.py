@@ -42,6 +42,8 @@ def printable(text: str, keep: str = "") -> str:
 
     Text from another machine must not move the cursor or colour the terminal.
     """
+    if text.isprintable():
+        return text
     return "".join(
         c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
     )

@@ -14,6 +14,7 @@ from trainbox.disclosure.suggested_commands import command, nearest
 from trainbox.errors import WrongUse
 from trainbox.processes.streams import message
 
+_MOST_NAMED = 4  # classes in a message
 TASKS_FOLDER = Path(__file__).parents[2] / "trainer" / "tasks"
 
 
@@ -39,9 +40,11 @@ def locate(spec: str) -> tuple[Path | str, str]:
                 word.capitalize() for word in spec.split("_")
             )
         if spec.endswith(".py"):
+            _check_exists(spec, spec)
+            named = " or ".join(f"{spec}:{name}" for name in _classes(Path(spec)))
             raise WrongUse(
-                f"task {spec} does not name the class: write {spec}:CLASS; a script is started by "
-                f"`{command('run', spec)}`"
+                f"task {spec} does not name the class: write {named or f'{spec}:CLASS'}; a script "
+                f"is started by `{command('run', spec)}`"
             )
         if spec.endswith((".toml", ".json")):
             raise WrongUse(f"{spec} is a file of settings, not a task: write --config {spec}")
@@ -65,12 +68,16 @@ def locate(spec: str) -> tuple[Path | str, str]:
                 "file.py:Class or module:Class"
             )
         return source, class_name
+    _check_exists(spec, source)
+    check_name(Path(source))
+    return Path(source), class_name
+
+
+def _check_exists(spec: str, source: str) -> None:
     if not Path(source).is_file():
         raise WrongUse(
             f"task {spec}: no file {source} in the current folder ({Path.cwd()}): check the path"
         )
-    check_name(Path(source))
-    return Path(source), class_name
 
 
 def warn_of_overruled_imports(spec: str) -> None:
@@ -153,17 +160,25 @@ def _module_in(folder: Path, name: str) -> Path | None:
     )
 
 
-def _imported(file: Path) -> set[str]:
-    """Return the top-level names of the modules that `file` imports.
-
-    If the file cannot be parsed, the set is empty, and the file's import reports the error.
-    """
+def _parsed(file: Path) -> ast.Module:
+    """Return the code of `file`, or none if it cannot be parsed: its import reports the error."""
     try:
-        tree = ast.parse(file.read_bytes())
+        return ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):
-        return set()
+        return ast.Module([], [])
+
+
+def _classes(file: Path) -> list[str]:
+    """Return the names of the classes in `file` that have a base, in their order."""
+    return [
+        node.name for node in _parsed(file).body if isinstance(node, ast.ClassDef) and node.bases
+    ]
+
+
+def _imported(file: Path) -> set[str]:
+    """Return the top-level names of the modules that `file` imports."""
     found = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(_parsed(file)):
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:

@@ -519,8 +519,6 @@ _MISTAKES = [
     ("digit",
      "no task 'digit': did you mean digits? (a task of your own is file.py:Class or module:Class)"),
     ("zebra", f"no task 'zebra': {_TASKS}"),
-    ("my.py", "task my.py does not name the class: write my.py:CLASS; a script is started by "
-     "`trainbox run my.py`"),
     ("exp.toml", "exp.toml is a file of settings, not a task: write --config exp.toml"),
     ("nb.ipynb", "nb.ipynb is a notebook: make a script of it with `jupyter nbconvert --to script "
      "nb.ipynb`"),

@@ -317,7 +317,10 @@ def test_settings_have_the_types_of_the_fields(here: Here) -> None:
         ("train digits --set width=x", "--set width=x: give a value of type int"),
         ("sweep digits --set widht=64", "--set widht=64: task digits has no field widht: did you"),
         ("sweep digits --grid width=x", "--grid width=x: give a value of type int"),
-        ("sweep digits --range widht=1:2", "--range widht=1:2: task digits has no field widht: "),
+        (
+            "sweep digits --sampler random --trials 2 --metric max:accuracy --range widht=1:2",
+            "--range widht=1:2: task digits has no field widht: ",
+        ),
     ],
 )
 def test_a_wrong_field_is_refused_before_a_folder_is_made(

@@ -45,7 +45,10 @@ def test_a_module_is_found_by_its_name_and_its_fields_by_importing_it() -> None:
 _SPECS = [
     ("digts", "no task 'digts': did you mean digits?"),
     ("zebra", f"no task 'zebra': use {', '.join(built_in_tasks())}"),
-    ("my/gestures.py", "task my/gestures.py does not name the class: write my/gestures.py:CLASS"),
+    ("my/gestures.py", "task my/gestures.py: no file my/gestures.py in the current folder ("),
+    ("several.py",
+     "task several.py does not name the class: write several.py:One or several.py:Two; a script "),
+    ("script.py", "task script.py does not name the class: write script.py:CLASS; a script is "),
     ("my/gestures.py:Gestures",
      "task my/gestures.py:Gestures: no file my/gestures.py in the current folder ("),
     ("gestures.py:",
@@ -63,6 +66,8 @@ def test_a_wrong_task_is_reported_with_the_remedy(
     spec: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("several.py").write_text("class One(Task): pass\nclass Plain: pass\nclass Two(Task): pass")
+    Path("script.py").write_text("print(1)")
     with pytest.raises(WrongUse) as failure:
         locate(spec)
     assert message in str(failure.value)
