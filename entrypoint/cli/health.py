@@ -92,8 +92,9 @@ def _heartbeat_age_s() -> float | None:
     """
     with contextlib.suppress(OSError, ValueError):
         path = Path(os.environ.get("TRAINBOX_HEARTBEAT", ""))
-        age_s = time.monotonic() - float(path.read_text()) if path.is_file() else -1.0
-        return age_s if age_s >= 0 else None
+        if path.is_file():
+            age_s = time.monotonic() - float(path.read_text(encoding="utf-8"))
+            return age_s if age_s >= 0 else None
     return None
 
 

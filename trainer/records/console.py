@@ -155,7 +155,7 @@ class Console:
         if self._heartbeat is not None and time.monotonic() > self._beat_at:
             self._beat_at = time.monotonic() + _BEAT_EVERY_S
             with contextlib.suppress(OSError):
-                self._heartbeat.write_text(f"{time.monotonic():.0f}\n")
+                self._heartbeat.write_text(f"{time.monotonic():.0f}\n", encoding="utf-8")
 
     def end_bar(self) -> None:
         """Close the bar. `report` still works."""
