@@ -1,5 +1,6 @@
 """Read the files of torch.save and safetensors without running code from them."""
 
+import os
 import re
 import warnings
 from pathlib import Path
@@ -29,6 +30,8 @@ def read_tensor_file(path: Path, mapped: bool = False) -> Any:
         if path.suffix == ".safetensors":
             return load_file(path)
         with warnings.catch_warnings(action="ignore"):  # of sparse tensors and of other formats
+            # torch maps no file whose path is not Unicode, as with another encoding of the locale.
+            mapped = mapped and os.fspath(path).encode(errors="replace") == os.fsencode(path)
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except SafetensorError as error:
         raise ValueError("it is damaged, or not a safetensors file") from error

@@ -45,6 +45,13 @@ def test_tensors_are_read(tmp_path: Path, mapped: bool) -> None:
         assert read_tensor_file(tmp_path / name, mapped)["w"].equal(_WEIGHTS["w"])
 
 
+def test_a_path_that_is_not_unicode_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"L\xe4ufe")
+    folder.mkdir()
+    torch.save(_WEIGHTS, folder / "w.pt")
+    assert read_tensor_file(folder / "w.pt", mapped=True)["w"].equal(_WEIGHTS["w"])
+
+
 # fmt: off
 _NAMES = [
     ("a.pt", lambda path: torch.save(Namespace(), path),

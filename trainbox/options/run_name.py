@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -53,6 +54,12 @@ def check_run_name(name: str | None, option: str = "--run") -> None:
     """Raise WrongUse if `name`, the value of `option`, cannot be the name of a folder."""
     if name is None:
         return
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise WrongUse(
+            f"{option} {name!r} has bytes that are no characters in the encoding here "
+            f"({sys.getfilesystemencoding()}): use other characters, or set LC_ALL=C.UTF-8, and no "
+            "PYTHONUTF8=0"
+        )
     is_plain = name == PurePath(name).name and name.isprintable() and not name.startswith(".")
     if not (name and is_plain and len(os.fsencode(name)) <= 255):
         raise WrongUse(

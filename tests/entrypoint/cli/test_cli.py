@@ -640,7 +640,7 @@ def test_an_empty_variable_counts_as_unset(check: Command) -> None:
 # Hostile values.
 
 
-NO_NAMES = ["../x", "..", ".hidden", "/x", "a\nb", "\x1b[2J", "\u202eb", "\udcff", "x" * 300]
+NO_NAMES = ["../x", "..", ".hidden", "/x", "a\nb", "\x1b[2J", "\u202eb", "x" * 300]
 
 
 @pytest.mark.parametrize("name", NO_NAMES)
@@ -649,6 +649,14 @@ def test_a_run_must_be_a_name_and_not_a_path(check: Command, name: str) -> None:
     assert text == (
         f"--run {name!r} must be a folder name of at most 255 bytes, not a path: set the "
         "parent folder with --runs-dir"
+    )
+
+
+def test_a_name_in_another_encoding_is_refused_as_such(check: Command) -> None:
+    text = refused(check("--run", "L\udcc3\udca4ufe"))
+    assert text == (
+        "--run 'L\\udcc3\\udca4ufe' has bytes that are no characters in the encoding here (utf-8): "
+        "use other characters, or set LC_ALL=C.UTF-8, and no PYTHONUTF8=0"
     )
 
 
