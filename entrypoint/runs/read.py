@@ -228,13 +228,16 @@ def stored_run(folder: Path, runs_dir: Path | None = None) -> StoredRun | None:
     saved = max(steps_in(folder / CHECKPOINTS), default=0)
     sidecar = sidecar_if_valid(checkpoint_path(folder / CHECKPOINTS, saved)) if saved else None
     newest = newest_entry(folder / METRICS)
-    step = max(newest.get("step", 0), saved)
+    recorded = newest.get("step", 0)
+    step = max(recorded, saved)
     size, changed_unix_s = _size(folder)
     state, why = _state(folder, manifest or {}, step)
+    is_script = "script" in (config or {}) or "starts" in (manifest or {})
     if state != "running" and (damage := _damage(folder, config, manifest, saved, sidecar)):
         state, why = "damaged", damage
+    elif state == "complete" and recorded < step and not is_script:
+        state, why = "damaged", f"{METRICS} ends at step {recorded}"
     config, manifest = config or {}, manifest or {}
-    is_script = "script" in config or "starts" in manifest
     best = _newest(folder, newest) if is_script else _best(folder, config, sidecar)
     planned = manifest.get("steps")
     return StoredRun(

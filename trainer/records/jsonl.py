@@ -2,7 +2,7 @@
 
 import errno
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from trainbox.errors import StorageFailure, WrongUse
 from trainbox.files.entries import step_of
 from trainbox.files.parsing import parse_object
 from trainbox.files.regular_files import read_bytes
+from trainbox.folders.lease import is_leased
 
 _Problem = Callable[[dict[str, Any], dict[str, Any] | None], str | None]
 
@@ -81,13 +82,30 @@ def read_all_entries(path: Path, problem_of: _Problem = entry_problem) -> list[d
         raise WrongUse(
             f"{path} cannot be read ({error.strerror}): name the folder of a run"
         ) from error
+    if damage := _damage(path, lines):
+        raise WrongUse(
+            f"{damage}: restore the file, or, if the run was killed, repair the file by resuming "
+            "the run with the same command"
+        )
+    return [entry for entry, _ in lines]
+
+
+def damaged_line(path: Path) -> str | None:
+    """Return which line of metrics.jsonl of a run is damaged, or None.
+
+    A process that trains may be writing the last line.
+    """
+    try:
+        return None if is_leased(path.parent) else _damage(path, _lines(path, entry_problem))
+    except OSError:
+        return None  # each reader of the entries reports this
+
+
+def _damage(path: Path, lines: Iterable[tuple[object, str | None]]) -> str | None:
     for number, (_, problem) in enumerate(lines, 1):
         if problem:
-            raise WrongUse(
-                f"line {number} of {path} is damaged ({problem}): restore the file, or, if "
-                "the run was killed, repair the file by resuming the run with the same command"
-            )
-    return [entry for entry, _ in lines]
+            return f"line {number} of {path} is damaged ({problem})"
+    return None
 
 
 def _lines(path: Path, problem_of: _Problem) -> Iterator[tuple[dict[str, Any], str | None]]:

@@ -6,8 +6,10 @@ from typing import Any
 
 from trainbox.disclosure.recorded_values import flat
 from trainbox.errors import WrongUse
+from trainbox.folders.record_folder import METRICS
 from trainer.records.compare_runs import manifest_differences
 from trainer.records.curves import Curves, draw_curves
+from trainer.records.jsonl import damaged_line
 from trainer.records.run_record import RunRecord
 
 _MOST_CHARS = 24  # of a cell
@@ -34,7 +36,9 @@ def compare(paths: Sequence[Path], figure: Path) -> str:
     curves = [Curves.read(record.path, record.config.best_by or "") for record in records]
     rows = [["", *(path.name for path in paths)], *_differences(records), *_metrics(curves)]
     draw_curves(curves, figure)
-    return "\n".join([*_aligned(rows), f"curves     {figure}"])
+    damaged = [damage for path in paths if (damage := damaged_line(path / METRICS))]
+    notes = [f"curves     {damage}: restore the file" for damage in damaged]
+    return "\n".join([*_aligned(rows), f"curves     {figure}", *notes])
 
 
 def _differences(runs: Sequence[RunRecord]) -> list[list[str]]:

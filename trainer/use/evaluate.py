@@ -14,6 +14,7 @@ from trainbox.disclosure.recorded_values import listed_changes
 from trainbox.errors import ExitCode, Failure, WrongUse
 from trainbox.files.entries import plain
 from trainbox.files.regular_files import replacing
+from trainbox.folders.record_folder import METRICS
 from trainbox.folders.write_failures import writing
 from trainbox.order import derive_seed
 from trainbox.pictures import write_png
@@ -22,6 +23,7 @@ from trainer.loop.evaluate import evaluate
 from trainer.loop.task_checks import check_defines
 from trainer.loop.validate import draw
 from trainer.records.compare_runs import changes_bits, first_figure_difference
+from trainer.records.jsonl import damaged_line
 from trainer.system.signals import StopRequest
 from trainer.use.per_example import (
     LEVEL,
@@ -124,6 +126,8 @@ def _evaluate(model: StoredModel, request: EvaluateRequest, out: Path, stop: Sto
     assert result is not None
     figures = plain(result.figures)
     equal, comparison, reason = _comparison(model, figures, request.data)
+    damage = damaged_line(model.run.record.path / METRICS)
+    comparison += f"; {damage}" if damage and request.data == VALIDATION else ""
     problem = comparison if equal is False and not reason else ""
 
     # Gather what all ranks have computed.

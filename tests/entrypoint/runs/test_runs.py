@@ -64,6 +64,14 @@ def test_the_state_of_each_run(tmp_path: Path) -> None:
     assert [run.state for run in stored_runs(tmp_path, False)][3] == "running"
 
 
+def test_a_complete_run_with_truncated_metrics_says_so(tmp_path: Path) -> None:
+    _run(tmp_path / "a", COMPLETE, done=25)
+    with (tmp_path / "a/metrics.jsonl").open("a") as file:
+        file.write('{"kind": "tr')
+    (run,) = stored_runs(tmp_path, False)
+    assert (run.state, run.why, run.step) == ("damaged", "metrics.jsonl ends at step 25", 30)
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "why"),
     [

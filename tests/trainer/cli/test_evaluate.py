@@ -114,6 +114,22 @@ def test_the_best_and_the_last_checkpoint_are_evaluated_while_the_run_trains(her
     training.close()
 
 
+def test_a_damaged_line_of_the_metrics_is_named(here: Here) -> None:
+    """`verify` refuses the file. The validation of the step is compared nevertheless."""
+    here.train(max_steps=12)
+    path = here.path() / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0][:20] + "\n", *lines[1:]]))
+    out = here.succeeds(*_EVALUATE, "--checkpoint", "last")
+    text = (
+        "equal to the training's validation at step 12; line 1 of runs/r/metrics.jsonl is damaged ("
+    )
+    assert text in out
+    here.train("s", max_steps=12)
+    out = here.succeeds("compare", "runs/r", "runs/s")
+    assert "\ncurves     line 1 of runs/r/metrics.jsonl is damaged (" in out
+
+
 def test_a_step_that_the_training_did_not_validate_is_not_compared(here: Here) -> None:
     here.stopped(8)
     out = here.succeeds(*_EVALUATE, "--checkpoint", "last")
