@@ -1,5 +1,6 @@
 """The run folder of a script: its lock, config.json, manifest.json and metrics.jsonl."""
 
+import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ class ScriptFolder(RecordFolder):
         """
         super().__init__(path, writes, (LOGS,))
         self._has_lost = False  # whether an entry could not be appended
+        self._is_new = False
         if not writes:
             return
         try:
@@ -34,6 +36,13 @@ class ScriptFolder(RecordFolder):
         except Failure:
             self.close()
             raise
+
+    def close(self) -> None:
+        """Release the lease. A new folder is removed if nothing was started, as in a mistake."""
+        if self._is_new and not (self.path / MANIFEST).exists():
+            with contextlib.suppress(OSError):
+                (self.path / CONFIG).unlink()
+        super().close()
 
     def report(self, entry: Mapping[str, Any]) -> None:
         """Append one entry of the script or of another kind to metrics.jsonl.
@@ -66,6 +75,7 @@ class ScriptFolder(RecordFolder):
                     "choose another --run name, or move the files away"
                 )
             self.write_json(CONFIG, {**wanted, "arguments": list(target.arguments)})
+            self._is_new = True
             return
         config = self.read_json(CONFIG)
         if not config:

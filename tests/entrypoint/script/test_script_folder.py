@@ -82,7 +82,7 @@ def test_a_damaged_manifest_begins_again(forked: Trainbox, text: str) -> None:
 
 @pytest.mark.parametrize("before", ["", '{"step": 1}\n', '{"step": 1}\n{"st', "{"])
 def test_an_entry_has_a_line_of_its_own_after_a_kill(tmp_path: Path, before: str) -> None:
-    opened(tmp_path).close()
+    (tmp_path / "config.json").write_text(CONFIG)
     (tmp_path / "metrics.jsonl").write_text(before)
     folder = opened(tmp_path)
     folder.report({"step": 2})
@@ -101,6 +101,18 @@ def test_lost_entries_are_reported_once(tmp_path: Path, capsys: pytest.CaptureFi
     (line,) = capsys.readouterr().err.splitlines()
     lost = f"trainbox: entries are lost: cannot write {tmp_path}/metrics.jsonl: Is a directory "
     assert line.startswith(lost)
+
+
+def test_a_script_that_cannot_start_leaves_no_folder(forked: Trainbox) -> None:
+    path = forked.folder / "train.py"
+    path.write_text("def (")
+    assert "invalid syntax" in forked("run", "--run", "r", "train.py").err
+    assert not (forked.folder / "runs/r").exists()
+    path.write_text("")
+    assert forked("run", "--run", "r", "train.py").code == 0
+    path.write_text("def (")
+    assert "invalid syntax" in forked("run", "--run", "r", "train.py").err
+    assert (forked.folder / "runs/r/config.json").exists()
 
 
 def test_the_newest_value_is_found_before_a_damaged_line(tmp_path: Path) -> None:
