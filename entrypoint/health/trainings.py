@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from entrypoint.runs.read import LeasedRuns, leased_runs
+from entrypoint.runs.leased import LeasedRuns, leased_runs
 from trainbox.processes.streams import message, printable
 
 _TEXTS = {

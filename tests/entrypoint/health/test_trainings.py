@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from entrypoint.health.trainings import Trainings
-from entrypoint.runs import read
+from entrypoint.runs import leased
 from tests.support.leases import kill
 from trainbox.files.sidecar import sidecar_text
 from trainbox.folders.lease import LEASE, Holder, Lease
@@ -113,8 +113,8 @@ def test_a_folder_that_cannot_be_read_is_counted_and_named(
             raise PermissionError(13, "Permission denied", str(folder))
         return real(folder)
 
-    real = read.holder_of
-    monkeypatch.setattr(read, "holder_of", holder_of)
+    real = leased.holder_of
+    monkeypatch.setattr(leased, "holder_of", holder_of)
     trainings = Trainings(tmp_path)
     for _ in range(2):
         trainings.read()
