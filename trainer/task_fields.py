@@ -16,6 +16,7 @@ import click
 from trainbox.disclosure.suggested_commands import nearest
 from trainbox.errors import WrongUse
 from trainbox.files.parsing import parse_whole
+from trainbox.options.table import SETTINGS_BY_NAME
 from trainbox.task import Task
 
 _SEVERAL = re.compile(r",\s*[A-Za-z_]\w*=")  # `8,dropout=0.1` as the value of one field
@@ -116,6 +117,8 @@ def parse_fields(
     for name in given:
         if name not in known:
             fix = nearest(name, known, f"it has {', '.join(known) or 'none'}")
+            if option := SETTINGS_BY_NAME.get(name):
+                fix = f"the option is --{option.key} {given[name]}"
             raise WrongUse(f"{shown[name]}: task {task} has no field {name}: {fix}")
     missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in given]
     if missing:
@@ -140,9 +143,9 @@ def _convert(field: TaskField, value: Any, shown: str) -> Any:
             return parse_whole(text)
         value = field.type(text)
     except (ValueError, click.BadParameter):
-        pairs = " ".join(f"{field.name}={text}".split(","))
+        pairs = " ".join(f"--set {pair.strip()}" for pair in f"{field.name}={text}".split(","))
         wanted = "true or false" if field.type is bool else f"a value of type {field.type.__name__}"
-        cure = f"; separate fields by a space, as in {pairs}" if _SEVERAL.search(text) else ""
+        cure = f"; separate fields, as in {pairs}" if _SEVERAL.search(text) else ""
         raise WrongUse(f"{shown}: give {wanted}{cure}{_in_brackets(field)}") from None
     except OverflowError as error:
         raise WrongUse(f"{shown}: {error}: give a smaller one") from None

@@ -5,6 +5,7 @@ It plans and supervises trainings, passes verbs to the trainer, or runs another 
 
 import importlib
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import NoReturn
 import click
 
 from entrypoint.system.environment import is_folder_of_script, without_ranks
+from trainbox.commands import mistyped
 from trainbox.commands.command_page import PAGE, failure_of
 from trainbox.disclosure import suggested_commands
 from trainbox.errors import Failure, WrongUse, stopped_without_loss
@@ -117,9 +119,9 @@ def _run_verbatim(argv: list[str]) -> NoReturn:
     except (OSError, ValueError) as error:  # ValueError: an empty argument
         from trainbox.task_names.task_spec import built_in_tasks
 
-        hint = suggested_commands.nearest(argv[0], VERBS, f"the verbs are {', '.join(VERBS)}")
-        if argv[0] in built_in_tasks() or ".py:" in argv[0]:
-            hint = f"did you mean `{suggested_commands.command('train', argv[0])}`?"
+        hint = mistyped.unknown_verb(argv[0], argv[1:], list(VERBS))
+        if argv[0] in built_in_tasks():
+            hint = f"did you mean `{suggested_commands.command('train', shlex.join(argv))}`?"
         raise WrongUse(
             f"'{argv[0]}' is neither a verb nor a program that can be run "
             f"({getattr(error, 'strerror', error)}): {hint}"

@@ -5,8 +5,11 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import click
 
 from entrypoint.cli.planning import Launch, make_launch
 from entrypoint.cli.verb import ScriptCommand, verb
@@ -23,6 +26,7 @@ from trainbox.errors import WrongUse
 from trainbox.folders.write_failures import show
 from trainbox.options.run_name import check_run_name
 from trainbox.processes.programs import SCRIPT_RANK, command_of
+from trainbox.processes.streams import message
 
 _SCRIPT_LAST = {"allow_interspersed_args": False}
 _EXAMPLE = "train.py -- --epochs 3"
@@ -83,6 +87,7 @@ def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:
         Failure: the script does not exist, or the request cannot be launched.
     """
     target = find_target(options["module"], list(options["arguments"]), options["python"])
+    _report_late_options(target.arguments)
     name, restarts = options["run_name"], options["restarts"]
     check_run_name(name)
     if options["restart_on"] == "any" and not restarts:
@@ -107,6 +112,14 @@ def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:
         return dataclasses.replace(plan, env={**plan.env, "TRAINBOX_RUN": str(path)})
 
     return make_launch(command, options, decide, target.has_our_python), target, path
+
+
+def _report_late_options(arguments: Sequence[str]) -> None:
+    """Report an option of ours between the script and `--`, which the script gets."""
+    own = {name for param in click.get_current_context().command.params for name in param.opts}
+    before = arguments[: arguments.index("--")] if "--" in arguments else ()
+    if late := next((word for word in before if word in own), ""):
+        message(f"the script gets {late}, because it is after the script: write {late} before it")
 
 
 def find_target(module: str | None, arguments: list[str], python: str | None = None) -> Target:

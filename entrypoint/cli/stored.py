@@ -1,5 +1,6 @@
 """The verbs for runs that are stored: `verify`, `evaluate`, `predict`, `export` and others."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,11 @@ def predict(**values: Any) -> None:
       trainbox predict runs/images-7d2c new/ > predictions.csv
       trainbox predict runs/images-7d2c new/ --format jsonl --gpus 2
     """
-    check_run("predict", values["run"])
+    run, files = values["run"], values["files"]
+    if not (run / CONFIG).exists() and (files[-1] / CONFIG).is_file():
+        line = command_line("predict", shlex.join(map(str, (files[-1], run, *files[:-1]))))
+        raise WrongUse(f"predict {run}: the run comes before the files: `{line}`")
+    check_run("predict", run)
     check_files(values["files"])
     supervised(prepare("predict", values), PREDICTION)
 
@@ -160,6 +165,9 @@ def _refuse_script(verb: str, run: Path) -> None:
 
 def check_folder(command: str, run: Path) -> None:
     """Raise WrongUse if the folder `run` does not exist, with the name of the nearest one."""
+    around = next((folder for folder in run.parents if (folder / CONFIG).is_file()), None)
+    if around is not None and run.exists() and not (run / CONFIG).exists():
+        raise WrongUse(f"{command} {run}: this is a part of a run: did you mean {around}?")
     if run.is_file():
         raise WrongUse(f"{command} {run}: this is a file: {near_runs(run)}")
     if not run.is_dir():

@@ -78,9 +78,9 @@ def find_script(
     except OSError as error:
         # An executable program may be unreadable.
         if not (isinstance(error, PermissionError) and os.access(file, os.X_OK)):
+            cure = _without_starter(name, arguments) or _other_verb(name, arguments)
             raise WrongUse(
-                f"the script {name} cannot be read ({error.strerror}): "
-                f"{_without_starter(name, arguments) or _nearest(file)}"
+                f"the script {name} cannot be read ({error.strerror}): {cure or _nearest(file)}"
             ) from error
         begin = b""
     first_line = begin.partition(b"\n")[0].decode(errors="replace")
@@ -121,6 +121,18 @@ def _without_starter(name: str, arguments: Sequence[str]) -> str:
         needs = f", after `chmod +x {script[0] if script else 'run.sh'}` and with the first line "
         needs += f"#!/bin/{name}"
     return f"leave out {name}: `{command('run', line)}`{needs}"
+
+
+def _other_verb(name: str, arguments: Sequence[str]) -> str:
+    """Return the command for a task, or for a command line in quotes, or ""."""
+    from trainbox.task_names.task_spec import built_in_tasks
+
+    if " " in name and not arguments:
+        words = shlex.split(name) if name.count("'") % 2 == name.count('"') % 2 == 0 else []
+        return _without_starter(words[0], words[1:]) if words else ""
+    if ".py:" in name or name in built_in_tasks():
+        return f"it is a task: `{command('train', shlex.join([name, *arguments]))}`"
+    return ""
 
 
 def _nearest(file: Path) -> str:

@@ -26,7 +26,7 @@ NOT_SETTINGS = frozenset(Internal) | {
 _OF_A_SERVICE = re.compile(
     r"(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$"
 )
-_EXTRA = re.compile(r"unexpected extra argument \((.*)\)")
+_EXTRA = re.compile(r"unexpected extra arguments? \((.*)\)")
 
 
 class Command(click.Command):
@@ -74,18 +74,22 @@ def failure_of(error: click.ClickException | Failure) -> Failure:
     problem, no_boolean, _ = error.format_message().partition(" is not a valid boolean")
     if no_boolean:  # click lists all words that it knows
         problem += " is neither true nor false"
+    if isinstance(error, click.BadParameter) and (cure := _choice(error)):
+        problem = f"{problem.rstrip('.')}: {cure}"
     if ctx and isinstance(error, click.NoSuchOption) and isinstance(ctx.command, click.Group):
         return WrongUse(mistyped.option_before_verb(error.option_name, sys.argv[1:], ctx))
     if ctx and isinstance(error, click.NoSuchOption):
         problem, has_cure = mistyped.unknown_option(error.option_name, sys.argv, ctx.command)
-        if has_cure or not mistyped.has_fields(ctx.command):
+        if has_cure:
             return WrongUse(problem)
-        field = mistyped.as_a_field(error.option_name, sys.argv)
-        listed = suggested_commands.command(ctx.command.name or "", "--help-all")
-        return WrongUse(
-            f"{problem}: `{listed}` lists the options, and a field of this name in the task is set "
-            f"by {field}"
-        )
+        with_fields = mistyped.has_fields(ctx.command)
+        page = "--help-all" if with_fields else "--help"
+        listed = suggested_commands.command(ctx.command.name or "", page)
+        problem += f": `{listed}` lists the options"
+        if with_fields and error.option_name.startswith("--"):
+            field = mistyped.as_a_field(error.option_name, sys.argv)
+            problem += f", and a field of this name in the task is set by {field}"
+        return WrongUse(problem)
     if ctx and (type(error) is click.UsageError or isinstance(error, click.MissingParameter)):
         extra = _EXTRA.search(error.message)
         if extra and (cure := mistyped.extra_argument(extra[1], sys.argv, ctx.command)):
@@ -96,6 +100,14 @@ def failure_of(error: click.ClickException | Failure) -> Failure:
             f"{problem.rstrip('.')}: the usage is `{suggested_commands.command(verb, pieces)}`"
         )
     return WrongUse(problem)
+
+
+def _choice(error: click.BadParameter) -> str:
+    """Return a question with the choice that a wrong value may mean, or ""."""
+    if error.param is None or not isinstance(error.param.type, click.Choice):
+        return ""
+    value = error.message.rpartition(" is not one of ")[0].strip("'")
+    return mistyped.wrong_choice(value, list(map(str, error.param.type.choices)))
 
 
 def _source(param: click.Parameter, ctx: click.Context) -> str:

@@ -1,55 +1,18 @@
 """What a mistyped command line was meant to be."""
 
+import os
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 import click
 
+from trainbox.commands import habits
 from trainbox.disclosure.suggested_commands import command as command_line
+from trainbox.disclosure.suggested_commands import nearest
 
-# Options of other programs, and what they are here.
-_ELSEWHERE = {
-    **dict.fromkeys(
-        ("num-train-epochs", "max-epochs", "n-epochs", "trainer.max-epochs"), "--epochs"
-    ),
-    **dict.fromkeys(("per-device-train-batch-size", "bs", "batch"), "--batch-size"),
-    **dict.fromkeys(("gradient-accumulation-steps", "accumulate-grad-batches"), "--accumulation"),
-    **dict.fromkeys(("bf16", "fp16", "amp", "mixed-precision"), "--precision"),
-    **dict.fromkeys(("devices", "ngpus", "num-gpus"), "--gpus"),
-    **dict.fromkeys(("nproc-per-node", "num-processes", "nproc"), "--processes"),
-    **dict.fromkeys(("output-dir", "out-dir", "log-dir", "logdir"), "--runs-dir"),
-    **dict.fromkeys(("name", "run-name", "exp-name"), "--run"),
-    **dict.fromkeys(("data", "data-path", "dataset-dir"), "--data-dir"),
-    **dict.fromkeys(("save-steps", "save-every"), "--checkpoint-steps"),
-    **dict.fromkeys(("load", "pretrained", "checkpoint", "ckpt-path"), "--init"),
-    **dict.fromkeys(("cpu", "no-cuda", "accelerator"), "--device"),
-    "early-stopping-patience": "--patience",
-    "gradient-clip-val": "--clip-norm",
-    "max-grad-norm": "--clip-norm",
-    "resume-from-checkpoint": "--resume",
-    "format": "--to",
-    "scheduler": "schedule() of the task",
-    "momentum": "build_optimizer() of the task",
-}
-# The cures of options that one verb has in other programs.
-_OF_VERBS: dict[str, dict[str, str]] = {
-    "clean": {
-        **dict.fromkeys(
-            ("dry-run", "n"), "clean removes nothing until you answer yes or add --yes"
-        ),
-        **dict.fromkeys(("force", "f", "all"), "here: --yes"),
-    },
-    "export": {"onnx": "here: --to onnx"},
-    "predict": dict.fromkeys(
-        ("input", "inputs", "data", "source", "image", "images", "i"),
-        "write the files after the run: predict RUN FILES",
-    ),
-    **dict.fromkeys(
-        ("train", "run"),
-        dict.fromkeys(("dry-run", "n"), "`trainbox plan` shows what would be launched"),
-    ),
-}
+_A_GPU = re.compile(r"(?:(?:cuda|gpu):?)?(\d+)")
 _SIMILAR = 0.75  # --epoch and --epochs; --width and --init are not
 
 
@@ -61,23 +24,30 @@ def unknown_option(option: str, words: Sequence[str], command: click.Command) ->
         words: the command line.
         command: the command that does not have the option; it proposes no hidden options.
     """
-    # click reads `-lr` as the switches -l and -r.
+    # click reads `-lr` as the switches -l and -r, and `-help` as -h, -e, -l and -p.
     whole = next((word for word in words if word.startswith(option) and word[1] != "-"), option)
-    name = whole.partition("=")[0].strip("-").replace("_", "-")
-    if any(param.name == name for param in command.params if isinstance(param, click.Argument)):
-        return f"no such option {whole} (write its value alone)", True
-    if cure := _OF_VERBS.get(command.name or "", {}).get(name.lower()):
+    whole = "-help" if "-help" in words else whole
+    if cure := _cure(whole.partition("=")[0].strip("-").replace("_", "-"), command):
         return f"no such option {whole} ({cure})", True
+    return f"no such option {whole}", False
+
+
+def _cure(name: str, command: click.Command) -> str:
+    """Return what an unknown option with this name may mean, or ""."""
+    if any(param.name == name for param in command.params if isinstance(param, click.Argument)):
+        return "write its value alone"
+    name = name.rpartition(".")[2]  # --trainer.max_epochs
+    of_verb = habits.OF_VERBS.get(command.name or "", {})
+    if cure := of_verb.get(name, of_verb.get(name.lower(), "")):
+        return cure
     import difflib
 
     names = dict(_names(command))
-    near = difflib.get_close_matches(name, names, n=1, cutoff=_SIMILAR)
-    here = _ELSEWHERE.get(name.lower(), "")
-    if here in names.values() or here.endswith("task"):
-        return f"no such option {whole} (here: {here})", True
-    if near:
-        return f"no such option {whole} (did you mean {names[near[0]]}?)", True
-    return f"no such option {whole}", False
+    here = habits.LETTERS.get(name, habits.OPTIONS.get(name.lower(), ""))
+    if here and here.split()[0] in names.values():
+        return f"here: {here}"
+    near = difflib.get_close_matches(name, [*names, "help"], n=1, cutoff=_SIMILAR)
+    return f"did you mean {names.get(near[0], '--help')}?" if near else ""
 
 
 def option_before_verb(option: str, words: Sequence[str], ctx: click.Context) -> str:
@@ -108,28 +78,90 @@ def as_a_field(option: str, words: Sequence[str]) -> str:
     if option in words[:-1]:
         value = words[words.index(option) + 1]
     shown = value if value and not value.startswith("-") else "VALUE"
-    return f"--set {option.strip('-').replace('-', '_')}={shown}"
+    name = option.rpartition(".")[2].strip("-").replace("-", "_")
+    return f"--set {name}={shown}"
+
+
+def wrong_choice(value: str, choices: Sequence[str]) -> str:
+    """Return a question with the choice that `value` may mean, or "" without one."""
+    if (number := _A_GPU.fullmatch(value)) and "cuda" in choices:
+        return f"to name a GPU use --gpu-ids {number[1]}"
+    meant = habits.VALUES.get(value.lower(), value.lower())
+    if meant in choices:
+        return f"did you mean {meant}?"
+    cure = nearest(value, choices, " ")
+    return "" if cure == " " else cure
+
+
+def unknown_verb(word: str, arguments: Sequence[str], verbs: Sequence[str]) -> str:
+    """Return what a word that is neither a verb nor a program may mean.
+
+    Args:
+        word: the first word of the command line, and `arguments` the others.
+        verbs: the verbs of Trainbox.
+    """
+    if sentence := habits.NO_VERBS.get(word):
+        return sentence
+    typed = [*arguments]
+    if ".py:" in word:
+        meant, typed = "train", [word, *typed]
+    elif word.endswith(".py"):
+        meant, typed = "run", [word, *(["--", *typed] if typed else [])]
+    elif (meant := habits.VERBS.get(word, "")).startswith("--"):
+        meant, typed = " ".join([*arguments[:1], meant]), []
+    elif meant in ("runs", "clean"):  # these have no argument
+        typed = []
+    if not meant:
+        return nearest(word, verbs, f"the verbs are {', '.join(verbs)}")
+    return f"did you mean `{command_line(meant, shlex.join(typed))}`?"
 
 
 def extra_argument(extra: str, words: Sequence[str], command: click.Command) -> str:
     """Return the cure for one argument too many, or "" if it is not known."""
-    name, equals, value = extra.partition("=")
+    if cure := _several(extra.split(), words):
+        return cure
+    name, equals, value = extra.lstrip("+~").partition("=")
+    name = name.rpartition(".")[2]  # optimizer.lr=0.1
     names = dict(_names(command))
     if equals and name.replace("_", "-") in names:
         return f"did you mean {names[name.replace('_', '-')]} {value}?"
-    if equals and has_fields(command):
-        return f"a field of the task is set by --set {extra}"
-    if has_fields(command) and "/" in extra:
+    if not has_fields(command):
+        # These never raise, also for a word that is no path.
+        is_folder = os.path.isdir(extra) and not os.path.isfile(f"{extra}/config.json")  # noqa: PTH112, PTH113
+        is_folder &= "--runs-dir" in names.values()
+        return f"the folder of all runs is set by --runs-dir {extra}" if is_folder else ""
+    if equals:
+        return f"a field of the task is set by --set {name}={value}"
+    return _of_task(extra, words[: words.index(extra)] if extra in words else words)
+
+
+def _of_task(extra: str, before: Sequence[str]) -> str:
+    """Return the cure for a word after the task and other words `before`, or ""."""
+    if before[-1].endswith(".py"):
+        return f"did you mean {before[-1]}:{extra}?"
+    if "/" in extra:
         folder = PurePath(extra)
         place = "" if str(folder.parent) == "data" else f"--data-dir {folder.parent} "
-        listed = command_line("tasks", words[words.index(extra) - 1])
+        listed = command_line("tasks", before[-1])
         return (
             f"a folder of data is set by {place}--set folder={folder.name} (`{listed}` lists the "
             "fields)"
         )
-    before = words[words.index(extra) - 2 : words.index(extra)] if extra in words else []
-    if before[:1] == ["--set"] and "=" not in before[1]:
-        return f"did you mean --set {before[1]}={extra}?"
+    if before[-2:-1] == ["--set"] and "=" not in before[-1]:
+        return f"did you mean --set {before[-1]}={extra}?"
+    return ""
+
+
+def _several(extras: Sequence[str], words: Sequence[str]) -> str:
+    """Return the cure for values of --grid or --set that are written with spaces, or ""."""
+    at = words.index(extras[0]) if extras[0] in words else 0
+    option, first = words[at - 2 : at] if at > 1 else ("", "")
+    name, equals, value = first.partition("=")
+    values = [text.strip(",[]()") for text in (value, *extras)]
+    if option == "--grid" and not any("=" in text for text in extras):
+        return f"write commas and no spaces, as in --grid {name}={','.join(filter(None, values))}"
+    if option == "--set" and (extras[0] == "=" or (equals and not value)):
+        return f"write no spaces, as in --set {name}={values[-1]}"
     return ""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from trainbox.commands import habits
 from trainbox.disclosure.suggested_commands import near_runs, nearest
 from trainbox.errors import WrongUse
 from trainbox.files.parsing import parse_json, parse_toml
@@ -135,6 +136,8 @@ def _near(path: Path) -> str:
     except OSError:
         beside = []
     folder = str(path).removesuffix(path.name)
+    if begun := [name for name in beside if name.startswith(f"{path.name}.")]:
+        return f"did you mean {folder}{max(begun)}?"
     otherwise = near_runs(path, "give an experiment or a run's config.json")
     return nearest(path.name, sorted(beside), otherwise, folder)
 
@@ -241,6 +244,10 @@ def _unknown(key: str, rows: Mapping[str, Option]) -> str:
         return "is unknown: write the task and its fields below [task]"
     if any(key == row.key for row in table.LAUNCH):
         return "is unknown: it belongs to [launch]"
+    meant = habits.OPTIONS.get(key.lower(), "").split()[:1]
+    for row in rows.values():
+        if key == row.parameter.replace("_", "-") or [f"--{row.key}"] == meant:
+            return f"is unknown: did you mean {row.key}?"
     return f"is unknown: {nearest(key.lower(), rows)}"
 
 

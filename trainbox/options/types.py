@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ class Number(click.ParamType[float]):
         try:
             number = float(value)
         except (TypeError, ValueError):
-            self.fail(f"{value!r} is not a number", param, ctx)
+            several = ": write one number, with a point; several are for `trainbox sweep --grid`"
+            self.fail(
+                f"{value!r} is not a number{several if ',' in str(value) else ''}", param, ctx
+            )
         if not math.isfinite(number) or number < self.low or (self.open_low and number == self.low):
             self.fail(
                 f"{value} is not a finite number {'above' if self.open_low else 'from'} "
@@ -52,7 +56,7 @@ class Whole(click.ParamType[int]):
         try:
             number = parse_whole(str(value))
         except ValueError:
-            self.fail(f"{value!r} is not a whole number", param, ctx)
+            self.fail(f"{value!r} is not a whole number{_as_whole(str(value))}", param, ctx)
         except OverflowError as error:
             self.fail(f"{value}: {error}", param, ctx)
         if number < self.low:
@@ -60,6 +64,15 @@ class Whole(click.ParamType[int]):
         if number > self.high:
             self.fail(f"{value} is more than {self.high}", param, ctx)
         return number
+
+
+def _as_whole(text: str) -> str:
+    """Return the cure for a whole number in another notation, such as 1e3 or 1,000, or ""."""
+    try:
+        number = float(text.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+", text) else text)
+    except ValueError:
+        return ": write one number" if re.fullmatch(r"\d+(,\d+)+", text) else ""
+    return f": write {int(number)}" if number.is_integer() and abs(number) < 2**53 else ""
 
 
 class ResumeMode(click.Choice[str]):
@@ -94,9 +107,14 @@ class GpuCount(click.ParamType[int | str]):
         if value == "all" or isinstance(value, int):
             return "all" if value == "all" else int(value)
         if not (value.isascii() and value.isdigit()):
+            cure = "write a number"
+            if value == "-1":
+                cure = "write all"
+            elif any(letter.isdigit() for letter in value):
+                named = ",".join(part.rpartition(":")[2].strip() for part in value.split(","))
+                cure = f"to name GPUs use --gpu-ids {named}"
             self.fail(
-                f"{value!r} is neither a number of GPUs nor `all`: to name GPUs use "
-                f"--gpu-ids {value}",
+                f"{value!r} is neither a number of GPUs nor `all`: {cure}",
                 param,
                 ctx,
             )

@@ -4,6 +4,7 @@ A task's own modules never replace modules of the standard library, torch or Tra
 """
 
 import ast
+import os
 import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
@@ -14,7 +15,7 @@ from trainbox.disclosure.suggested_commands import command, nearest
 from trainbox.errors import WrongUse
 from trainbox.processes.streams import message
 
-_MOST_NAMED = 4  # classes in a message
+_MOST_FILES = 100  # that are searched for a class
 TASKS_FOLDER = Path(__file__).parents[2] / "trainer" / "tasks"
 
 
@@ -39,29 +40,15 @@ def locate(spec: str) -> tuple[Path | str, str]:
             return TASKS_FOLDER / f"{spec}.py", "".join(
                 word.capitalize() for word in spec.split("_")
             )
-        if spec.endswith(".py"):
-            _check_exists(spec, spec)
-            named = " or ".join(f"{spec}:{name}" for name in _classes(Path(spec)))
-            raise WrongUse(
-                f"task {spec} does not name the class: write {named or f'{spec}:CLASS'}; a script "
-                f"is started by `{command('run', spec)}`"
-            )
-        if spec.endswith((".toml", ".json")):
-            raise WrongUse(f"{spec} is a file of settings, not a task: write --config {spec}")
-        if spec.endswith(".ipynb"):
-            raise WrongUse(
-                f"{spec} is a notebook: make a script of it with `jupyter nbconvert --to script "
-                f"{spec}`"
-            )
-        names = nearest(spec, built_in_tasks(), f"use {', '.join(built_in_tasks())}")
-        raise WrongUse(
-            f"no task {spec!r}: {names} (a task of your own is file.py:Class or module:Class)"
-        )
+        raise _no_task(spec)
     if not class_name.isidentifier():
         raise WrongUse(
             f"task {spec}: {class_name!r} is not a class name: write file.py:Class or module:Class"
         )
     if not source.endswith(".py"):
+        file = source.removesuffix(":").removesuffix(".py") + ".py"
+        if not source.replace(".", "").isidentifier() and os.path.isfile(file):  # noqa: PTH113
+            raise WrongUse(f"no task {spec!r}: did you mean {file}:{class_name}?")
         if not all(part.isidentifier() for part in source.split(".")):
             raise WrongUse(
                 f"task {spec}: {source!r} is neither a .py file nor a module: write "
@@ -78,6 +65,66 @@ def _check_exists(spec: str, source: str) -> None:
         raise WrongUse(
             f"task {spec}: no file {source} in the current folder ({Path.cwd()}): check the path"
         )
+
+
+def _no_task(spec: str) -> WrongUse:
+    """Return the failure for `spec`, which is no built-in task and has no colon."""
+    if spec.endswith(".py"):
+        _check_exists(spec, spec)
+        classes = _classes(Path(spec))
+        named = " or ".join(f"{spec}:{name}" for name in classes[-3:]) or f"{spec}:CLASS"
+        return WrongUse(
+            f"task {spec} does not name the class: write {named}; a script is started by "
+            f"`{command('run', spec)}`"
+        )
+    if spec.endswith(".ipynb"):
+        return WrongUse(
+            f"{spec} is a notebook: make a script of it with `jupyter nbconvert --to script {spec}`"
+        )
+    # os.path.isfile never raises, also for a name that is no path.
+    if os.path.isfile(f"{spec}/config.json"):  # noqa: PTH113
+        return WrongUse(
+            f"{spec} is the folder of a run, not a task: the command that started a run resumes "
+            f"it, and --config {spec} starts another run with its settings"
+        )
+    file = f"{spec}.toml" if os.path.isfile(f"{spec}.toml") else spec  # noqa: PTH113
+    if file.endswith((".toml", ".json")):
+        return WrongUse(f"{file} is a file of settings, not a task: write --config {file}")
+    if spec == "help":
+        hint = "write --help"
+    elif meant := _written_as(spec):
+        hint = f"did you mean {meant}?"
+    else:
+        names = nearest(spec, built_in_tasks(), f"use {', '.join(built_in_tasks())}")
+        hint = f"{names} (a task of your own is file.py:Class or module:Class)"
+    return WrongUse(f"no task {spec!r}: {hint}")
+
+
+def _written_as(spec: str) -> str:
+    """Return the task that `spec` may mean, as in my_tasks/rings.py:Rings for Rings, or ""."""
+    module, _, last = spec.rpartition(".")
+    if module and last.isidentifier() and os.path.isfile(f"{module.replace('.', '/')}.py"):  # noqa: PTH113 - never raises
+        return f"{module}:{last}"
+    beside = [*Path().glob("*.py"), *Path().glob("*/*.py")] if spec.isidentifier() else []
+    found = (file for file in sorted(beside)[:_MOST_FILES] if spec in _classes(file))
+    return next((f"{file}:{spec}" for file in found), "")
+
+
+def _classes(file: Path) -> list[str]:
+    """Return the names of the classes in a file that have a base, as each task has."""
+    body = _parsed(file).body
+    return [node.name for node in body if isinstance(node, ast.ClassDef) and node.bases]
+
+
+def _parsed(file: Path) -> ast.Module:
+    """Return the code of a file. If it cannot be parsed, the module is empty.
+
+    The import of the file reports the error.
+    """
+    try:
+        return ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):
+        return ast.Module([], [])
 
 
 def warn_of_overruled_imports(spec: str) -> None:
@@ -158,21 +205,6 @@ def _module_in(folder: Path, name: str) -> Path | None:
         (file for file in (folder / name / "__init__.py", folder / f"{name}.py") if file.is_file()),
         None,
     )
-
-
-def _parsed(file: Path) -> ast.Module:
-    """Return the code of `file`, or none if it cannot be parsed: its import reports the error."""
-    try:
-        return ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):
-        return ast.Module([], [])
-
-
-def _classes(file: Path) -> list[str]:
-    """Return the names of the classes in `file` that have a base, in their order."""
-    return [
-        node.name for node in _parsed(file).body if isinstance(node, ast.ClassDef) and node.bases
-    ]
 
 
 def _imported(file: Path) -> set[str]:

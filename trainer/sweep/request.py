@@ -104,6 +104,8 @@ def parse_grid(text: str, convert: Convert) -> tuple[str, list[Value]]:
     """
     name, equals, rest = text.partition("=")
     texts = rest.split(",")
+    if rest[:1] in ("[", "(") and rest[-1:] in ("]", ")"):
+        raise WrongUse(f"--grid {text}: write no brackets, as in --grid {name}={rest[1:-1]}")
     if not (name and equals and all(texts)):
         raise WrongUse(f"--grid {text}: write NAME=VALUE,VALUE, as in --grid width=4,8,16")
     name, values = convert(f"--grid {text}", name, texts)

@@ -451,10 +451,12 @@ _NEITHER = "is neither a number of GPUs nor `all`: to name GPUs use --gpu-ids"
 
 # fmt: off
 _LAUNCHES = [
-    (["--gpus", "two"], f"Invalid value for '--gpus': 'two' {_NEITHER} two"),
+    (["--gpus", "two"],
+     "Invalid value for '--gpus': 'two' is neither a number of GPUs nor `all`: write a number"),
     (["--gpus"], "--gpus needs a value: write --gpus N|all"),
     (["--strategy", "zero3"],
-     "Invalid value for '--strategy': 'zero3' is not one of 'ddp', 'fsdp', 'dp'."),
+     "Invalid value for '--strategy': 'zero3' is not one of 'ddp', 'fsdp', 'dp': did you mean "
+     "fsdp?"),
     (["--processes", "0"], "Invalid value for '--processes': 0 is less than 1"),
     (["--processes", "100000"], "Invalid value for '--processes': 100000 is more than 4096"),
     (["--node-rank=-1"], "Invalid value for '--node-rank': -1 is less than 0"),
@@ -543,6 +545,26 @@ _MISTAKES = [
     ("--width=8", f"no such option --width: {_LISTED} width=8"),
     ("--chek", f"no such option --chek: {_LISTED} chek=VALUE"),
     ("--num_train_epochs 3", "no such option --num_train_epochs (here: --epochs)"),
+    ("--trainer.max_epochs 3", "no such option --trainer.max_epochs (here: --epochs)"),
+    ("--fp16", "no such option --fp16 (here: --precision fp16)"),
+    ("-e 3", "no such option -e (here: --epochs)"),
+    ("-v", "no such option -v: `trainbox plan --help-all` lists the options"),
+    ("-help", "no such option -help (did you mean --help?)"),
+    ("--hepl", "no such option --hepl (did you mean --help?)"),
+    ("--multirun", "no such option --multirun (here: `trainbox sweep`, as with --grid lr=0.1,1)"),
+    ("digits optimizer.lr=1",
+     "Got unexpected extra argument (optimizer.lr=1): did you mean --lr 1?"),
+    ("digits +width=3",
+     "Got unexpected extra argument (+width=3): a field of the task is set by --set width=3"),
+    ("digits --set width = 3",
+     "Got unexpected extra arguments (= 3): write no spaces, as in --set width=3"),
+    ("my.py Rings", "Got unexpected extra argument (Rings): did you mean my.py:Rings?"),
+    ("help", "no task 'help': write --help"),
+    ("--lr 0,1", "Invalid value for '--lr': '0,1' is not a number: write one number, with a point; "
+     "several are for `trainbox sweep --grid`"),
+    ("--epochs 1e2", "Invalid value for '--epochs': '1e2' is not a whole number: write 100"),
+    ("--epochs 1,000", "Invalid value for '--epochs': '1,000' is not a whole number: write 1000"),
+    ("--seed 1,2", "Invalid value for '--seed': '1,2' is not a whole number: write one number"),
     ("--devices 2", "no such option --devices (here: --gpus)"),
     ("--early-stopping-patience 2", "no such option --early-stopping-patience (here: --patience)"),
     ("--resume runs/a",
@@ -603,6 +625,92 @@ def test_an_option_of_another_program_has_a_cure(
 ) -> None:
     ended = in_this_process(entrypoint.cli.commands.main, arguments.split(), {})
     assert refused(ended) == f"no such option {text}"
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("digits --epochs 3", "train digits --epochs 3"),
+        ("a.py:A --epochs 3", "train a.py:A --epochs 3"),
+        ("a.py --lr 3", "run a.py -- --lr 3"),
+        ("a.py", "run a.py"),
+        ("fit digits", "train digits"),
+        ("eval runs/a", "evaluate runs/a"),
+        ("tune digits --seeds 2", "sweep digits --seeds 2"),
+        ("list runs", "runs"),
+        ("help", "--help"),
+        ("help train", "train --help"),
+        ("version", "--version"),
+    ],
+)
+def test_the_verb_of_another_program_has_a_cure(
+    in_this_process: Callable[..., Ended], words: str, meant: str
+) -> None:
+    ended = in_this_process(entrypoint.cli.commands.main, words.split(), {})
+    assert refused(ended).endswith(f": did you mean `trainbox {meant}`?")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "cure"),
+    [
+        ("device", "gpu", "did you mean cuda?"),
+        ("device", "cuda:1", "to name a GPU use --gpu-ids 1"),
+        ("device", "2", "to name a GPU use --gpu-ids 2"),
+        ("precision", "16-mixed", "did you mean fp16?"),
+        ("precision", "BF16", "did you mean bf16?"),
+        ("strategy", "deepspeed", "did you mean fsdp?"),
+        ("optimizer", "adamm", "did you mean adam?"),
+        ("gpus", "-1", "write all"),
+        ("gpus", "cuda:0", "to name GPUs use --gpu-ids 0"),
+        ("gpus", "two", "write a number"),
+    ],
+)
+def test_the_value_of_another_program_has_a_cure(
+    check: Command, option: str, value: str, cure: str
+) -> None:
+    assert refused(check(f"--{option}", value, DEVICE="")).endswith(f": {cure}")
+
+
+def test_the_name_of_a_task_in_another_form_has_a_cure(check: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    text = "class Base: pass\nclass Rings(Base): pass\nclass Waves(Base): pass\n"
+    (tmp_path / "mine/rings.py").write_text(text)
+    (tmp_path / "exp.toml").touch()
+    (tmp_path / "runs/a").mkdir(parents=True)
+    (tmp_path / "runs/a/config.json").touch()
+    for spec, cure in (
+        ("Rings", "did you mean mine/rings.py:Rings?"),
+        ("mine.rings.Rings", "did you mean mine.rings:Rings?"),
+        ("mine/rings:Rings", "did you mean mine/rings.py:Rings?"),
+        ("mine/rings.py::Rings", "did you mean mine/rings.py:Rings?"),
+        ("mine/rings.py", "write mine/rings.py:Rings or mine/rings.py:Waves; a script is started"),
+        ("exp", "exp.toml is a file of settings, not a task: write --config exp.toml"),
+        ("runs/a", "the command that started a run resumes it, and --config runs/a starts another"),
+    ):
+        assert cure in refused(check(spec)), spec
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("sweep digits --grid lr 0.1 0.2", "write commas and no spaces, as in --grid lr=0.1,0.2"),
+        ("sweep digits --grid lr=0.1, 0.2", "write commas and no spaces, as in --grid lr=0.1,0.2"),
+        ("runs all", "the usage is `trainbox runs [OPTIONS]`"),
+        ("runs mine", "the folder of all runs is set by --runs-dir mine"),
+        ("clean mine/a", "the usage is `trainbox clean [OPTIONS]`"),
+        ("runs --limit 3", "no such option --limit: `trainbox runs --help` lists the options"),
+        ("evaluate mine/a/logs", "this is a part of a run: did you mean mine/a?"),
+        ("predict mine/a/logs mine/a", "the run comes before the files: `trainbox predict mine/a "),
+        ("run digits", "it is a task: `trainbox train digits`"),
+        ("run mine/x.py:X", "it is a task: `trainbox train mine/x.py:X`"),
+    ],
+)
+def test_words_in_the_wrong_place_have_a_cure(
+    in_this_process: Callable[..., Ended], tmp_path: Path, words: str, text: str
+) -> None:
+    (tmp_path / "mine/a/logs").mkdir(parents=True)
+    (tmp_path / "mine/a/config.json").touch()
+    assert text in refused(in_this_process(entrypoint.cli.commands.main, words.split(), {}))
 
 
 def test_the_package_is_the_command_as_well(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def test_a_file_named_by_the_environment_is_read(forked: ForkedTrainbox) -> None
 
 # fmt: off
 _WRONG_FILES = [
+    ("[launch]\ndevices = 2", "[launch] devices is unknown: did you mean gpus?"),
     ("[launch]\ngpu = 2", "[launch] gpu is unknown: did you mean gpus?"),
     ("[launch]\nlr = 2", "[launch] lr is unknown: use some of "),
     ("[launch]\ngpus = 'x'", "[launch] gpus = x: 'x' is neither a number of GPUs nor `all`"),

@@ -531,6 +531,14 @@ while not os.path.exists(daemon):
         os.kill(pid, 0)
 
 
+def test_an_option_after_the_script_is_reported(forked: Trainbox) -> None:
+    file = script(forked, "pass")
+    ended = forked("run", "--gpus", "0", file, "--gpus", "2", "--", "--lr", "1")
+    text = "trainbox: the script gets --gpus, because it is after the script: write --gpus before"
+    assert (ended.code, text in ended.err) == (0, True)
+    assert "the script gets" not in forked("run", "--gpus", "0", file, "--gpus", "2").err
+
+
 def test_workers_of_a_killed_script_are_no_message(forked: Trainbox) -> None:
     code = "import os, time\nif os.fork() == 0:\n    time.sleep(600)\nos.kill(os.getpid(), 9)\n"
     ended = forked(*ONE, script(forked, code))

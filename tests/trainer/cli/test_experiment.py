@@ -160,6 +160,8 @@ def test_fields_with_the_names_of_keys_have_a_table(
 _TEXTS = [
     ("[train]\nbatchsize = 3", "[train] batchsize is unknown: did you mean batch-size?"),
     ("[train]\nBatch_Size = 3", "[train] Batch-Size is unknown: did you mean batch-size?"),
+    ("[train]\nlearning_rate = 3", "[train] learning-rate is unknown: did you mean lr?"),
+    ("[train]\nnum_train_epochs = 3", "[train] num-train-epochs is unknown: did you mean epochs?"),
     ("[train]\ngpu_ids = 3", "[train] gpu-ids is unknown: it belongs to [launch]"),
     ("[train]\nset = 3", "[train] set is unknown: write the task and its fields below [task]"),
     ("[train]\nconfig = 'x'", "[train] config is unknown: "),
@@ -221,7 +223,10 @@ def test_a_file_may_start_with_a_byte_order_mark(here: Here) -> None:
 def test_a_missing_file_is_refused(here: Here) -> None:
     Path("folder.toml").mkdir()
     err = here.refused("train", "--config", "folder.toml")
-    assert err == "trainbox: --config folder.toml cannot be read: not a regular file\n"
+    assert err == (
+        "trainbox: --config folder.toml/config.json does not exist: give an experiment or a run's "
+        "config.json\n"
+    )
     cure = "give an experiment or a run's config.json"
     for name, near in (("x/none.toml", cure), ("foldre.tml", "did you mean folder.toml?")):
         err = here.refused("train", "--config", name)

@@ -162,6 +162,7 @@ _GIVENS = [
      f"9223372036854775807: give a smaller one"),
     ({"deep": "maybe"}, "--set deep=maybe: give true or false"),
     ({"widht": "3"}, "--set widht=3: task t has no field widht: did you mean width?"),
+    ({"lr": "3"}, "--set lr=3: task t has no field lr: the option is --lr 3"),
     ({"zzz": "3"}, "--set zzz=3: task t has no field zzz: it has width, rate, label, deep"),
 ]
 # fmt: on
@@ -318,7 +319,7 @@ def test_settings_have_the_types_of_the_fields(here: Here) -> None:
         ("sweep digits --set widht=64", "--set widht=64: task digits has no field widht: did you"),
         ("sweep digits --grid width=x", "--grid width=x: give a value of type int"),
         (
-            "sweep digits --sampler random --trials 2 --metric max:accuracy --range widht=1:2",
+            "sweep digits --range widht=1:2 --sampler random --trials 2 --metric loss",
             "--range widht=1:2: task digits has no field widht: ",
         ),
     ],
@@ -332,7 +333,7 @@ def test_a_wrong_field_is_refused_before_a_folder_is_made(
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("nan", "NaN is equal to nothing"), ("1,n=2", "separate fields by a space, as in x=1 n=2")],
+    [("nan", "NaN is equal to nothing"), ("1,n=2", "separate fields, as in --set x=1 --set n=2")],
 )
 def test_a_number_that_no_resume_could_compare_and_two_fields_in_one_are_refused(
     text: str, problem: str

@@ -657,6 +657,7 @@ def test_wrong_use_is_reported_before_anything_starts(
     [
         ("--grid lr", "--grid lr: write NAME=VALUE,VALUE"),
         ("--grid lr=a,b", "--grid lr=a,b: 'a' is not a number"),
+        ("--grid lr=[0.1,1]", "--grid lr=[0.1,1]: write no brackets, as in --grid lr=0.1,1"),
         ("--metric mix:loss", "--metric mix:loss: write the name of a metric"),
         ("--range width=8:64", "--range and --trials are for samplers that draw"),
     ],

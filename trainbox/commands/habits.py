@@ -1,0 +1,124 @@
+"""The words of other programs, and what they are here."""
+
+# Options: what is after `--` in other programs, and the option with or without a value.
+OPTIONS = {
+    **dict.fromkeys(("num-train-epochs", "max-epochs", "n-epochs"), "--epochs"),
+    **dict.fromkeys(("per-device-train-batch-size", "bs", "batch"), "--batch-size"),
+    **dict.fromkeys(("gradient-accumulation-steps", "accumulate-grad-batches"), "--accumulation"),
+    **dict.fromkeys(("amp", "mixed-precision"), "--precision"),
+    **{name: f"--precision {name}" for name in ("bf16", "fp16", "tf32")},
+    **dict.fromkeys(("devices", "ngpus", "num-gpus"), "--gpus"),
+    **dict.fromkeys(("nproc-per-node", "num-processes", "nproc"), "--processes"),
+    **dict.fromkeys(("num-nodes",), "--nnodes"),
+    **dict.fromkeys(("output-dir", "out-dir", "log-dir", "logdir"), "--runs-dir"),
+    **dict.fromkeys(("name", "run-name", "exp-name", "run-id"), "--run"),
+    **dict.fromkeys(("data", "data-path", "dataset-dir"), "--data-dir"),
+    **dict.fromkeys(("save-steps", "save-every"), "--checkpoint-steps"),
+    **dict.fromkeys(("load", "pretrained", "checkpoint", "ckpt-path"), "--init"),
+    **dict.fromkeys(("cpu", "no-cuda", "use-cpu"), "--device cpu"),
+    **dict.fromkeys(("accelerator",), "--device"),
+    **dict.fromkeys(("dataloader-num-workers", "num-workers"), "--workers"),
+    "early-stopping-patience": "--patience",
+    "gradient-clip-val": "--clip-norm",
+    "max-grad-norm": "--clip-norm",
+    "resume-from-checkpoint": "--resume",
+    "save-total-limit": "--keep",
+    "format": "--to",
+}
+_OF_TASKS = {
+    "scheduler": "here: schedule() of the task",
+    "lr-scheduler-type": "here: schedule() of the task",
+    "momentum": "here: build_optimizer() of the task",
+    **dict.fromkeys(
+        ("report-to", "logger", "wandb", "tracker"),
+        "docs/guides/send-runs.md shows how to send a run to a tracker",
+    ),
+    **dict.fromkeys(("dry-run", "n", "cfg"), "`trainbox plan` shows what would be launched"),
+    **dict.fromkeys(("multirun", "m", "sweep"), "here: `trainbox sweep`, as with --grid lr=0.1,1"),
+}
+LETTERS = {"b": "--batch-size", "e": "--epochs", "g": "--gpus", "s": "--seed", "p": "--processes"}
+# The cures of options that one verb has in other programs.
+OF_VERBS: dict[str, dict[str, str]] = {
+    "clean": {
+        **dict.fromkeys(
+            ("dry-run", "n"), "clean removes nothing until you answer yes or add --yes"
+        ),
+        **dict.fromkeys(("force", "f", "all"), "here: --yes"),
+    },
+    "cli": dict.fromkeys(("v", "V"), "did you mean --version?"),
+    "doctor": dict.fromkeys(("verbose", "v", "full"), "the report has everything already"),
+    "evaluate": {
+        **dict.fromkeys(("split", "dataset"), "here: --data"),
+        **dict.fromkeys(("ckpt", "epoch"), "here: --checkpoint"),
+    },
+    "export": {
+        "onnx": "here: --to onnx",
+        **dict.fromkeys(("output", "o"), "here: --out, a folder"),
+    },
+    "health": dict.fromkeys(("watch", "loop", "serve"), "here: --monitor"),
+    "new": dict.fromkeys(("type", "template", "task"), "here: --kind"),
+    "plan": _OF_TASKS,
+    "predict": {
+        **dict.fromkeys(
+            ("input", "inputs", "data", "source", "image", "images", "i"),
+            "write the files after the run: predict RUN FILES",
+        ),
+        **dict.fromkeys(
+            ("output", "o", "out"), "the rows go to standard output: > predictions.csv"
+        ),
+    },
+    "run": {
+        "dry-run": "`trainbox plan run` shows what would be launched",
+        **dict.fromkeys(("n", "np"), "here: --processes"),
+    },
+    "runs": {**dict.fromkeys(("a",), "here: --all"), "format": "here: --json"},
+    "sweep": dict.fromkeys(
+        ("jobs", "parallel", "n-jobs", "max-parallel"),
+        "a sweep trains on all GPUs at a time; --processes is the number of trials on a CPU",
+    ),
+    "train": _OF_TASKS,
+}
+# Verbs.
+VERBS = {
+    **dict.fromkeys(("fit", "start", "launch"), "train"),
+    **dict.fromkeys(("status", "list", "history"), "runs"),
+    **dict.fromkeys(("help", "usage"), "--help"),
+    "version": "--version",
+    **dict.fromkeys(("delete", "prune", "remove", "gc"), "clean"),
+    **dict.fromkeys(("tune", "search", "hpo", "multirun"), "sweep"),
+    **dict.fromkeys(("benchmark", "profile"), "bench"),
+    **dict.fromkeys(("exec", "script"), "run"),
+    **dict.fromkeys(("eval", "validate", "score"), "evaluate"),
+    **dict.fromkeys(("infer", "inference", "classify"), "predict"),
+    **dict.fromkeys(("convert", "save"), "export"),
+    **dict.fromkeys(("create", "template", "scaffold"), "new"),
+    **dict.fromkeys(("check", "doctor-gpu", "gpus"), "health"),
+    **dict.fromkeys(("reproduce", "repeat"), "verify"),
+    "dry-run": "plan",
+    "models": "tasks",
+    "diff": "compare",
+}
+NO_VERBS = {
+    "logs": "the output of a run is in its folder, in logs/",
+    **dict.fromkeys(
+        ("show", "info"),
+        "`trainbox runs` lists the runs, and `trainbox config RUN` has the settings of a run",
+    ),
+    "resume": "the command that started a run resumes it",
+    **dict.fromkeys(
+        ("stop", "cancel"), "Ctrl-C or SIGTERM stops a run, which saves a checkpoint before"
+    ),
+}
+# Values of choices.
+VALUES = {
+    **dict.fromkeys(("gpu", "nvidia"), "cuda"),
+    **dict.fromkeys(("16", "half", "float16", "16-mixed", "fp16-mixed", "16-true"), "fp16"),
+    **dict.fromkeys(("bfloat16", "bf16-mixed", "bf16-true"), "bf16"),
+    **dict.fromkeys(("32", "float32", "full", "32-true"), "fp32"),
+    **dict.fromkeys(("deepspeed", "zero", "zero3", "fsdp2"), "fsdp"),
+    **dict.fromkeys(("optuna", "bayes", "bayesian"), "tpe"),
+    **dict.fromkeys(("json", "jsonlines"), "jsonl"),
+    **dict.fromkeys(("accuracy", "loss", "best"), "metric"),
+    **dict.fromkeys(("date", "time", "newest"), "age"),
+    **dict.fromkeys(("pt", "pth", "torch", "torchscript"), "pt2"),
+}
