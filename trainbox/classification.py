@@ -260,7 +260,8 @@ def check_classes(task: Task) -> None:
     if not isinstance(task, Classification) or not counts_by_class(task):
         return
     names = task.class_names
-    if not names or isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    is_list = isinstance(names, tuple | list) and len(names) > 0
+    if not is_list or not all(isinstance(name, str) for name in names):
         raise WrongUse(
             f"task {type(task).__name__}: class_names is {names!r}, not a tuple with the name "
             'of each class: write class_names: ClassVar[tuple[str, ...]] = ("cat", "dog"), or '

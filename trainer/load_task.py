@@ -32,6 +32,16 @@ from trainer.task_fields import fields_of_class, parse_fields
 
 _T = TypeVar("_T")
 _STARTED_IN: dict[str, str] = {}  # the working folder before the task was imported
+# Methods of a LightningModule and a LightningDataModule, and what they are in a task.
+_OF_LIGHTNING = {
+    "configure_optimizers": "build_optimizer",
+    "configure_model": "build_model",
+    "training_step": "losses",
+    "validation_step": "statistics",
+    "train_dataloader": "train_dataset",
+    "val_dataloader": "validation_dataset",
+    "test_dataloader": "test_dataset",
+}
 _MISSPELT = 0.8  # the similarity of `loss` and `losses`
 
 
@@ -151,6 +161,11 @@ def _check_names(spec: str, cls: type[Task]) -> None:
     unread = {n for n in own - {*dir(Classification)} if n[0] != "_" and n not in reads}
     unwritten = {name for name in {*dir(Classification)} - own if name[0] != "_"}
     for name in sorted(unread):
+        if meant := _OF_LIGHTNING.get(name):
+            raise WrongUse(
+                f"task {spec}: Trainbox does not call {name}(): write {meant}() instead, or rename "
+                f"it to _{name} if it is your own"
+            )
         # A method for a method, and a value for a value.
         is_method = callable(getattr(cls, name, None))
         alike = [

@@ -196,6 +196,10 @@ _LISTED = {
 _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "no class names": (Three, {"class_names": ()},
      "task Three: class_names is (), not a tuple with the name of each class: "),
+    "a number of classes": (Three, {"class_names": 3},
+     "task Three: class_names is 3, not a tuple with the name of each class: "),
+    "class names without an order": (Three, {"class_names": {"cat": 0, "dog": 1, "emu": 2}},
+     "task Three: class_names is {'cat': 0, 'dog': 1, 'emu': 2}, not a tuple with the name of "),
     "fewer class names than outputs": (Three, {"build_model": lambda _task: nn.Linear(4, 5)},
      "task Three: the model returns shape (8, 5) instead of (B, 3), one output for each of "
      "class_names: "),

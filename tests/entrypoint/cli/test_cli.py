@@ -446,9 +446,6 @@ def test_omp_num_threads_of_the_environment_is_kept(plan: Command) -> None:
     )
 
 
-_NEITHER = "is neither a number of GPUs nor `all`: to name GPUs use --gpu-ids"
-
-
 # fmt: off
 _LAUNCHES = [
     (["--gpus", "two"],

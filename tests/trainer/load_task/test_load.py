@@ -124,6 +124,27 @@ def test_a_misspelt_name_is_refused(
         load_task(f"{spec}:T", {})
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("configure_optimizers", "build_optimizer"),
+        ("training_step", "losses"),
+        ("train_dataloader", "train_dataset"),
+    ],
+)
+def test_a_method_of_lightning_is_refused_unless_the_task_calls_it(
+    write: Callable[[str, str], str], name: str, meant: str
+) -> None:
+    """Otherwise, the training would use another optimizer without a word."""
+    text = f"class T(Task):\n    def {name}(self): ...\n"
+    spec = write("of_lightning.py", HEAD + text)
+    with pytest.raises(WrongUse, match=rf"does not call {name}\(\): write {meant}\(\) instead"):
+        load_task(f"{spec}:T", {})
+    called = f"    def losses(self, model, batch):\n        return self.{name}()\n"
+    spec = write("calls_it.py", HEAD + text + called)
+    assert type(load_task(f"{spec}:T", {})).__name__ == "T"
+
+
 def test_names_beside_those_that_trainbox_reads_are_accepted(
     write: Callable[[str, str], str],
 ) -> None:
