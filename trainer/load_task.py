@@ -161,7 +161,7 @@ def _check_names(spec: str, cls: type[Task]) -> None:
     unread = {n for n in own - {*dir(Classification)} if n[0] != "_" and n not in reads}
     unwritten = {name for name in {*dir(Classification)} - own if name[0] != "_"}
     for name in sorted(unread):
-        if meant := _OF_LIGHTNING.get(name):
+        if (meant := _OF_LIGHTNING.get(name)) in unwritten:
             raise WrongUse(
                 f"task {spec}: Trainbox does not call {name}(): write {meant}() instead, or rename "
                 f"it to _{name} if it is your own"

@@ -132,7 +132,7 @@ def test_a_misspelt_name_is_refused(
         ("train_dataloader", "train_dataset"),
     ],
 )
-def test_a_method_of_lightning_is_refused_unless_the_task_calls_it(
+def test_a_method_of_lightning_is_refused_unless_it_is_called_or_beside_ours(
     write: Callable[[str, str], str], name: str, meant: str
 ) -> None:
     """Otherwise, the training would use another optimizer without a word."""
@@ -141,8 +141,10 @@ def test_a_method_of_lightning_is_refused_unless_the_task_calls_it(
     with pytest.raises(WrongUse, match=rf"does not call {name}\(\): write {meant}\(\) instead"):
         load_task(f"{spec}:T", {})
     called = f"    def losses(self, model, batch):\n        return self.{name}()\n"
-    spec = write("calls_it.py", HEAD + text + called)
-    assert type(load_task(f"{spec}:T", {})).__name__ == "T"
+    beside = f"    def {meant}(self, *_): ...\n"
+    for file, more in (("calls_it.py", called), ("has_both.py", beside)):
+        spec = write(file, HEAD + text + more)
+        assert type(load_task(f"{spec}:T", {})).__name__ == "T"
 
 
 def test_names_beside_those_that_trainbox_reads_are_accepted(
