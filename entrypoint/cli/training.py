@@ -96,7 +96,7 @@ def parsed_training(
         WrongUse: an argument, a variable or a file has a mistake or a batch per GPU, or the
             command line has one of `own`.
     """
-    with train.make_context("train", list(arguments)) as parsed:
+    with train.make_context(verb, list(arguments)) as parsed:
         for key in own:
             if on_command_line(key.replace("-", "_")):
                 raise WrongUse(

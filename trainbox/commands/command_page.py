@@ -95,7 +95,7 @@ def failure_of(error: click.ClickException | Failure) -> Failure:
         if extra and (cure := mistyped.extra_argument(extra[1], sys.argv, ctx.command)):
             return WrongUse(f"{problem.rstrip('.')}: {cure}")
         pieces = " ".join(ctx.command.collect_usage_pieces(ctx))
-        verb = ctx.command.name if ctx.parent else ""
+        verb = "" if isinstance(ctx.command, click.Group) else ctx.info_name or ""
         problem = (
             f"{problem.rstrip('.')}: the usage is `{suggested_commands.command(verb, pieces)}`"
         )

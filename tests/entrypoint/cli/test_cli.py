@@ -140,7 +140,10 @@ def test_a_drill_or_bench_of_a_wrong_name_trains_nothing(
         (["drill", "--gpus", "0", "digts"], "no task 'digts': did you mean digits?"),
         (["bench", "digts"], "no task 'digts': did you mean digits?"),
         (["drill", "--processes", "2", "--gpus", "2"], "--processes is for CPU runs, and GPUs are"),
-        (["bench", "digits", "extra"], "Got unexpected extra argument (extra): the usage is `"),
+        (
+            ["bench", "digits", "extra"],
+            "Got unexpected extra argument (extra): the usage is `trainbox bench ",
+        ),
     ):
         ended = in_this_process(entrypoint.cli.commands.main, arguments, {})
         assert (ended.code, ended.out) == (2, "")
