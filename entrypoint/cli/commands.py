@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import click
 
+from entrypoint.system.container import in_image
 from entrypoint.system.environment import is_folder_of_script, without_ranks
 from trainbox.commands import mistyped
 from trainbox.commands.command_page import PAGE, failure_of
@@ -67,9 +68,9 @@ class Verbs(click.Group):
         form = " ".join(args[:2])
         if module := _FORMS.get(form):
             return form, _imported(module, form.replace(" ", "_")), args[2:]
-        # A completion by the shell only parses, and must not run a program.
+        # A completion by the shell only parses.
         if args[0] not in VERBS and not ctx.resilient_parsing:
-            _run_verbatim(args)
+            raise _no_verb(args, _run_in_image(args) if in_image() else "")
         return super().resolve_command(ctx, args)
 
     def format_commands(
@@ -113,19 +114,21 @@ def cli(ctx: click.Context) -> None:
     _drop_ranks(ctx.invoked_subcommand)
 
 
-def _run_verbatim(argv: list[str]) -> NoReturn:
+def _run_in_image(argv: list[str]) -> str:
+    """Become another program, as in `docker run IMAGE nvidia-smi`, or return why not."""
     try:
         os.execvpe(argv[0], argv, user_environment(os.environ))
     except (OSError, ValueError) as error:  # ValueError: an empty argument
-        from trainbox.task_names.task_spec import built_in_tasks
+        return f", and no program that can be run ({getattr(error, 'strerror', error)})"
 
-        hint = mistyped.unknown_verb(argv[0], argv[1:], list(VERBS))
-        if argv[0] in built_in_tasks():
-            hint = f"did you mean `{suggested_commands.command('train', shlex.join(argv))}`?"
-        raise WrongUse(
-            f"'{argv[0]}' is neither a verb nor a program that can be run "
-            f"({getattr(error, 'strerror', error)}): {hint}"
-        ) from error
+
+def _no_verb(argv: list[str], no_program: str) -> WrongUse:
+    from trainbox.task_names.task_spec import built_in_tasks
+
+    hint = mistyped.unknown_verb(argv[0], argv[1:], list(VERBS))
+    if argv[0] in built_in_tasks():
+        hint = f"did you mean `{suggested_commands.command('train', shlex.join(argv))}`?"
+    return WrongUse(f"'{argv[0]}' is no verb of trainbox{no_program}: {hint}")
 
 
 def _check_folder() -> None:

@@ -18,9 +18,14 @@ def signs_here(env: Mapping[str, str]) -> tuple[str, ...]:
     return container_signs(env, file_text(Path("/proc/self/cgroup")), platform.release(), marks)
 
 
+def in_image() -> bool:
+    """Return whether this process runs in a container of our image."""
+    return "TRAINBOX_BUILD_INFO" in os.environ
+
+
 def lost_with_container(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
     """Return whether `folder` is in the file system of a container of our image, not in a mount."""
-    if "TRAINBOX_BUILD_INFO" not in os.environ:
+    if not in_image():
         return False
     existing = next(filter(os.path.exists, [folder.absolute(), *folder.absolute().parents]))
     # Of a line `36 35 98:0 / /workspace/runs rw - ext4 /dev/sda1 rw`, the mount point and the type.

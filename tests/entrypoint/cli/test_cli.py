@@ -105,7 +105,7 @@ def refused(ended: Ended) -> str:
     return line.removeprefix("trainbox: ")
 
 
-# An argument that is not a verb is run as a program.
+# In the image, a first word that is not a verb is run as a program.
 
 VERBS = (
     "the verbs are bench, clean, compare, config, doctor, drill, evaluate, export, health, new, "
@@ -118,7 +118,7 @@ def test_a_program_replaces_the_launcher_with_its_arguments_and_streams(trainbox
     arguments = ["--help", "-h", "--gpus", "two parts", "", "*", "$HOME", "\u00e9"]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "entrypoint", sys.executable, "-c", PROGRAM, *arguments],
-        env=clean_environment(GPUS="nonsense"),
+        env=clean_environment(GPUS="nonsense", TRAINBOX_BUILD_INFO="/no"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -258,24 +258,39 @@ def test_a_current_folder_that_was_removed(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("arguments", "no_program", "hint"),
     [
-        (["trian"], "(No such file or directory): did you mean train?"),
-        (["digits"], "(No such file or directory): did you mean `trainbox train digits`?"),
-        (["nosuch", "--gpus", "1"], f"(No such file or directory): {VERBS}"),
-        (["./folder"], f"(Permission denied): {VERBS}"),
-        (["./file"], f"(Permission denied): {VERBS}"),
+        (["trian"], "No such file or directory", "did you mean train?"),
+        (["digits"], "No such file or directory", "did you mean `trainbox train digits`?"),
+        (["nosuch", "--gpus", "1"], "No such file or directory", VERBS),
+        (["./folder"], "Permission denied", VERBS),
+        (["./file"], "Permission denied", VERBS),
     ],
 )
 def test_neither_a_verb_nor_a_program(
-    in_this_process: Callable[..., Ended], tmp_path: Path, arguments: list[str], text: str
+    in_this_process: Callable[..., Ended],
+    tmp_path: Path,
+    arguments: list[str],
+    no_program: str,
+    hint: str,
 ) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch(mode=0o600)
+    begin = f"'{arguments[0]}' is no verb of trainbox"
     ended = in_this_process(entrypoint.cli.commands.main, arguments, {})
-    assert (
-        refused(ended) == f"'{arguments[0]}' is neither a verb nor a program that can be run {text}"
-    )
+    assert refused(ended) == f"{begin}: {hint}"
+    of_image = {"TRAINBOX_BUILD_INFO": "/opt/trainbox/build-info.json"}
+    ended = in_this_process(entrypoint.cli.commands.main, arguments, of_image)
+    assert refused(ended) == f"{begin}, and no program that can be run ({no_program}): {hint}"
+
+
+def test_a_program_as_a_verb_is_run_in_the_image_only(forked: Any, tmp_path: Path) -> None:
+    """`trainbox rm runs/d1` must not remove a run, and `trainbox test` must not exit with 0."""
+    made = tmp_path / "made"
+    assert forked("touch", str(made)).code == 2
+    assert not made.exists()
+    code = forked("touch", str(made), env={"TRAINBOX_BUILD_INFO": "/no"}).code
+    assert (code, made.exists()) == (0, True)
 
 
 _OF_MONITOR = "--listen 1 --interval-s 1"
