@@ -109,6 +109,11 @@ NO_VERBS = {
         ("stop", "cancel"), "Ctrl-C or SIGTERM stops a run, which saves a checkpoint before"
     ),
 }
+# The cures of a run as an argument of a verb that is for all runs.
+OF_ONE_RUN = {
+    "runs": "`trainbox runs` lists all runs, and `trainbox config RUN` has the settings of a run",
+    "clean": "`trainbox clean` is for all runs, and you can remove the folder of a run yourself",
+}
 # Values of choices.
 VALUES = {
     **dict.fromkeys(("gpu", "nvidia"), "cuda"),

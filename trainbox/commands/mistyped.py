@@ -126,13 +126,18 @@ def extra_argument(extra: str, words: Sequence[str], command: click.Command) -> 
     if equals and name.replace("_", "-") in names:
         return f"did you mean {names[name.replace('_', '-')]} {value}?"
     if not has_fields(command):
-        # These never raise, also for a word that is no path.
-        is_folder = os.path.isdir(extra) and not os.path.isfile(f"{extra}/config.json")  # noqa: PTH112, PTH113
-        is_folder &= "--runs-dir" in names.values()
-        return f"the folder of all runs is set by --runs-dir {extra}" if is_folder else ""
+        return _of_all_runs(extra, command) if "--runs-dir" in names.values() else ""
     if equals:
         return f"a field of the task is set by --set {name}={value}"
     return _of_task(extra, words[: words.index(extra)] if extra in words else words)
+
+
+def _of_all_runs(extra: str, command: click.Command) -> str:
+    """Return the cure for an argument of a command for all runs, or ""."""
+    # These never raise, also for a word that is no path.
+    if os.path.isdir(extra) and not os.path.isfile(f"{extra}/config.json"):  # noqa: PTH112, PTH113
+        return f"the folder of all runs is set by --runs-dir {extra}"
+    return habits.OF_ONE_RUN.get(command.name or "", "")
 
 
 def _of_task(extra: str, before: Sequence[str]) -> str:

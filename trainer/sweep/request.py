@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -108,7 +109,14 @@ def parse_grid(text: str, convert: Convert) -> tuple[str, list[Value]]:
         raise WrongUse(f"--grid {text}: write no brackets, as in --grid {name}={rest[1:-1]}")
     if not (name and equals and all(texts)):
         raise WrongUse(f"--grid {text}: write NAME=VALUE,VALUE, as in --grid width=4,8,16")
-    name, values = convert(f"--grid {text}", name, texts)
+    try:
+        name, values = convert(f"--grid {text}", name, texts)
+    except WrongUse as error:
+        if re.fullmatch(r"[\d.e+-]+:[\d.e+-]+(:log)?", rest):
+            raise WrongUse(
+                f"--grid {text}: did you mean --range {text}, from which --sampler random draws?"
+            ) from error
+        raise
     if len({repr(value) for value in values}) < len(values):
         raise WrongUse(
             f"--grid {text}: a value is given twice: give each value once, and use --seeds to "

@@ -710,9 +710,15 @@ def test_the_name_of_a_task_in_another_form_has_a_cure(check: Command, tmp_path:
     [
         ("sweep digits --grid lr 0.1 0.2", "write commas and no spaces, as in --grid lr=0.1,0.2"),
         ("sweep digits --grid lr=0.1, 0.2", "write commas and no spaces, as in --grid lr=0.1,0.2"),
-        ("runs all", "the usage is `trainbox runs [OPTIONS]`"),
         ("runs mine", "the folder of all runs is set by --runs-dir mine"),
-        ("clean mine/a", "the usage is `trainbox clean [OPTIONS]`"),
+        (
+            "runs d1",
+            "`trainbox runs` lists all runs, and `trainbox config RUN` has the settings of a run",
+        ),
+        (
+            "clean runs/d1",
+            "`trainbox clean` is for all runs, and you can remove the folder of a run yourself",
+        ),
         ("runs --limit 3", "no such option --limit: `trainbox runs --help` lists the options"),
         ("evaluate mine/a/logs", "this is a part of a run: did you mean mine/a?"),
         ("predict mine/a/logs mine/a", "the run comes before the files: `trainbox predict mine/a "),

@@ -56,6 +56,17 @@ def test_a_malformed_grid_is_refused(text: str) -> None:
         parse_grid(text, _as())
 
 
+@pytest.mark.parametrize("values", ["1:2", "1e-4:1e-1:log"])
+def test_a_range_as_a_grid_is_answered_with_the_range(values: str) -> None:
+    def of_a_number(given: str, *_: object) -> Any:
+        raise WrongUse(f"{given}: it is not a number")
+
+    with pytest.raises(WrongUse, match=f"--grid lr={values}: did you mean --range lr={values}, "):
+        parse_grid(f"lr={values}", of_a_number)
+    with pytest.raises(WrongUse, match="not a number"):
+        parse_grid("lr=a:b", of_a_number)
+
+
 def test_a_value_given_twice_is_refused() -> None:
     with pytest.raises(WrongUse, match="--grid lr=0.1,0.10: a value is given twice"):
         parse_grid("lr=0.1,0.10", _as(0.1, 0.1))
