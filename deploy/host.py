@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import glob
-import json
 import os
 import re
 import shlex
@@ -171,22 +170,27 @@ def check_goals(goals: Sequence[str], known: Sequence[str]) -> None:
 
 
 def check_clean(env: Mapping[str, str]) -> None:
-    """Check that no training uses the environment that `make clean` removes.
+    """Check that no process of Trainbox uses the environment that `make clean` removes.
 
     Raises:
-        Refusal: a run in the folder of runs is running.
+        Refusal: a process uses it.
     """
-    command = os.path.join(env.get("VENV") or ".venv", "bin", "trainbox")
-    runs_dir = env.get("RUNS_DIR") or "runs"
-    if not os.path.exists(command) or not os.path.isdir(runs_dir):
-        return
-    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
-        for run in json.loads(_printed(command, "runs", "--json", "--runs-dir", runs_dir)):
-            if run["state"] == "running":
+    programs = os.path.abspath(env.get("VENV") or ".venv") + "/bin/"
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            with open(path, "rb") as file:
+                words = file.read().decode(errors="replace").rstrip("\0").split("\0")
+            if words[0].startswith(programs) and _is_ours(words[1:]):
+                shown = " ".join([os.path.basename(words[0]), *words[1:]])[:100]
                 raise Refusal(
-                    f"{runs_dir}/{run['name']} is running: stop it before you remove its "
-                    "environment"
+                    f"process {path.split('/')[2]} ({shown}) uses "
+                    f"{os.path.dirname(programs[:-1])}: stop it before you remove its environment"
                 )
+
+
+def _is_ours(words: Sequence[str]) -> bool:
+    """Return whether a command of Python runs a program of Trainbox."""
+    return any(os.path.basename(word) in ("trainbox", "trainer", "entrypoint") for word in words)
 
 
 def check_settings(verb: str, env: Mapping[str, str]) -> None:

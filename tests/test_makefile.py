@@ -468,11 +468,21 @@ def test_a_mistyped_command_line_of_make(make: Make, arguments: list[str], text:
 
 
 def test_the_environment_of_a_running_training_is_not_removed(make: Make, tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    (command := tmp_path / "venv/bin/trainbox").parent.mkdir(parents=True)
-    command.write_text('#!/bin/sh\necho \'[{"name": "a", "state": "running"}]\'\n')
-    command.chmod(0o755)
-    ended = make("clean", VENV=str(tmp_path / "venv"), RUNS_DIR=str(tmp_path / "runs"))
-    assert ended.returncode == 2
-    assert "/runs/a is running: stop it before you remove its environment" in ended.stderr
-    assert command.exists()
+    (python := tmp_path / "venv/bin/python").parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    words = [python, "-S", "-c", "import time; print(flush=True); time.sleep(60)"]
+    env = {"VENV": str(tmp_path / "venv")}
+    for program in ("/x/bin/trainbox", "trainer", "ipykernel"):
+        with subprocess.Popen([*words, program, "train"], stdout=subprocess.PIPE) as running:
+            try:
+                assert running.stdout is not None and running.stdout.readline()
+                if program == "ipykernel":
+                    host.check_clean(env)
+                    continue
+                with pytest.raises(host.Refusal, match=rf"process {running.pid} \(python -S -c"):
+                    host.check_clean(env)
+                ended = make("clean", **env)
+            finally:
+                running.kill()
+        assert (ended.returncode, python.is_symlink()) == (2, True)
+        assert "stop it before you remove its environment" in ended.stderr

@@ -13,6 +13,7 @@ from entrypoint.cli.verb import verb
 from entrypoint.runs.clean import Leftover, leftovers
 from entrypoint.runs.read import is_named, stored_runs
 from entrypoint.runs.table import SORTS, json_of, table
+from trainbox.disclosure.suggested_commands import command
 from trainbox.errors import StorageFailure, WrongUse
 from trainbox.files.entries import plain
 from trainbox.folders.lease import Lease
@@ -44,6 +45,8 @@ def runs(task: str | None, sort: str, trials: bool, as_json: bool, runs_dir: Pat
         of_task = f" of the task {task}" if task else ""
         tasks = sorted({run.task for run in stored})
         others = f" (it has runs of {', '.join(tasks)})" if tasks else ""
+        if not runs_dir.exists() and any(stored_runs(Path(), trials=False)):
+            others = f": here are runs, which `{command('runs', '--runs-dir .')}` lists"
         show(f"no runs{of_task} in {runs_dir}{others}")
 
 

@@ -1,6 +1,7 @@
 """The table of `trainbox runs`. Pure."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,8 +23,11 @@ SORTS: dict[str, Callable[[StoredRun], Any]] = {
 
 
 def differing(runs: Sequence[StoredRun]) -> list[str]:
-    """Return the names of the settings that differ between the runs of one task."""
-    found: dict[str, set[str]] = {}
+    """Return the names of the settings that differ between the runs of one task.
+
+    The first ones are those in which the most runs differ from the most frequent value.
+    """
+    found = Counter[str]()
     tasks: dict[str, list[StoredRun]] = {}
     for run in runs:
         if run.settings:
@@ -33,10 +37,10 @@ def differing(runs: Sequence[StoredRun]) -> list[str]:
             raw = [run.settings.get(name) for run in alike]
             if raw.count(raw[0]) == len(raw):  # most settings, and the conversion takes time
                 continue
-            values = {text_of_setting(run.settings, name) for run in alike}
+            values = Counter(text_of_setting(run.settings, name) for run in alike)
             if len(values) > 1:
-                found.setdefault(name, set()).update(values)
-    return list(found)
+                found[name] += len(alike) - max(values.values())
+    return [name for name, _ in found.most_common()]
 
 
 def table(runs: Sequence[StoredRun], now_unix_s: float) -> str:
@@ -64,8 +68,11 @@ def table(runs: Sequence[StoredRun], now_unix_s: float) -> str:
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, whose rows may be shorter than the first one."""
-    cells = [[_cut(printable(cell)) for cell in row] for row in rows]
+    """Return the lines of a table, whose rows may be shorter than the first one.
+
+    The first cell of a row is whole, because it may be copied to another command.
+    """
+    cells = [[printable(row[0]), *(_cut(printable(cell)) for cell in row[1:])] for row in rows]
     widths = [
         max(len(row[column]) for row in cells if column < len(row))
         for column in range(len(cells[0]))

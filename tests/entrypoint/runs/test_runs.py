@@ -123,6 +123,21 @@ def test_the_state_of_a_script(
     assert (run.state, run.why, run.is_script) == (state, why, True)
 
 
+def test_the_setting_that_varies_most_is_first_and_names_are_whole(tmp_path: Path) -> None:
+    for number in range(8):
+        varied = {f"rare{i}": int(number == i) for i in range(7)} | {"width": number}
+        _run(tmp_path / f"{'a' * 58}-{number}", COMPLETE, fields=varied)
+    shown = table(list(stored_runs(tmp_path, False)), now_unix_s=0.0).splitlines()
+    assert shown[0].split()[:4] == ["run", "task", "width", "rare0"]
+    assert [line.split()[0] for line in shown[1:9]] == [f"{'a' * 58}-{n}" for n in range(8)]
+
+
+def test_runs_in_the_folder_of_runs_names_the_option(forked: Any) -> None:
+    _run(forked.folder / "a", COMPLETE)
+    ended = forked("runs")
+    assert ended.out == "no runs in runs: here are runs, which `trainbox runs --runs-dir .` lists\n"
+
+
 def test_json_has_neither_infinity_nor_nan(forked: Any) -> None:
     run = _run(forked.folder / "runs/a", COMPLETE, clip=math.inf, fields={"scale": math.nan})
     (run / "metrics.jsonl").write_text('{"step": 50, "loss": Infinity}\n')
