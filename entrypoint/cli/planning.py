@@ -128,11 +128,8 @@ def refuse_small_address_space(limit_bytes: int) -> None:
 
 
 def _on_interfaces(plan: LaunchPlan) -> LaunchPlan:
-    """Return the plan, if its ranks have the interfaces that the environment names.
-
-    On one machine, the ranks of a task meet in a file.
-    """
-    if plan.nnodes > 1 or plan.strategy == "torchrun":
+    """Return the plan, if its ranks have the interfaces that the environment names."""
+    if plan.nnodes * plan.nproc_per_node > 1:
         from entrypoint.launch.interfaces import refuse_unknown_interface
 
         refuse_unknown_interface(os.environ, uses_nccl=bool(plan.gpus))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.runs.read import StoredRun
-from trainbox.files.sidecar import sidecar_if_valid
+from trainbox.files.sidecar import damage, sidecar_if_valid
 from trainbox.folders.lease import LEASE
 from trainbox.folders.record_folder import (
     CHECKPOINTS,
@@ -77,8 +77,8 @@ def _unneeded(checkpoints: list[Path]) -> tuple[Path, ...]:
     if not checkpoints:
         return ()
     last = sidecar_if_valid(checkpoints[-1].with_suffix(".json"))
-    if last is None or last.get("bytes") != checkpoints[-1].stat().st_size:
-        return ()  # it is damaged, so an older one may be the last way to resume
+    if last is None or damage(checkpoints[-1], last):
+        return ()  # an older one may be the last way to resume
     best = f"step-{last.get('best_step') or 0:08d}"
     kept = {checkpoints[-1].stem, best}
     return tuple(

@@ -151,7 +151,7 @@ def stored_run(folder: Path, runs_dir: Path | None = None) -> StoredRun | None:
     is_script = "script" in (config or {}) or "starts" in (manifest or {})
     if state != "running" and (damage := _damage(folder, config, manifest, saved, sidecar)):
         state, why = "damaged", damage
-    elif state == "complete" and recorded < step and not is_script:
+    elif state == "complete" and not is_script and (recorded < step or not newest):
         state, why = "damaged", f"{METRICS} ends at step {recorded}"
     config, manifest = config or {}, manifest or {}
     best = _newest(folder, newest) if is_script else _best(folder, config, sidecar)
@@ -237,13 +237,14 @@ def _damage(
     `saved` is the step of the newest checkpoint, with the fields of its `sidecar` if it is valid.
     `trainbox verify` compares all files.
     """
+    is_missing = {CONFIG: manifest is not None, MANIFEST: bool(saved)}
     for name, content in ((CONFIG, config), (MANIFEST, manifest)):
         if content is None and os.path.lexists(folder / name):
             return f"{name} cannot be read"
-    if not saved or config is None or "script" in config:
+        if content is None and is_missing[name]:
+            return f"{name} is missing"
+    if not saved or config is None or manifest is None or "script" in config:
         return None
-    if manifest is None:
-        return f"{MANIFEST} is missing"
     if edited := edited_settings(manifest, config):
         return f"{CONFIG} was edited ({listed_changes(edited)})"
     if sidecar is None or sidecar.get("run_id") != manifest.get("run_id"):

@@ -38,7 +38,14 @@ from trainbox.errors import (
 from trainbox.files.energy import energy_row
 from trainbox.files.regular_files import open_from
 from trainbox.files.temporary import temporary_folder
-from trainbox.folders.record_folder import LOGS, MANIFEST, ended_by, has_saved, saved_files
+from trainbox.folders.record_folder import (
+    LOGS,
+    MANIFEST,
+    SavedFile,
+    ended_by,
+    has_saved,
+    saved_files,
+)
 from trainbox.processes.environment import Internal
 from trainbox.processes.process_tree import launched_cpu_s
 from trainbox.processes.streams import message, say, write_all
@@ -122,7 +129,9 @@ def run(asked: ScriptRun) -> int:
         message(f"the script exited with code {code}: restart {starts} of {asked.restarts}")
     if user and work:
         user.remove_unchanged(work)
-    code = _explained(code, asked, bool(received))
+    if (explained := _explained(code, asked, bool(received))) != code:
+        code = manifest["starts"][-1]["exit_code"] = explained
+        folder.write_json(MANIFEST, manifest)
     for line in closing(folder, time.monotonic() - begin_s, starts, manifest, code):
         say(line)
     return code
@@ -256,7 +265,7 @@ def _run_once(
     return ending, watch.needs_reset if watch is not None else None
 
 
-def _has_saved(run: Path, before: Mapping[str, float], code: int) -> bool:
+def _has_saved(run: Path, before: Mapping[str, SavedFile], code: int) -> bool:
     """Return whether the script has saved anything new. If not, log why its `code` is replaced."""
     if has_saved(run, before):
         return True

@@ -6,7 +6,8 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from stat import S_ISREG
+from typing import Any, NamedTuple
 
 from trainbox.errors import WrongUse, signal_name
 from trainbox.files.entries import plain
@@ -28,12 +29,13 @@ _WRITTEN = frozenset({CONFIG, MANIFEST, METRICS, LOGS, LEASE, TEXTS})
 # What `trainbox run` itself writes in the run folder of a script.
 OWN_NAMES = _WRITTEN | {f"{name}.tmp" for name in (CONFIG, MANIFEST)}
 STUDY = "study.journal"  # in the folder of a sweep
-# Logs, tables, settings, pictures and unfinished files: a script can write them in each start
-# without a checkpoint.
+# Logs, tables, settings, pictures, caches and unfinished files: a script can write them in each
+# start without a checkpoint.
 _NO_CHECKPOINTS = (
-    *(".csv", ".err", ".jsonl", ".log", ".out", ".tsv", ".txt", ".yaml", ".yml"),
-    *(".jpg", ".png", ".svg", ".lock", ".part", ".tmp"),
+    *(".csv", ".err", ".jsonl", ".log", ".out", ".tsv", ".txt", ".wandb", ".yaml", ".yml"),
+    *(".jpg", ".png", ".svg", ".lock", ".part", ".pid", ".pyc", ".tmp"),
 )
+_SMALL_BYTES = 2**16  # Of such a file, the content is compared: each start may write it again.
 
 
 def is_sweep(folder: Path) -> bool:
@@ -43,22 +45,37 @@ def is_sweep(folder: Path) -> bool:
     return False
 
 
-def saved_files(run: Path) -> dict[str, float]:
-    """Return the times of the files in its run folder from which a script may resume."""
-    found = dict[str, float]()
+class SavedFile(NamedTuple):
+    """A file that a script has saved: its time, and the content if it is small."""
+
+    time_s: float
+    content: bytes | None
+
+
+def saved_files(run: Path) -> dict[str, SavedFile]:
+    """Return the files in its run folder from which a script may resume."""
+    found = dict[str, SavedFile]()
     for folder, folders, files in os.walk(run):
         own = OWN_NAMES if Path(folder) == run else ()
         folders[:] = [name for name in folders if name not in own]
         for path in (Path(folder, name) for name in files if name not in own):
-            if not path.name.startswith(EVENTS) and path.suffix.lower() not in _NO_CHECKPOINTS:
-                with contextlib.suppress(OSError):
-                    found[str(path.relative_to(run))] = path.lstat().st_mtime
+            if path.name.startswith(EVENTS) or path.suffix.lower() in _NO_CHECKPOINTS:
+                continue
+            with contextlib.suppress(OSError):
+                stat, content = path.lstat(), None
+                if S_ISREG(stat.st_mode) and stat.st_size <= _SMALL_BYTES:
+                    content = path.read_bytes()
+                found[str(path.relative_to(run))] = SavedFile(stat.st_mtime, content)
     return found
 
 
-def has_saved(run: Path, before: Mapping[str, float]) -> bool:
+def has_saved(run: Path, before: Mapping[str, SavedFile]) -> bool:
     """Return whether a script has saved anything new; `before` has its earlier `saved_files`."""
-    return bool(saved_files(run).items() - before.items())
+    return any(
+        (old := before.get(name)) is None
+        or (file.content != old.content if file.content is not None else file != old)
+        for name, file in saved_files(run).items()
+    )
 
 
 def ended_by(number: int, run: Path) -> str:
@@ -66,7 +83,7 @@ def ended_by(number: int, run: Path) -> str:
     begin = f"{signal_name(number)} has ended the script"
     if not (found := saved_files(run)):
         return f"{begin}, which has saved no file in its run folder: it begins again"
-    name, time_s = max(found.items(), key=lambda item: item[1])
+    time_s, name = max((file.time_s, name) for name, file in found.items())
     return (
         f"{begin}: what it has done since its newest file in the run folder ({name}, "
         f"{max(0.0, time.time() - time_s):.0f} s ago) is lost, unless it was saved elsewhere"

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from trainbox.classification import Classification
 from trainbox.disclosure.recorded_values import edited_settings, listed_changes
 from trainbox.errors import Changed, ExitCode, Failure, StorageFailure, WrongUse, text_of
+from trainbox.folders.record_folder import CONFIG, MANIFEST
 from trainbox.options.config import FREE_AT_RESUME, Config
 from trainer.checks.hidden_state import DRILL, named
 from trainer.loop.state import Inference, Job
@@ -19,6 +20,7 @@ from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy
 from trainer.records import manifest
 from trainer.records.compare_runs import cannot_resume, changes_bits, manifest_differences
+from trainer.records.run_folder import WEIGHTS
 from trainer.records.run_log import RunLog
 from trainer.records.run_record import manifest_of_another_run, read_manifest
 from trainer.session.same_on_all_ranks import refuse_difference, refuse_other_classes
@@ -115,12 +117,21 @@ def end_recorded(run: RunLog) -> Iterator[None]:
             with contextlib.suppress(StorageFailure):  # the training's own end matters more
                 run.folder.write_json("manifest.json", stored | {"end": end})
 
+    records = (CONFIG, MANIFEST) if run.writes else ()
+    # A complete run whose manifest was lost before is shown with --resume anyway.
+    needed = [name for name in records if (run.path / name).exists()] or records
     try:
         yield
     except BaseException as error:
         code = error.exit_code if isinstance(error, Failure) else ExitCode.UNEXPECTED
         record(code, text_of(error))
         raise
+    for name in needed:
+        if not (path := run.path / name).exists():
+            raise StorageFailure(
+                f"{path} was removed while the run was trained, so no command can use the run: "
+                f"restore it; {WEIGHTS} has the best weights"
+            )
     record(ExitCode.SUCCESS)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def _run(folder: Path, end: Any = None, steps: int = 40, done: int = 40, **confi
             "bytes": 1000,
         }
         (folder / f"checkpoints/step-{step:08d}.json").write_text(
-            sidecar_text({"run_id": "a run", **sidecar})
+            sidecar_text({"run_id": "a run", "sha256": sha256(bytes(1000)).hexdigest(), **sidecar})
         )
         (folder / f"checkpoints/step-{step:08d}.pt").write_bytes(bytes(1000))
     return folder
@@ -80,6 +81,8 @@ def test_a_complete_run_with_truncated_metrics_says_so(tmp_path: Path) -> None:
         ("config.json", '"seed": 0', '"seed": 1', "config.json was edited (settings.seed: 0 -> 1)"),
         ("checkpoints/step-00000030.json", "0.5", "0.6", "step-00000030.json is damaged"),
         ("checkpoints/step-00000030.json", None, "sidecar", "step-00000030.json is of another run"),
+        ("config.json", None, "", "config.json is missing"),
+        ("metrics.jsonl", None, "", "metrics.jsonl ends at step 0"),
     ],
 )
 def test_a_damaged_or_foreign_file_is_shown(
@@ -89,6 +92,8 @@ def test_a_damaged_or_foreign_file_is_shown(
     (tmp_path / "r/logs").mkdir()
     text = path.read_text()
     path.write_text(text.replace(old, new) if old else sidecar_text({"run_id": "of another"}))
+    if not new and not old:
+        path.unlink()
     (found,) = stored_runs(tmp_path, False)
     assert (found.state, found.why) == ("damaged", why)
     assert leftovers(found, tmp_path / "r") == []
@@ -254,8 +259,9 @@ def test_the_best_and_the_last_checkpoint_stay(tmp_path: Path) -> None:
     files = [f"checkpoints/step-00000020.{suffix}" for suffix in ("pt", "json")]
     assert _gone(folder) == files
     # The last checkpoint is damaged, so the one before may be needed.
-    (folder / "checkpoints/step-00000030.pt").write_bytes(bytes(10))
-    assert _gone(folder) == []
+    for damaged in (bytes(10), bytes(999) + b"1"):
+        (folder / "checkpoints/step-00000030.pt").write_bytes(damaged)
+        assert _gone(folder) == []
 
 
 @pytest.mark.parametrize("end", [STOPPED, FAILED, None])

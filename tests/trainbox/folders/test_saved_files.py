@@ -21,6 +21,9 @@ from trainbox.folders.record_folder import has_saved, saved_files
         ("events.out.tfevents.1795375966.host.1.0", False),
         ("loss.png", False),
         ("last.pt.tmp", False),
+        ("pid.pid", False),
+        ("wandb/run-1/run.wandb", False),
+        ("__pycache__/a.pyc", False),
         ("metrics.jsonl", False),
         ("logs/rank-0.log", False),
         ("manifest.json", False),
@@ -42,5 +45,13 @@ def test_a_replaced_file_counts_as_saved_and_a_removed_one_does_not(tmp_path: Pa
     before = saved_files(tmp_path)
     (tmp_path / "old.pt").unlink()
     assert not has_saved(tmp_path, before)
-    os.utime(tmp_path / "last.pt", (1e9, 1e9))
+    (tmp_path / "last.pt").write_bytes(b"1")
     assert has_saved(tmp_path, before)
+
+
+def test_a_small_file_counts_by_its_content_and_a_large_one_by_its_time(tmp_path: Path) -> None:
+    for name, content in (("args.json", b"{}"), ("last.pt", bytes(2**17))):
+        (tmp_path / name).write_bytes(content)
+        before = saved_files(tmp_path)
+        os.utime(tmp_path / name, (1e9, 1e9))
+        assert has_saved(tmp_path, before) is (name == "last.pt")

@@ -39,7 +39,7 @@ from trainbox.errors import (
     stopped_without_loss,
 )
 from trainbox.files.temporary import temporary_folder
-from trainbox.folders.record_folder import ended_by, has_saved, saved_files
+from trainbox.folders.record_folder import SavedFile, ended_by, has_saved, saved_files
 from trainbox.processes.environment import Internal
 from trainbox.processes.process_tree import (
     children,
@@ -209,7 +209,7 @@ def _run_folder() -> Path:
     return Path(os.environ["TRAINBOX_RUN"])
 
 
-def _code_of_program(code: int, forwarded: list[int], before: Mapping[str, float]) -> int:
+def _code_of_program(code: int, forwarded: list[int], before: Mapping[str, SavedFile]) -> int:
     """Return the exit code of the user's program on this node, which got the signals `forwarded`.
 
     `before` has the `saved_files` at its start. `trainbox run` did not get the signal of another
