@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainbox.classification import counts_by_class, doubtful_outputs
 from trainbox.errors import WrongUse, text_of
 from trainbox.task import Task
-from trainbox.tensor_trees import copied
+from trainbox.tensor_trees import copied, take, tensors_in
 from trainer.checks.hidden_state import on_any_rank
 from trainer.loop.evaluate import Evaluation, add_up, evaluate
 from trainer.loop.out_of_memory import all_fit, memory_used_up
@@ -25,6 +25,9 @@ from trainer.records.digest import tensor_digests, value_digest
 # A task raises these errors for any batch. Other errors may come from the sample, such as a class
 # that is missing from it.
 _FOR_ANY_BATCH = (AttributeError, ImportError, NameError, NotImplementedError, TypeError)
+
+
+_FEW_EXAMPLES = 2  # in half a batch
 
 
 class Sample(NamedTuple):
@@ -131,12 +134,43 @@ def impure_methods(task: Task, sample: Sample) -> list[str]:
 
 @torch.no_grad()
 def _advise(job: Job, batch: Any) -> None:
-    """Report doubtful outputs of a Classification; all ranks must call this."""
-    if not counts_by_class(job.task):
-        return
+    """Report doubtful outputs of a Classification, and means as statistics.
+
+    All ranks must call this.
+    """
     with job.evaluating():
-        if advice := job.inside(lambda: doubtful_outputs(job.model, copied(batch))):
+        if counts_by_class(job.task) and (
+            advice := job.inside(lambda: doubtful_outputs(job.model, copied(batch)))
+        ):
             job.run.report(advice)
+        if not type(job.task).statistics.__module__.startswith("trainbox."):
+            with contextlib.suppress(Exception):  # the task may need a whole batch
+                for name in job.inside(lambda: means_over_batch(job.task, job.model, batch)):
+                    job.run.report(
+                        f"statistics() returns a mean over the batch as {name!r}, and the means of "
+                        "all batches are added up: return the sum over the examples"
+                    )
+
+
+def means_over_batch(task: Task, model: nn.Module, batch: Any) -> list[str]:
+    """Return the names of the statistics that are means over the examples, instead of sums.
+
+    Two halves of a batch have twice the mean of the batch together, but just its sum. A number that
+    is the same for each batch counts the batches: then metrics() divides the means by it.
+    """
+    counts = {len(tensor) if tensor.ndim else 0 for tensor in tensors_in(batch)}
+    half = max(counts, default=0) // 2
+    if len(counts) != 1 or half < _FEW_EXAMPLES:
+        return []
+    indices = torch.arange(2 * half)
+    both, one, other = (
+        task.statistics(model, take(batch, part))  # take() copies
+        for part in (indices, indices[:half], indices[half:])
+    )
+    found = [name for name, value in both.items() if bool(value.any())]
+    if any(torch.equal(one[name], both[name]) for name in found):
+        return []
+    return [n for n in found if torch.allclose(one[n] + other[n], 2 * both[n], rtol=0.05)]
 
 
 def _random_numbers() -> str:
