@@ -35,8 +35,8 @@ ORDER = {
         "checkpoints pictures task classification initial_weights __main__"
     ),
     "trainer": (
-        "system task_errors task_fields load_task data parallel programs records loop checks "
-        "measure session use sweep cli __main__"
+        "system task_remedies task_errors task_fields load_task data parallel programs records "
+        "loop checks measure session use sweep cli __main__"
     ),
 }
 

@@ -86,7 +86,7 @@ class Classification(Task):
         if labels_B.dtype != torch.int64 or labels_B.ndim != 1:
             raise WrongUse(
                 f"task {name}: the labels are {_form(labels_B)} instead of int64 of shape (B,): "
-                "convert them with .long(), or one-hot labels with .argmax(1)"
+                f"{_remedy_of_labels(inputs, labels_B, len(self.class_names))}"
             )
         return inputs, labels_B
 
@@ -165,6 +165,19 @@ class Classification(Task):
                 self.class_names,
             )
         return figures
+
+
+def _remedy_of_labels(inputs: Any, labels: Tensor, classes: int) -> str:
+    """Return how to fix labels that are not int64 of shape (B,)."""
+    if labels.ndim == 1:
+        return "convert them with .long()"
+    if isinstance(inputs, Tensor) and inputs.dtype == torch.int64 and inputs.ndim == 1:
+        return "return (inputs, labels) from the dataset, because the pair may be swapped"
+    if labels.shape[1:] == (classes,):
+        return "convert one-hot labels with .argmax(1)"
+    if labels.shape[1:] == (1,):
+        return f"convert them with .squeeze(1){'' if labels.dtype == torch.int64 else '.long()'}"
+    return "derive from Task, and return a loss for each example from losses()"
 
 
 def _output(model: nn.Module, inputs: Any) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from trainbox.errors import ExitCode, Failure, StorageFailure, WrongUse, text_of
 from trainbox.folders.write_failures import disk_is_full
 from trainbox.task import Task
+from trainer.task_remedies import remedy
 
 _TRAINER = Path(__file__).parent
 _OURS = (_TRAINER, _TRAINER.parent / "trainbox")
@@ -36,98 +37,6 @@ _OF_THE_MACHINE = re.compile(
 # The first line of an error in a traceback. Lines of the frames begin with a space.
 _AFTER_FRAMES = re.compile(r"^ .*\n([\w.]+(?:: .*)?)$", re.MULTILINE)
 _OF_THE_SYSTEM = re.compile(r"\w+: \[Errno (\d+)\] (.*?)(?:: '(.*)')?")
-
-# Patterns of torch's and Python's errors for common mistakes, with the fix. The first match counts.
-_REMEDIES = {
-    r"(?i)double.*float|float.*double": (
-        "float64 meets float32: convert the inputs, the targets or the model with .float()"
-    ),
-    r"unsigned char|\bByte\b": "the inputs are bytes: convert them in prepare(), as in "
-    "inputs.float() / 255",
-    r"Target \S+ is out of bounds|Class values must be|device-side assert": (
-        "a label or an index is out of range: number the classes from 0, and give the "
-        "model one output for each"
-    ),
-    r"Using a target size": (
-        "give the output and the targets the same shape: squeeze an output of shape (B, 1) with "
-        "nn.Flatten(0) or .squeeze(1)"
-    ),
-    r"Found no NVIDIA driver|not compiled with CUDA": (
-        "remove .cuda() and .to('cuda'): Trainbox moves the model and the batches to the device"
-    ),
-    r"'int' object is not callable": (
-        "a TensorDataset has tensors: convert arrays of NumPy with torch.from_numpy(...)"
-    ),
-    r"Expected more than 1 value per channel": (
-        "batch norm needs two examples in each micro-batch: use a larger --batch-size, a lower "
-        "--accumulation or --shards, or nn.GroupNorm"
-    ),
-    r"to have \d+ channels, but got (\d+) channels": (
-        "add the channels with inputs.unsqueeze(1) if the inputs have none, or give the first "
-        "layer the channels of the inputs"
-    ),
-    r"cannot be multiplied \(\d+x(\d+) and \d+x(\d+)\)": (
-        r"the layer gets \1 numbers for each example: write nn.Linear(\1, \2)"
-    ),
-    r"index out of range in self": (
-        "nn.Embedding(N, ...) has the indices 0 to N - 1: number from 0, or raise N"
-    ),
-    r"scalar types: Long, Int": "indices are whole numbers: convert them with .long()",
-    r"backward through the graph a second time": (
-        "a tensor of the data or of an earlier step has a gradient: use .detach() where it is kept"
-    ),
-    r"empty parameter list": (
-        "the model has no parameters: keep layers of a list in an nn.ModuleList"
-    ),
-    r"'(?:dict|tuple|list)' object has no attribute|must be Tensor, not (?:dict|tuple|list)"
-    r"|'(?:dict|tuple|list)' and 'Tensor'|'Tensor' and '(?:dict|tuple|list)'": (
-        "if this is the output of the model, take the tensor out of it"
-    ),
-    r"'NoneType' object has no attribute|must be Tensor, not NoneType"
-    r"|'NoneType' and 'Tensor'|'Tensor' and 'NoneType'": (
-        "a value is missing: a forward() or another function may have no return"
-    ),
-    r"(has|have|must|should) (to )?be (between|positive|greater|less|non-negative|in )": (
-        "correct the value of --set, or the value in the task"
-    ),
-    r"negative dimension": "a size is below 0: correct the task, or the value of --set",
-    r"Expected input batch_size": (
-        "the first dimension of the output must be the batch: use batch_first=True for an RNN"
-    ),
-    r"positional argument.*the model got a (tuple|list)": (
-        "a Classification calls model(inputs): unpack the inputs in forward(self, inputs)"
-    ),
-    r"resize storage|stack expects each tensor to be equal size": (
-        "examples have different shapes: pad or crop them in __getitem__, or pad them in collate()"
-    ),
-    r"(default_collate|the batch of its examples).*NoneType": (
-        "an example is or contains None: return tensors or numbers from __getitem__"
-    ),
-    r"default_collate": "an example cannot be batched: return tensors, arrays, numbers, tuples or "
-    "dicts from __getitem__",
-    r"FileNotFoundError|NotADirectoryError": (
-        "put the data there, or set its folder with --data-dir"
-    ),
-    r"Connection\w*Error|RemoteDisconnected|BrokenPipeError": (
-        "check that this machine reaches the server that the task connects to"
-    ),
-    r"Too many open files": "close files that are no longer read, or raise `ulimit -n`",
-    r"No space left|quota exceeded": "free some space on the disk of this file",
-    r"Read-only file system": "write to a folder that is mounted for writing",
-    r"PermissionError": "make it readable for this user",
-    r"FrozenInstanceError|cannot assign to field": (
-        "a task is frozen: return dataclasses.replace(self, ...) from with_data(), or "
-        "compute the value in a method"
-    ),
-    r"with_(data|classes)\(\).*unexpected keyword argument": (
-        "only fields can be replaced: declare a field (class_names: tuple[str, ...] = ()), "
-        "not a ClassVar"
-    ),
-    r"unpack": "the batch has another form: use the form of the collated examples after prepare()",
-    r"on the same device": "create tensors on the device of the batch, and register "
-    "constants as buffers",
-}
-
 
 _LONGEST = 500  # characters of an error; the message has a remedy and a path after it
 
@@ -179,7 +88,7 @@ def mistake_of(error: Exception, task: str, log: Path | None) -> Failure | None:
     # A task adds a note, such as on the form of the model's inputs.
     where = "; ".join([*map(str, own[-1:]), *getattr(error, "__notes__", ())])
     found = f"{method} raised {_in_one_line(error)}{where and f' ({where})'}"
-    message = f"task {task}: {found}: {_remedy(found)}"
+    message = f"task {task}: {found}: {remedy(found)}"
     if log is not None:
         message += f"; traceback in {log}"
     source = original_error(error)
@@ -285,8 +194,3 @@ def _in_one_line(error: Exception) -> str:
     first = next(iter(text_of(error).splitlines()), "").rstrip(". ")
     line = original_line(error) or f"{type(error).__name__}: {first}".removesuffix(": ")
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
-
-
-def _remedy(found: str) -> str:
-    matches = ((re.search(sign, found), remedy) for sign, remedy in _REMEDIES.items())
-    return next((match.expand(remedy) for match, remedy in matches if match), "fix the task")

@@ -177,6 +177,15 @@ def _through_backward(task: Task, model: Any, batch: Any) -> dict[str, Tensor]:
     return {"loss": InBackward.apply(model(batch[0])[:, 0])}
 
 
+def _after_backward(losses_B: Tensor) -> dict[str, Tensor]:
+    losses_B.mean().backward()
+    return {"squared_error": losses_B}
+
+
+def losses(task: Task, _model: Any, _batch: Any) -> None:
+    task.calls = 1  # type: ignore[attr-defined]
+
+
 def with_data(task: Three, _data_dir: Path) -> Task:
     return dataclasses.replace(task, class_names=("a",))
 
@@ -277,6 +286,36 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "labels that are floats": (Three, {"train_dataset": _labelled(torch.ones(26))},
      "task Three: the labels are float32 of shape (8,) instead of int64 of shape (B,): convert "
      "them with .long()"),
+    "labels before the inputs": (Three,
+     {"train_dataset": lambda *_: TensorDataset(*_rows(26).tensors[::-1])},
+     "task Three: the labels are float32 of shape (8, 4) instead of int64 of shape (B,): return "
+     "(inputs, labels) from the dataset, because the pair may be swapped"),
+    "labels before inputs that are words": (Three, {"train_dataset": lambda *_: TensorDataset(
+        _rows(26).tensors[1], torch.ones(26, 4, dtype=torch.int64))},
+     "the labels are int64 of shape (8, 4) from 1 to 1 instead of int64 of shape (B,): return "
+     "(inputs, labels) from the dataset, because the pair may be swapped"),
+    **{
+        f"labels {dtype} of shape (B, {size})": (
+            Three,
+            {"train_dataset": _labelled(torch.zeros(26, *size, dtype=dtype))},
+            f"instead of int64 of shape (B,): {remedy}",
+        )
+        for dtype, size, remedy in (
+            (torch.int64, (5, 5), "derive from Task, and return a loss for each example"),
+            (torch.int64, (2,), "derive from Task, and return a loss for each example"),
+            (torch.int64, (3,), "convert one-hot labels with .argmax(1)"),
+            (torch.float32, (3,), "convert one-hot labels with .argmax(1)"),
+            (torch.int64, (1,), "convert them with .squeeze(1)\n"),
+            (torch.uint8, (1,), "convert them with .squeeze(1).long()\n"),
+        )
+    },
+    "a cross-entropy of labels of shape (B, 1)": (Three, {
+        "losses": lambda _task, model, batch: {
+            "ce": nn.functional.cross_entropy(model(batch[0]), batch[1][:, None])}},
+     "the labels have more dimensions than the loss of an output (B, K) takes: remove a "),
+    "inputs that are whole numbers": (Three, {"train_dataset": _rows_as(torch.int64)},
+     "but got Long and Float (the model got int64 of shape (8, 4) from 0 to 1): the inputs are "
+     "whole numbers: convert them with .float(), or return (inputs, labels) from the dataset if "),
     "a batch that is a dict": (Three, {"train_dataset": _listed({"image": _ZEROS, "label": 1})},
      "task Three: a batch is a dict of image, label instead of (inputs, labels): return pairs "
      "from the dataset"),
@@ -314,6 +353,18 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         "train_dataset": _listed((torch.zeros(9, 9), 1)),
         "build_model": lambda _task: nn.Conv2d(1, 2, 3)},
      "add the channels with inputs.unsqueeze(1) if the inputs have none, or give the first layer"),
+    **{
+        f"{size} with the channels last": (
+            Three,
+            {"train_dataset": _listed((torch.zeros(size), 1)), "build_model": _given(layer)},
+            f"): the channels are the last dimension: write inputs.permute({order}); traceback",
+        )
+        for size, layer, order in (
+            ((32, 32, 3), nn.Conv2d(3, 2, 3), "0, 3, 1, 2"),
+            ((32, 3), nn.Conv1d(3, 2, 3), "0, 2, 1"),
+            ((9, 32, 32, 3), nn.Conv3d(3, 2, 3), "0, 4, 1, 2, 3"),
+        )
+    },
     "an index out of the table": (Three, {
         "train_dataset": _words(5),
         "validation_dataset": _words(5),
@@ -349,6 +400,8 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
      {"build_optimizer": lambda _task, model, *_args: torch.optim.LBFGS(model.parameters())},
      "task Tiny: LBFGS.step() cannot be called without arguments (missing a required argument: "
      "'closure'), as a training step does: use another optimizer, such as AdamW"),
+    "a task that counts": (Tiny, {"losses": losses},
+     ": a task is frozen: keep a counter in a buffer of the model, and a factor on the learning"),
     "a task that sets an attribute": (Tiny,
      {"train_dataset": lambda task, _place: setattr(task, "noise", 1.0)},
      "() raised FrozenInstanceError: cannot assign to field 'noise' ("),
@@ -370,6 +423,34 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
      "raised RuntimeError: example 0 raised StopIteration"),
     "no return in losses": (Tiny, {"losses": _given(None)},
      "task Tiny: losses() returned None: return a dict {name: "),
+    **{
+        f"no self in {method}": (
+            Tiny,
+            {method: lambda: None},
+            f"task Tiny: {method}() has the wrong parameters (invalid method signature): write "
+            f"def {method}({parameters})",
+        )
+        for method, parameters in {
+            "build_model": "self",
+            "with_data": "self, data_dir",
+            "losses": "self, model, batch",
+        }.items()
+    },
+    "no self in a method of its own": (Tiny,
+     {"net": lambda: None, "build_model": lambda task: task.net()},
+     "takes 0 positional arguments but 1 was given ("),
+    "backward in losses": (Tiny, {"losses": lambda _task, model, batch:
+        _after_backward(nn.functional.mse_loss(model(batch[0]), batch[1], reduction="none"))},
+     ": losses() only returns the losses: remove backward() from it; if it has none, a tensor"),
+    "backward of a loss for each example": (Tiny, {"losses": lambda _task, model, batch:
+        model(batch[0]).square().backward()},
+     ": losses() only returns the losses: remove backward() from it; traceback in"),
+    "a binary cross-entropy of logits": (Tiny, {"losses": lambda _task, model, batch:
+        {"bce": nn.functional.binary_cross_entropy(model(batch[0]) - 99, torch.ones(8))}},
+     ": the outputs are logits: use F.binary_cross_entropy_with_logits, or a sigmoid as the last"),
+    "a binary cross-entropy of three classes": (Tiny, {"losses": lambda _task, model, batch:
+        {"bce": nn.functional.binary_cross_entropy(model(batch[0]).sigmoid(), torch.ones(8) * 2)}},
+     ": the targets of a binary cross-entropy are from 0 to 1: use F.cross_entropy for more than"),
     "a method with other parameters": (Tiny, {"prepare": lambda _task, batch: batch},
      "task Tiny: prepare() has the wrong parameters (got an unexpected keyword argument "
      "'training'): write def prepare(self, batch, training)"),
@@ -456,7 +537,7 @@ def test_a_mistake_is_one_line_with_the_remedy_before_the_first_step(
 ) -> None:
     task, changes, message = _MISTAKES[mistake]
     for name, value in changes.items():
-        monkeypatch.setattr(task, name, value)
+        monkeypatch.setattr(task, name, value, raising=False)
     words = ("--device", "cpu", "--run", "r", "--workers", "0")
     err = here.refused("train", f"{task.__module__}:{task.__name__}", *words)
     assert message in err

@@ -64,6 +64,9 @@ _SLOWER, _SLOWER_S = 10, 3.0
 # can name the count that does it.
 _MOST_ALONE = 8
 _CURE = "make it a buffer (a list of layers: an nn.ModuleList), or save it with get_extra_state()"
+_CURE_OF_TASK = (
+    "keep it in a buffer of the model, or return a factor that depends on the step from schedule()"
+)
 _CURE_OF_DATA = (
     "let an example depend only on its index and on the global generators of torch, NumPy and "
     "Python, which are seeded for each example"
@@ -138,7 +141,8 @@ class _Rehearsal:
         if difference := self._difference(one, other):
             repeated = self._difference(other, self._resumed(first))
             names = of_all_ranks(world, differing(first.states.before, other.start))
-            raise WrongUse(f"{first.task}: {_digest_problem(difference, repeated, names)}")
+            problem = _digest_problem(difference, repeated, names, first.task)
+            raise WrongUse(f"{first.task}: {problem}")
         trials = self._refuse_later_bits(first, other, hidden)
         if names := of_all_ranks(world, hidden):
             also = f", and with {trials} later values of its counts" if trials else ""
@@ -272,9 +276,10 @@ class _Rehearsal:
             trial = own_trials[number] if number < len(own_trials) else []
             if problem := self._problem(first, resumed, trial, consistent):
                 if again := self._difference(one, self._resumed(first)):
-                    raise WrongUse(f"{first.task}: {_digest_problem(again, again, [])}")
+                    problem = _digest_problem(again, again, [], first.task)
+                    raise WrongUse(f"{first.task}: {problem}")
                 culprit = self._culprit(first, resumed, trial, consistent)
-                own = _later(culprit, problem, number == 0) if culprit else None
+                own = _later(culprit, problem, number == 0, first.task) if culprit else None
                 raise WrongUse(f"{first.task}: {on_any_rank(self._world, own)}")
         return trials
 
@@ -308,7 +313,7 @@ class _Rehearsal:
             if self._world.world_size > 1:  # the other ranks may wait in the step
                 what = f"a count of another process changes the training: {text}"
                 if trial:
-                    what = _later(trial, text, is_end=False)
+                    what = _later(trial, text, False, first.task)
                 raise WrongUse(f"{first.task}: {what}") from error
             return text if consistent else None
         usual_s = max(first.outcome.seconds, resumed.seconds)
@@ -387,7 +392,7 @@ def _counts(name: str, one: Outcome, other: Outcome) -> bool:
     return own != others
 
 
-def _digest_problem(difference: str, repeated: str | None, hidden: list[str]) -> str:
+def _digest_problem(difference: str, repeated: str | None, hidden: list[str], task: str) -> str:
     """Return why the value `difference` differs after a resume, and the cure.
 
     `repeated` is the first value that differs if the same step is computed twice, or None. The
@@ -406,18 +411,21 @@ def _digest_problem(difference: str, repeated: str | None, hidden: list[str]) ->
     )
     return (
         f"{difference} differs after a resume, so a step uses state that checkpoints leave out "
-        f"({state}): {_cure(hidden)}, or {FAST}"
+        f"({state}): {_cure(hidden, task)}, or {FAST}"
     )
 
 
-def _cure(names: list[str]) -> str:
-    of_data = names and all(name.partition(".")[0].endswith("_dataset") for name in names)
+def _cure(names: list[str], task: str) -> str:
+    owners = {name.partition(".")[0] for name in names}
+    if owners == {task.removeprefix("task ")}:
+        return _CURE_OF_TASK
+    of_data = names and all(owner.endswith("_dataset") for owner in owners)
     return _CURE_OF_DATA if of_data else _CURE
 
 
-def _later(trial: list[Count], problem: str, is_end: bool) -> str:
+def _later(trial: list[Count], problem: str, is_end: bool, task: str) -> str:
     """Return what is wrong if the counts of `trial` have their later values."""
-    cure = _cure([count.part for count in trial])
+    cure = _cure([count.part for count in trial], task)
     if len(trial) == 1:
         return (
             f"{trial[0].name} changes the training: {problem} if it is {trial[0].value:,}, as "

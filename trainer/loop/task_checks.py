@@ -121,7 +121,7 @@ def check_task(task: Task) -> None:
         by_position = parameters[: len(parameters) - len(by_name)]
         try:
             inspect.signature(getattr(task, name)).bind(*by_position, **by_name)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # ValueError: not even self
             raise WrongUse(
                 f"task {_name(task)}: {name}() has the wrong parameters ({error}): write "
                 f"def {name}({', '.join(['self', *parameters])})"

@@ -218,7 +218,21 @@ def test_a_metric_that_adds_up_over_validations_is_refused(here: Here) -> None:
         return {"loss": vars(task)["sum"]}
 
     here.plant(metrics=metrics)
-    with pytest.raises(WrongUse, match="the metric loss differs after a resume"):
+    with pytest.raises(WrongUse, match="the metric loss differs after a resume") as refused:
+        here.train()
+    assert "(Tiny.sum): keep it in a buffer of the model, or return a factor" in str(refused.value)
+
+
+def test_a_task_that_counts_its_steps_is_told_where_to_keep_them(here: Here) -> None:
+    plain = Tiny.losses
+
+    def losses(task: Tiny, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        vars(task)["calls"] = vars(task).get("calls", 0) + 1
+        factor = 0.5 if vars(task)["calls"] > 9 else 1.0
+        return {name: value_B * factor for name, value_B in plain(task, model, batch).items()}
+
+    here.plant(losses=losses)
+    with pytest.raises(WrongUse, match=r"Tiny.calls changes .*: keep it in a buffer of the model"):
         here.train()
 
 

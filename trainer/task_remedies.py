@@ -1,0 +1,137 @@
+"""The fixes for the common mistakes in a task's code, by the text of the error."""
+
+import re
+
+# Patterns of torch's and Python's errors for common mistakes, with the fix. The first match counts.
+_REMEDIES = {
+    r"takes 0 positional arguments but 1 was given": (
+        "a method of a class needs self as its first parameter"
+    ),
+    r"elements of input should be between 0 and 1": (
+        "the outputs are logits: use F.binary_cross_entropy_with_logits, or a sigmoid as the last "
+        "layer"
+    ),
+    r"elements of target should be between 0 and 1": (
+        "the targets of a binary cross-entropy are from 0 to 1: use F.cross_entropy for more than "
+        "two classes"
+    ),
+    r"multi-target not supported": (
+        "the labels have more dimensions than the loss of an output (B, K) takes: remove a "
+        "dimension of size 1 with .squeeze(1), or return an output (B, K, ...) for labels (B, ...)"
+    ),
+    r"got (Long|Int) and Float": (
+        "the inputs are whole numbers: convert them with .float(), or return (inputs, labels) from "
+        "the dataset if the pair is swapped"
+    ),
+    r"(?i)double.*float|float.*double": (
+        "float64 meets float32: convert the inputs, the targets or the model with .float()"
+    ),
+    r"unsigned char|\bByte\b": "the inputs are bytes: convert them in prepare(), as in "
+    "inputs.float() / 255",
+    r"Target \S+ is out of bounds|Class values must be|device-side assert": (
+        "a label or an index is out of range: number the classes from 0, and give the "
+        "model one output for each"
+    ),
+    r"Using a target size": (
+        "give the output and the targets the same shape: squeeze an output of shape (B, 1) with "
+        "nn.Flatten(0) or .squeeze(1)"
+    ),
+    r"Found no NVIDIA driver|not compiled with CUDA": (
+        "remove .cuda() and .to('cuda'): Trainbox moves the model and the batches to the device"
+    ),
+    r"'int' object is not callable": (
+        "a TensorDataset has tensors: convert arrays of NumPy with torch.from_numpy(...)"
+    ),
+    r"Expected more than 1 value per channel": (
+        "batch norm needs two examples in each micro-batch: use a larger --batch-size, a lower "
+        "--accumulation or --shards, or nn.GroupNorm"
+    ),
+    # Channels last: each pattern has as many sizes as the inputs of Conv1d, Conv2d or Conv3d.
+    r"input\[\d+, \d+, (\d+)\] to have \1 channels": (
+        "the channels are the last dimension: write inputs.permute(0, 2, 1)"
+    ),
+    r"input\[\d+, \d+, \d+, (\d+)\] to have \1 channels": (
+        "the channels are the last dimension: write inputs.permute(0, 3, 1, 2)"
+    ),
+    r"input\[\d+, \d+, \d+, \d+, (\d+)\] to have \1 channels": (
+        "the channels are the last dimension: write inputs.permute(0, 4, 1, 2, 3)"
+    ),
+    r"to have \d+ channels, but got (\d+) channels": (
+        "add the channels with inputs.unsqueeze(1) if the inputs have none, or give the first "
+        "layer the channels of the inputs"
+    ),
+    r"cannot be multiplied \(\d+x(\d+) and \d+x(\d+)\)": (
+        r"the layer gets \1 numbers for each example: write nn.Linear(\1, \2)"
+    ),
+    r"index out of range in self": (
+        "nn.Embedding(N, ...) has the indices 0 to N - 1: number from 0, or raise N"
+    ),
+    r"scalar types: Long, Int": "indices are whole numbers: convert them with .long()",
+    r"backward through the graph a second time": (
+        "losses() only returns the losses: remove backward() from it; if it has none, a tensor of "
+        "the data or of an earlier step has a gradient: use .detach() where it is kept"
+    ),
+    r"grad can be implicitly created only for scalar": (
+        "losses() only returns the losses: remove backward() from it"
+    ),
+    r"empty parameter list": (
+        "the model has no parameters: keep layers of a list in an nn.ModuleList"
+    ),
+    r"'(?:dict|tuple|list)' object has no attribute|must be Tensor, not (?:dict|tuple|list)"
+    r"|'(?:dict|tuple|list)' and 'Tensor'|'Tensor' and '(?:dict|tuple|list)'": (
+        "if this is the output of the model, take the tensor out of it"
+    ),
+    r"'NoneType' object has no attribute|must be Tensor, not NoneType"
+    r"|'NoneType' and 'Tensor'|'Tensor' and 'NoneType'": (
+        "a value is missing: a forward() or another function may have no return"
+    ),
+    r"(has|have|must|should) (to )?be (between|positive|greater|less|non-negative|in )": (
+        "correct the value of --set, or the value in the task"
+    ),
+    r"negative dimension": "a size is below 0: correct the task, or the value of --set",
+    r"Expected input batch_size": (
+        "the first dimension of the output must be the batch: use batch_first=True for an RNN"
+    ),
+    r"positional argument.*the model got a (tuple|list)": (
+        "a Classification calls model(inputs): unpack the inputs in forward(self, inputs)"
+    ),
+    r"resize storage|stack expects each tensor to be equal size": (
+        "examples have different shapes: pad or crop them in __getitem__, or pad them in collate()"
+    ),
+    r"(default_collate|the batch of its examples).*NoneType": (
+        "an example is or contains None: return tensors or numbers from __getitem__"
+    ),
+    r"default_collate": "an example cannot be batched: return tensors, arrays, numbers, tuples or "
+    "dicts from __getitem__",
+    r"FileNotFoundError|NotADirectoryError": (
+        "put the data there, or set its folder with --data-dir"
+    ),
+    r"Connection\w*Error|RemoteDisconnected|BrokenPipeError": (
+        "check that this machine reaches the server that the task connects to"
+    ),
+    r"Too many open files": "close files that are no longer read, or raise `ulimit -n`",
+    r"No space left|quota exceeded": "free some space on the disk of this file",
+    r"Read-only file system": "write to a folder that is mounted for writing",
+    r"PermissionError": "make it readable for this user",
+    r"(losses|statistics|prepare)\(\) raised FrozenInstanceError": (
+        "a task is frozen: keep a counter in a buffer of the model, and a factor on the learning "
+        "rate in schedule()"
+    ),
+    r"FrozenInstanceError|cannot assign to field": (
+        "a task is frozen: return dataclasses.replace(self, ...) from with_data(), or "
+        "compute the value in a method"
+    ),
+    r"with_(data|classes)\(\).*unexpected keyword argument": (
+        "only fields can be replaced: declare a field (class_names: tuple[str, ...] = ()), "
+        "not a ClassVar"
+    ),
+    r"unpack": "the batch has another form: use the form of the collated examples after prepare()",
+    r"on the same device": "create tensors on the device of the batch, and register "
+    "constants as buffers",
+}
+
+
+def remedy(found: str) -> str:
+    """Return how to fix `found`, such as `losses() raised ValueError: bad value (task.py:7)`."""
+    matches = ((re.search(sign, found), cure) for sign, cure in _REMEDIES.items())
+    return next((match.expand(cure) for match, cure in matches if match), "fix the task")
