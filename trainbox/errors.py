@@ -1,8 +1,14 @@
 """The exit codes, and the failures that a user can see, each with its code."""
 
 import enum
+import os
 import signal
 from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from traceback import StackSummary
 
 
 class ExitCode(enum.IntEnum):
@@ -177,10 +183,12 @@ def called_exit(end: SystemExit) -> Failure:
 
     With the exit code of the task, the training might appear to have succeeded.
     """
-    return Failure(
-        f"the task called sys.exit({'' if end.code is None else repr(end.code)}){_where(end)}: "
-        "raise an error instead"
-    )
+    called = f"the task called sys.exit({'' if end.code is None else repr(end.code)})"
+    if any(Path(frame.filename).name == "argparse.py" for frame in _frames(end)):
+        return WrongUse(
+            f"{called}{_where(end)}: use fields of the task and --set instead of parse_args()"
+        )
+    return Failure(f"{called}{_where(end)}: raise an error instead")
 
 
 def raised_interrupt(interrupt: KeyboardInterrupt) -> Failure:
@@ -194,10 +202,14 @@ def raised_interrupt(interrupt: KeyboardInterrupt) -> Failure:
 
 
 def _where(error: BaseException) -> str:
-    """Return the function and the line that raised `error`."""
+    """Return the function and the line that raised `error`, outside of Python's own modules."""
+    frames = _frames(error)
+    library = Path(os.__file__).parent
+    own = [frame for frame in frames if not Path(frame.filename).is_relative_to(library)] or frames
+    return f" in {own[-1].name} ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
+def _frames(error: BaseException) -> "StackSummary":
     import traceback  # most commands end without it
 
-    frames = traceback.extract_tb(error.__traceback__)
-    return (
-        f" in {frames[-1].name} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    )
+    return traceback.extract_tb(error.__traceback__)

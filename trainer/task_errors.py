@@ -38,6 +38,7 @@ _OF_THE_MACHINE = re.compile(
 _AFTER_FRAMES = re.compile(r"^ .*\n([\w.]+(?:: .*)?)$", re.MULTILINE)
 _OF_THE_SYSTEM = re.compile(r"\w+: \[Errno (\d+)\] (.*?)(?:: '(.*)')?")
 
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _LONGEST = 500  # characters of an error; the message has a remedy and a path after it
 
 
@@ -85,10 +86,8 @@ def mistake_of(error: Exception, task: str, log: Path | None) -> Failure | None:
     if method is None:
         return None
     own = [frame for frame in frames if frame.is_the_users]
-    # A task adds a note, such as on the form of the model's inputs.
-    where = "; ".join([*map(str, own[-1:]), *getattr(error, "__notes__", ())])
-    found = f"{method} raised {_in_one_line(error)}{where and f' ({where})'}"
-    message = f"task {task}: {found}: {remedy(found)}"
+    found = _found(method, error, own)
+    message = f"task {task}: {found}: {remedy(found) or 'fix the task'}"
     if log is not None:
         message += f"; traceback in {log}"
     source = original_error(error)
@@ -117,11 +116,22 @@ def import_mistake(error: Exception, spec: str, source: Path | str) -> WrongUse:
             "the task as package.module:Class, in the parent folder of the package"
         )
     again = f"python {source}" if isinstance(source, Path) else f"python -m {source}"
-    where = f" ({own[-1]})" if own else ""
+    found = _found("its import", error, own)
     return WrongUse(
-        f"task {spec}: its import raised {_in_one_line(error)}{where}: fix it (`{again}` shows "
-        "the traceback)"
+        f"task {spec}: {found}: {remedy(found) or 'fix it'} (`{again}` shows the traceback)"
     )
+
+
+def _found(method: str, error: Exception, own: list[_Frame]) -> str:
+    """Return what the `method` raised, with the last of the user's `own` frames and the notes."""
+    # A task adds a note, such as on the form of the model's inputs.
+    where = [*map(str, own[-1:]), *getattr(error, "__notes__", ())]
+    source = original_error(error)
+    file = source.filename if isinstance(source, FileNotFoundError) else None
+    if isinstance(file, str) and not Path(file).is_absolute():
+        where.append(f"relative to the current folder {Path.cwd()}")
+    place = f" ({'; '.join(where)})" if where else ""
+    return f"{method} raised {_in_one_line(error)}{place}"
 
 
 def _frames(found: TracebackType | None) -> Iterator[_Frame]:
@@ -193,4 +203,5 @@ def _in_one_line(error: Exception) -> str:
     """Return the error in one line, such as `ValueError: bad value`."""
     first = next(iter(text_of(error).splitlines()), "").rstrip(". ")
     line = original_line(error) or f"{type(error).__name__}: {first}".removesuffix(": ")
+    line = _COLOUR.sub("", line)
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."

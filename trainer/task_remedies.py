@@ -23,6 +23,30 @@ _REMEDIES = {
         "the inputs are whole numbers: convert them with .float(), or return (inputs, labels) from "
         "the dataset if the pair is swapped"
     ),
+    r"the model got (?:text|a tuple of \d+ \(text|a list of \d+ \(text)": (
+        "turn text into numbers in __getitem__() of the dataset or in collate()"
+    ),
+    r"must be Tensor, not (?:tuple|list)": (
+        "if this is text, turn it into numbers in __getitem__() or collate(); if this is the "
+        "output of the model, take the tensor out of it"
+    ),
+    r"too many dimensions 'str'": (
+        "a tensor has no text: turn each text into a number, as in names.index(text)"
+    ),
+    r"unsupported operand type\(s\) for \+: '\w*Path' and 'str'"
+    r"|can only concatenate str \(not \"\w*Path\"\)|'str' and '\w*Path'": (
+        "data_dir is a Path: write data_dir / 'NAME'"
+    ),
+    r"KeyError: .*\(.*totals has": "use one of these names, or return the name from statistics()",
+    r"before Module.__init__\(\) call": "begin __init__() of the model with super().__init__()",
+    r"No module named '([^'.]+)": (
+        r"install its package in the environment of Trainbox, as with `pip install \1`, or put "
+        r"\1.py beside the task"
+    ),
+    r"Weights only load failed": (
+        "the file has more than tensors: save model.state_dict() instead of the model, or use "
+        "weights_only=False for a file that you trust"
+    ),
     r"(?i)double.*float|float.*double": (
         "float64 meets float32: convert the inputs, the targets or the model with .float()"
     ),
@@ -77,7 +101,7 @@ _REMEDIES = {
     r"empty parameter list": (
         "the model has no parameters: keep layers of a list in an nn.ModuleList"
     ),
-    r"'(?:dict|tuple|list)' object has no attribute|must be Tensor, not (?:dict|tuple|list)"
+    r"'(?:dict|tuple|list)' object has no attribute|must be Tensor, not dict"
     r"|'(?:dict|tuple|list)' and 'Tensor'|'Tensor' and '(?:dict|tuple|list)'": (
         "if this is the output of the model, take the tensor out of it"
     ),
@@ -103,6 +127,13 @@ _REMEDIES = {
     ),
     r"default_collate": "an example cannot be batched: return tensors, arrays, numbers, tuples or "
     "dicts from __getitem__",
+    # A name without a folder. numpy.loadtxt raises `x.csv not found`.
+    r"(?:build_model\(\)|import) raised FileNotFoundError: (?:.*: ')?([^/':]+)(?:'| not found)": (
+        r"write Path(__file__).parent / '\1' for a file beside the task"
+    ),
+    r"FileNotFoundError: (?:.*: ')?([^/':]+)(?:'| not found)": (
+        r"write data_dir / '\1', and set the folder with --data-dir"
+    ),
     r"FileNotFoundError|NotADirectoryError": (
         "put the data there, or set its folder with --data-dir"
     ),
@@ -132,6 +163,6 @@ _REMEDIES = {
 
 
 def remedy(found: str) -> str:
-    """Return how to fix `found`, such as `losses() raised ValueError: bad value (task.py:7)`."""
+    """Return how to fix `found`, such as `losses() raised ValueError: bad value`, or ""."""
     matches = ((re.search(sign, found), cure) for sign, cure in _REMEDIES.items())
-    return next((match.expand(cure) for match, cure in matches if match), "fix the task")
+    return next((match.expand(cure) for match, cure in matches if match), "")

@@ -136,6 +136,16 @@ class _Returning(nn.Linear):
         return self.returns(super().forward(inputs_B4))
 
 
+class _Unfinished(nn.Module):
+    def __init__(self) -> None:
+        self.layer = nn.Linear(4, 3)
+
+
+def _saved_and_loaded() -> Any:
+    torch.save(nn.Linear(4, 3), "whole.pt")
+    return torch.load("whole.pt")
+
+
 class _Listing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -379,6 +389,25 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
      "a tensor of the data or of an earlier step has a gradient: use .detach() where it is kept"),
     "an example that is None": (Three, {"train_dataset": _listed((_ZEROS, 1), None)},
      "an example is or contains None: return tensors or numbers from __getitem__"),
+    "text in a batch": (Three, {"train_dataset": _listed(("a good film", 1))},
+     "(the model got text ('a good film')): turn text into numbers in __getitem__() of the "),
+    "text in a batch of a task with its own losses": (Tiny, {
+        "train_dataset": _listed(("a good film", 1.0)),
+        "losses": lambda _task, model, batch: {"mse": model(batch[0]) - batch[1]}},
+     ": if this is text, turn it into numbers in __getitem__() or collate(); if this is the "),
+    "text in a tensor": (Three, {"train_dataset": lambda *_: TensorDataset(torch.tensor(["a"]))},
+     ": a tensor has no text: turn each text into a number, as in names.index(text); traceback"),
+    "a text added to a path": (Three, {"train_dataset": lambda _, place: place + "/x.csv"},
+     ": data_dir is a Path: write data_dir / 'NAME'; traceback"),
+    "a path added to a text": (Three, {"train_dataset": lambda _, place: "x/" + place},
+     ": data_dir is a Path: write data_dir / 'NAME'; traceback"),
+    "a module without its constructor": (Three, {"build_model": lambda _task: _Unfinished()},
+     ": begin __init__() of the model with super().__init__(); traceback"),
+    "a missing module": (Three, {"build_model": lambda _task: __import__("pakage")},
+     ": install its package in the environment of Trainbox, as with `pip install pakage`, or put "
+     "pakage.py beside the task; traceback"),
+    "a model that is saved as a whole": (Three, {"build_model": lambda _task: _saved_and_loaded()},
+     "do those steps only if you trust the source of the checkpoint ("),
     "layers in a plain list": (Three, {"build_model": lambda _task: _Listing()},
      "the model has no parameters: keep layers of a list in an nn.ModuleList"),
     "inputs that are bytes": (Three, {"train_dataset": _rows_as(torch.uint8)},
@@ -476,7 +505,7 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
      "task Tiny: metrics() returned 'loss' as Tensor instead of a number: convert it with "
      "float(...)"),
     "an error in metrics": (Tiny, {"metrics": lambda _task, totals: {"loss": float(totals["los"])}},
-     "() raised KeyError: 'los' ("),
+     "; totals has loss, examples): use one of these names, or return the name from statistics()"),
     "an error in a function that draws": (Tiny,
      {"figures": _given({"curve": functools.partial(pictures.confusion_matrix, None, ("a",))})},
      "task Tiny: figures() raised AttributeError: "),
@@ -545,6 +574,27 @@ def test_a_mistake_is_one_line_with_the_remedy_before_the_first_step(
     if " raised " in err:
         assert err.endswith("; traceback in runs/r/logs/rank-0.log\n")
         assert "Traceback (most recent call last)" in (here.path() / "logs/rank-0.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("method", "file", "remedy"),
+    [
+        ("train_dataset", "x.csv", "write data_dir / 'x.csv', and set the folder with --data-dir"),
+        ("with_data", "x.csv", "write data_dir / 'x.csv', and set the folder with --data-dir"),
+        ("build_model", "x.pt", "write Path(__file__).parent / 'x.pt' for a file beside the task"),
+        ("train_dataset", "data/x.csv", "put the data there, or set its folder with --data-dir"),
+    ],
+)
+def test_a_missing_file_names_the_folder_of_its_relative_path(
+    here: Here, method: str, file: str, remedy: str
+) -> None:
+    def reads(*_arguments: Any) -> Any:
+        return Path(file).read_text()
+
+    reads.__code__ = reads.__code__.replace(co_name=method)
+    here.plant(**{method: reads})
+    err = here.refused("train", "tests.support.tiny:Tiny", "--device", "cpu", "--run", "r")
+    assert f"; relative to the current folder {here.folder}): {remedy}; traceback" in err
 
 
 def test_tensors_that_a_method_cannot_stack_are_not_those_of_the_dataset(here: Here) -> None:

@@ -18,7 +18,7 @@ from trainer.checks.hidden_state import on_any_rank
 from trainer.loop.evaluate import Evaluation, add_up, evaluate
 from trainer.loop.out_of_memory import all_fit, memory_used_up
 from trainer.loop.state import Job
-from trainer.loop.task_checks import checked_metrics
+from trainer.loop.task_checks import metrics_of
 from trainer.loop.validate import draw, judge
 from trainer.records.digest import tensor_digests, value_digest
 
@@ -73,7 +73,7 @@ def validate_sample(job: Job, is_first: bool = False) -> Sample | None:
             totals, first_batch, _ = found
             digests = {f"the statistic {name}": d for name, d in tensor_digests(totals).items()}
             with job.leaves_the_model("metrics()"):
-                metrics = checked_metrics(job.task, job.task.metrics(copied(totals)))
+                metrics = metrics_of(job.task, totals)
             digests |= {f"the metric {name}": repr(value) for name, value in metrics.items()}
             _use(job, Evaluation(metrics, totals, first_batch), seed_parts)
             digests["the result of finished()"] = repr(job.state.progress.ended_early)
@@ -124,7 +124,7 @@ def impure_methods(task: Task, sample: Sample) -> list[str]:
     metrics, totals = sample.metrics, sample.totals
     again = None
     with contextlib.suppress(Exception):  # for example because the first call has reset a metric
-        again = checked_metrics(task, task.metrics(copied(totals)))
+        again = metrics_of(task, totals)
     found = [] if repr(again) == repr(metrics) else ["metrics()"]
     with contextlib.suppress(Exception):
         if task.finished(metrics) != task.finished(metrics):

@@ -12,7 +12,7 @@ from trainbox.tensor_trees import copied
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count
 from trainer.loop.losses import autocast
 from trainer.loop.state import Inference
-from trainer.loop.task_checks import check_same, checked_metrics, checked_statistics
+from trainer.loop.task_checks import check_same, checked_statistics, metrics_of
 from trainer.parallel.world import World
 
 
@@ -57,7 +57,7 @@ def evaluate(
     # All ranks use the metrics of rank 0. If ranks decided by different values, some would wait for
     # the others forever.
     with job.world.wait_for_all("the metrics"), job.leaves_the_model("metrics()"):
-        own = checked_metrics(job.task, job.task.metrics(copied(totals)))
+        own = metrics_of(job.task, totals)
     metrics = job.world.from_first(own)
     return Evaluation(metrics, totals, first_batch, by_batch)
 

@@ -14,7 +14,7 @@ from trainbox.classification import Classification
 from trainbox.errors import WrongUse
 from trainbox.options.optimizers import OPTIMIZERS
 from trainbox.task import Task
-from trainbox.tensor_trees import tensors_in
+from trainbox.tensor_trees import copied, tensors_in
 from trainer.data.examples import Collate, check_dense
 from trainer.load_task import defaults_of, refuse_other_folder
 from trainer.records.jsonl import KEYS_OF_ENTRIES
@@ -231,8 +231,13 @@ def checked_predictions(task: Task, returned: Any, size: int) -> dict[str, Tenso
     return {str(name): value for name, value in returned.items()}
 
 
-def checked_metrics(task: Task, returned: Any) -> dict[str, float]:
-    """Return `returned`, the result of metrics(), as plain numbers, or raise WrongUse."""
+def metrics_of(task: Task, totals: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the metrics as plain numbers, or raise WrongUse. The task gets copies of `totals`."""
+    try:
+        returned = task.metrics(copied(totals))
+    except KeyError as error:
+        error.add_note(f"totals has {', '.join(totals)}")
+        raise
     numbers = {}
     for name, value in checked(task, "metrics", returned).items():
         _check_name(task, "metrics() returned a metric named", name, KEYS_OF_ENTRIES)

@@ -17,9 +17,9 @@ from trainer.loop.state import Inference
 from trainer.loop.task_checks import (
     check_defines,
     check_same,
-    checked_metrics,
     checked_predictions,
     checked_statistics,
+    metrics_of,
 )
 
 RESAMPLES, LEVEL = 1000, 0.95
@@ -234,8 +234,7 @@ def bootstrap_intervals(
         values_KN = values.double().reshape(examples, -1).T.to_sparse()
         totals[name] = (values_KN @ weights_NR).T.reshape(RESAMPLES, *values.shape[1:])
     found = [
-        checked_metrics(task, task.metrics({name: each[i] for name, each in totals.items()}))
-        for i in range(RESAMPLES)
+        metrics_of(task, {name: each[i] for name, each in totals.items()}) for i in range(RESAMPLES)
     ]
     ends = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
     intervals = {}

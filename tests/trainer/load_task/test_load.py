@@ -170,20 +170,43 @@ def test_a_missing_module_is_refused_and_so_is_a_missing_import_of_it(
 
 
 @pytest.mark.parametrize(
-    ("line", "error"),
+    ("line", "error", "remedy"),
     [
-        ("import package_that_is_not_here", "No module named 'package_that_is_not_here'"),
-        ("from torch import there_is_no_such_name", "cannot import name 'there_is_no_such_name'"),
-        ("raise RuntimeError('licence missing')", "RuntimeError: licence missing"),
+        (
+            "import package_not_here",
+            "No module named 'package_not_here'",
+            "install its package in the environment of Trainbox, as with `pip install "
+            "package_not_here`, or put package_not_here.py beside the task",
+        ),
+        ("from torch import no_such_name", "cannot import name 'no_such_name'", "fix it"),
+        ("raise RuntimeError('licence missing')", "RuntimeError: licence missing", "fix it"),
+        (
+            "import torch; torch.ones(1).cuda()",
+            "RuntimeError: Found no NVIDIA driver",
+            "remove .cuda() and .to('cuda'): Trainbox moves the model and the batches to the "
+            "device",
+        ),
     ],
 )
 def test_an_error_inside_a_task_file_is_one_line_with_its_position(
-    here: Here, write: Callable[[str, str], str], line: str, error: str
+    here: Here, write: Callable[[str, str], str], line: str, error: str, remedy: str
 ) -> None:
     spec = write("importing.py", f"{line}\n{HEAD}@dataclass(frozen=True)\nclass T(Task): ...\n")
     err = here.refused("train", f"{spec}:T", "--device", "cpu", silent=True)
     assert "task importing.py:T: its import raised " in err and error in err
-    assert err.endswith(" (importing.py:1): fix it (`python importing.py` shows the traceback)\n")
+    end = f" (importing.py:1): {remedy} (`python importing.py` shows the traceback)\n"
+    assert err.endswith(end)
+
+
+@pytest.mark.parametrize("end", ["parse_args()", "parse_args(['-h'])"])
+def test_a_task_that_reads_the_arguments_is_told_of_fields(
+    here: Here, write: Callable[[str, str], str], end: str
+) -> None:
+    text = f"import argparse\nargparse.ArgumentParser().{end}\n"
+    spec = write("parsing.py", f"{text}{HEAD}@dataclass(frozen=True)\nclass T(Task): ...\n")
+    code, _, err = here.command("train", f"{spec}:T", "--device", "cpu")
+    assert code == 2
+    assert re.search(r"in <module> \(.*/parsing.py, line 2\): use fields of the task", err)
 
 
 # fmt: off
