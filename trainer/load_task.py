@@ -28,7 +28,7 @@ from trainbox.task_names.task_spec import (
     locate,
     make_importable,
 )
-from trainer.task_fields import fields_of_class, parse_fields
+from trainer.task_fields import check_declared, fields_of_class, parse_fields
 
 _T = TypeVar("_T")
 _STARTED_IN: dict[str, str] = {}  # the working folder before the task was imported
@@ -69,7 +69,9 @@ def converted_fields(spec: str, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         WrongUse: the task or a field does not exist, or a value has another type.
     """
-    return parse_fields(spec, fields_of_class(task_class(spec)), given)
+    cls = task_class(spec)
+    check_declared(spec, cls, given)
+    return parse_fields(spec, fields_of_class(cls), given)
 
 
 def _imported(spec: str, use: Callable[[type[Task]], _T]) -> _T:

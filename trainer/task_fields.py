@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,28 @@ def fields_of_class(cls: type[Task]) -> list[TaskField]:
         for f in dataclasses.fields(cls)
         if f.init
     ]
+
+
+def check_declared(task: str, cls: type[Task], names: Iterable[str]) -> None:
+    """Check that no name is a plain attribute or a parameter of __init__() instead of a field.
+
+    Raises:
+        WrongUse: one is. The message has the line that declares the field.
+    """
+    declared = {f.name for f in dataclasses.fields(cls)} | SETTINGS_BY_NAME.keys()
+    parameters = inspect.signature(cls).parameters
+    for name in names:
+        value = getattr(cls, name, None)
+        cure = "write"
+        if name in declared:
+            continue
+        if name in parameters:
+            value, cure = parameters[name].default, "remove __init__(), and write"
+        elif type(value) not in _TYPES.values():
+            continue
+        kind = type(value).__name__
+        line = f"{name}: {kind} = {value!r}" if kind in _TYPES else f"{name}: int = 32"
+        raise WrongUse(f"task {task}: {name} is not a field: {cure} {line} in the class")
 
 
 def _notes(cls: type[Task]) -> dict[str, str]:

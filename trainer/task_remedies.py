@@ -7,6 +7,9 @@ _REMEDIES = {
     r"takes 0 positional arguments but 1 was given": (
         "a method of a class needs self as its first parameter"
     ),
+    r"import raised (?:TypeError: \w+\.__init__\(\) missing .*|FrozenInstanceError: .*)'(\w+)'": (
+        r"remove __init__() and write \1: int = 32 in the class, with the type and default of \1"
+    ),
     r"elements of input should be between 0 and 1": (
         "the outputs are logits: use F.binary_cross_entropy_with_logits, or a sigmoid as the last "
         "layer"

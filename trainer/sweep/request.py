@@ -17,7 +17,7 @@ from trainer.load_task import task_class
 from trainer.sweep import grid
 from trainer.sweep.grid import Range, Sweep, Value
 from trainer.sweep.script_template import Script, check_regex, check_template
-from trainer.task_fields import TaskField, fields_of_class, parse_fields
+from trainer.task_fields import TaskField, check_declared, fields_of_class, parse_fields
 
 _CHECKED_TRIALS = 10_000
 # The settings that a grid may vary, by their keys.
@@ -35,7 +35,9 @@ def of_task(config: Config, device: str, values: Mapping[str, Any]) -> Sweep:
     """
     # Other mistakes than in a field are found before the task imports torch.
     _sweep(config, values, _of_any_task(_texts), _of_any_task(_numbers))
-    fields, swept = fields_of_class(task_class(config.task)), swept_names(values)
+    cls, swept = task_class(config.task), swept_names(values)
+    check_declared(config.task, cls, [*config.fields, *swept])
+    fields = fields_of_class(cls)
     needed = [dataclasses.replace(f, default=None) if f.name in swept else f for f in fields]
     config = dataclasses.replace(config, fields=parse_fields(config.task, needed, config.fields))
 

@@ -280,3 +280,42 @@ def test_a_module_of_the_current_folder_comes_last(
     assert code == 0
     assert err.startswith("trainbox: task sklearn is loaded from the module sklearn (")
     assert err.endswith("), not from sklearn.py: rename sklearn.py to use it\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "cure"),
+    [
+        ("width = 32", "write width: int = 32 in the class"),
+        ("width: ClassVar[float] = 0.5", "write width: float = 0.5 in the class"),
+        (
+            "def __init__(self, width=8): ...",
+            "remove __init__(), and write width: int = 8 in the class",
+        ),
+        (
+            "def __init__(self, width): ...",
+            "remove __init__(), and write width: int = 32 in the class",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "words", [("train", "--set", "width=64"), ("sweep", "--grid", "width=1,2")]
+)
+def test_a_value_without_a_type_is_not_a_field(
+    here: Here, write: Callable[[str, str], str], words: tuple[str, ...], body: str, cure: str
+) -> None:
+    head = HEAD + "from typing import ClassVar\n@dataclass(frozen=True)\n"
+    spec = write("untyped.py", f"{head}class T(Task):\n    {body}\n")
+    verb, *options = words
+    err = here.refused(verb, f"{spec}:T", *options, "--device", "cpu")
+    assert err == f"trainbox: task untyped.py:T: width is not a field: {cure}\n"
+
+
+@pytest.mark.parametrize(
+    "body", ["def __init__(self, width): ...", "def __init__(self, width=3): self.width = width"]
+)
+def test_a_task_with_a_constructor_is_told_of_fields(
+    write: Callable[[str, str], str], body: str
+) -> None:
+    spec = write("built.py", f"{HEAD}@dataclass(frozen=True)\nclass T(Task):\n    {body}\n")
+    with pytest.raises(WrongUse, match=r"remove __init__\(\) and write width: int = 32 in"):
+        load_task(f"{spec}:T", {})
