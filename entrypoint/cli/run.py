@@ -2,10 +2,11 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:
         Failure: the script does not exist, or the request cannot be launched.
     """
     target = find_target(options["module"], list(options["arguments"]), options["python"])
-    _report_late_options(target.arguments)
+    _report_late_options(options)
     name, restarts = options["run_name"], options["restarts"]
     check_run_name(name)
     if options["restart_on"] == "any" and not restarts:
@@ -114,12 +115,27 @@ def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:
     return make_launch(command, options, decide, target.has_our_python), target, path
 
 
-def _report_late_options(arguments: Sequence[str]) -> None:
-    """Report an option of ours between the script and `--`, which the script gets."""
-    own = {name for param in click.get_current_context().command.params for name in param.opts}
-    before = arguments[: arguments.index("--")] if "--" in arguments else ()
-    if late := next((word for word in before if word in own), ""):
-        message(f"the script gets {late}, because it is after the script: write {late} before it")
+def _report_late_options(options: Mapping[str, Any]) -> None:
+    """Report an option of ours after the script and not after `--`, which the script gets."""
+    script, words = options["module"], list(options["arguments"])
+    if script is None:
+        script, *words = words
+    own = {name: param for param in _shown_options() for name in param.opts}
+    before = words[: words.index("--")] if "--" in words else words
+    for word, after in itertools.zip_longest(before, before[1:]):
+        name = word.partition("=")[0]
+        if name.startswith("--") and name in own:
+            value = f" {after}" if word == name and after and not own[name].is_flag else ""
+            message(
+                f"{word}{value} after {script} is for the script: for Trainbox, write it before "
+                f"{script}"
+            )
+            return
+
+
+def _shown_options() -> list[click.Option]:
+    params = click.get_current_context().command.params
+    return [param for param in params if isinstance(param, click.Option) and not param.hidden]
 
 
 def find_target(module: str | None, arguments: list[str], python: str | None = None) -> Target:
@@ -131,6 +147,9 @@ def find_target(module: str | None, arguments: list[str], python: str | None = N
     if module is not None:
         if module.endswith(".py"):
             raise WrongUse(f"-m {module}: -m takes the name of a module: leave out -m for a file")
+        if "/" in module:
+            dotted = ".".join(part for part in module.split("/") if part not in ("", "."))
+            raise WrongUse(f"-m {module}: -m takes the name of a module: write -m {dotted}")
         chosen = choose_python(python, "", os.environ)
         return Target(module, tuple(_without_dashes(arguments)), True, chosen)
     if not arguments:

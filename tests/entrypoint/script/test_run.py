@@ -532,11 +532,19 @@ while not os.path.exists(daemon):
 
 
 def test_an_option_after_the_script_is_reported(forked: Trainbox) -> None:
+    """Without `--`, a script that ignores unknown arguments would hide the mistake."""
     file = script(forked, "pass")
-    ended = forked("run", "--gpus", "0", file, "--gpus", "2", "--", "--lr", "1")
-    text = "trainbox: the script gets --gpus, because it is after the script: write --gpus before"
-    assert (ended.code, text in ended.err) == (0, True)
-    assert "the script gets" not in forked("run", "--gpus", "0", file, "--gpus", "2").err
+    for words, shown in (
+        (("--gpus", "2", "--", "--lr", "1"), "--gpus 2"),
+        (("--gpus=2",), "--gpus=2"),
+        (("--lr", "1", "--prefix", "--gpus", "2"), "--prefix"),
+        (("--lr", "1"), None),
+        (("--", "--gpus", "2"), None),
+    ):
+        ended = forked("run", "--gpus", "0", file, *words)
+        text = f"trainbox: {shown} after {file} is for the script: for Trainbox, write it before "
+        assert (ended.code, text in ended.err) == (0, shown is not None), words
+        assert (" is for the script" in ended.err) == (shown is not None), words
 
 
 def test_workers_of_a_killed_script_are_no_message(forked: Trainbox) -> None:
@@ -598,6 +606,7 @@ REFUSALS = [
         ("run", "--epochs", "3", "train.py"),
         "no such option --epochs: the arguments of the script follow --, as in",
     ),
+    (("run", "-m", "pkg/train"), "-m takes the name of a module: write -m pkg.train"),
     (("run", "-m", "train.py"), "-m takes the name of a module: leave out -m for a file"),
     (("run", "--restart-on", "any", "train.py"), "add --restarts N"),
     (("run", "--run", "task", "train.py"), "is a run of a task, not of a script"),
