@@ -123,9 +123,13 @@ def _run_in_image(argv: list[str]) -> str:
 
 
 def _no_verb(argv: list[str], no_program: str) -> WrongUse:
+    from entrypoint.script.accelerate import refuse_launcher
+    from entrypoint.script.target import without_starter
     from trainbox.task_names.task_spec import built_in_tasks
 
-    hint = mistyped.unknown_verb(argv[0], argv[1:], list(VERBS))
+    refuse_launcher(argv)
+    hint = without_starter(argv[0], argv[1:])
+    hint = hint or mistyped.unknown_verb(argv[0], argv[1:], list(VERBS))
     if argv[0] in built_in_tasks():
         hint = f"did you mean `{suggested_commands.command('train', shlex.join(argv))}`?"
     return WrongUse(f"'{argv[0]}' is no verb of trainbox{no_program}: {hint}")

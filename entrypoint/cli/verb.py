@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from trainbox.commands.command_page import PAGE, Command, variable_of
-from trainbox.commands.mistyped import unknown_option
+from trainbox.commands.mistyped import option_of_torchrun, unknown_option
 from trainbox.commands.settings_file import FileSettings, read_settings
 from trainbox.disclosure import suggested_commands
 from trainbox.errors import WrongUse
@@ -163,6 +163,8 @@ class ScriptCommand(Command):
             if "--" in given:
                 raise
             if isinstance(error, click.NoSuchOption):
+                if cure := option_of_torchrun(error.option_name):
+                    raise WrongUse(cure) from error
                 problem, _ = unknown_option(error.option_name, given, ctx.command)
             elif "extra" in error.message:
                 problem = error.message

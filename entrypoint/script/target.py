@@ -78,7 +78,7 @@ def find_script(
     except OSError as error:
         # An executable program may be unreadable.
         if not (isinstance(error, PermissionError) and os.access(file, os.X_OK)):
-            cure = _without_starter(name, arguments) or _other_verb(name, arguments)
+            cure = without_starter(name, arguments) or _other_verb(name, arguments)
             raise WrongUse(
                 f"the script {name} cannot be read ({error.strerror}): {cure or _nearest(file)}"
             ) from error
@@ -98,7 +98,7 @@ def find_script(
     )
 
 
-def _without_starter(name: str, arguments: Sequence[str]) -> str:
+def without_starter(name: str, arguments: Sequence[str]) -> str:
     """Return the command without a program that starts scripts, such as python, or "".
 
     Folders with a `__main__.py` are started by this file, as Python does.
@@ -129,7 +129,7 @@ def _other_verb(name: str, arguments: Sequence[str]) -> str:
 
     if " " in name and not arguments:
         words = shlex.split(name) if name.count("'") % 2 == name.count('"') % 2 == 0 else []
-        return _without_starter(words[0], words[1:]) if words else ""
+        return without_starter(words[0], words[1:]) if words else ""
     if ".py:" in name or name in built_in_tasks():
         return f"it is a task: `{command('train', shlex.join([name, *arguments]))}`"
     return ""

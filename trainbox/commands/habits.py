@@ -21,11 +21,15 @@ OPTIONS = {
     "early-stopping-patience": "--patience",
     "gradient-clip-val": "--clip-norm",
     "max-grad-norm": "--clip-norm",
-    "resume-from-checkpoint": "--resume",
     "save-total-limit": "--keep",
     "format": "--to",
 }
 _OF_TASKS = {
+    **dict.fromkeys(
+        ("resume-from-checkpoint", "resume-from", "continue-from"),
+        "the command that started a run resumes it, and --init RUN starts a new run from the "
+        "weights of another run",
+    ),
     "scheduler": "here: schedule() of the task",
     "lr-scheduler-type": "here: schedule() of the task",
     "momentum": "here: build_optimizer() of the task",
@@ -33,8 +37,26 @@ _OF_TASKS = {
         ("report-to", "logger", "wandb", "tracker"),
         "docs/guides/send-runs.md shows how to send a run to a tracker",
     ),
+    **dict.fromkeys(
+        ("evaluate", "eval", "test", "validate", "evaluate-only", "eval-only", "test-only"),
+        "`trainbox evaluate RUN` computes the metrics of a run",
+    ),
+    "predict": "`trainbox predict RUN FILES` predicts files with the weights of a run",
     **dict.fromkeys(("dry-run", "n", "cfg"), "`trainbox plan` shows what would be launched"),
     **dict.fromkeys(("multirun", "m", "sweep"), "here: `trainbox sweep`, as with --grid lr=0.1,1"),
+}
+# Options of torchrun that `trainbox run` does not have, and why a command needs none.
+_SET_UP = "Trainbox sets up torchrun itself"
+OF_TORCHRUN = {
+    **dict.fromkeys(
+        ("standalone", "rdzv-backend", "rdzv-conf", "role", "monitor-interval", "start-method"),
+        _SET_UP,
+    ),
+    **dict.fromkeys(("local-addr", "multi-gpu", "redirects", "tee", "no-python"), _SET_UP),
+    **dict.fromkeys(
+        ("master-addr", "master-port", "main-process-ip", "main-process-port"),
+        f"{_SET_UP}; several machines need --rdzv-endpoint HOST:PORT",
+    ),
 }
 LETTERS = {"b": "--batch-size", "e": "--epochs", "g": "--gpus", "s": "--seed", "p": "--processes"}
 # The cures of options that one verb has in other programs.
@@ -104,6 +126,7 @@ NO_VERBS = {
         ("show", "info"),
         "`trainbox runs` lists the runs, and `trainbox config RUN` has the settings of a run",
     ),
+    "sbatch": "docs/guides/slurm.md shows the batch script",
     "resume": "the command that started a run resumes it",
     **dict.fromkeys(
         ("stop", "cancel"), "Ctrl-C or SIGTERM stops a run, which saves a checkpoint before"

@@ -11,6 +11,7 @@ import click
 from trainbox.commands import habits
 from trainbox.disclosure.suggested_commands import command as command_line
 from trainbox.disclosure.suggested_commands import nearest
+from trainbox.options.table import KEYS_OF_SWEEP, options
 
 _A_GPU = re.compile(r"(?:(?:cuda|gpu):?)?(\d+)")
 _SIMILAR = 0.75  # --epoch and --epochs; --width and --init are not
@@ -50,6 +51,12 @@ def _cure(name: str, command: click.Command) -> str:
     return f"did you mean {names.get(near[0], '--help')}?" if near else ""
 
 
+def option_of_torchrun(option: str) -> str:
+    """Return the cure for an option of torchrun that `trainbox run` does not have, or ""."""
+    name = option.strip("-").replace("_", "-")
+    return f"leave out {option}: {cure}" if (cure := habits.OF_TORCHRUN.get(name, "")) else ""
+
+
 def option_before_verb(option: str, words: Sequence[str], ctx: click.Context) -> str:
     """Return the problem of an option that is before the verb, with the whole command line.
 
@@ -64,12 +71,41 @@ def option_before_verb(option: str, words: Sequence[str], ctx: click.Context) ->
     assert isinstance(ctx.command, click.Group)
     verbs = ctx.command.list_commands(ctx)
     at = next((place for place, word in enumerate(words) if word in verbs), None)
-    if at is None:
-        is_script = any(word.endswith(".py") for word in words)
-        verb, others = "run" if is_script else "train", words
-    else:
-        verb, others = words[at], [*words[:at], *words[at + 1 :]]
-    return f"options come after the verb: `{command_line(verb, shlex.join(others))}`"
+    verb = "train" if at is None else words[at]
+    others = words if at is None else [*words[:at], *words[at + 1 :]]
+    return f"options come after the verb: `{_line(verb, others)}`"
+
+
+def _line(verb: str, words: Sequence[str]) -> str:
+    """Return the command line of a verb with these words; `train` with a script becomes `run`.
+
+    What follows a script follows `--`.
+    """
+    at = next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))
+    if verb == "train" and at < len(words):
+        verb = "run"
+    end = at + 1 if verb == "run" else len(words)
+    after = words[end:]
+    dashes = ["--"] if after and after[0] != "--" else []
+    return command_line(verb, shlex.join([*_translated(words[:end], verb), *dashes, *after]))
+
+
+def _translated(words: Sequence[str], verb: str) -> list[str]:
+    """Return the words with the verb's options for those of other programs."""
+    known = {name for row in options(verb) for name in row.flags.split()}
+    left_out = habits.OF_TORCHRUN if verb == "run" else {}
+    found: list[str] = []
+    is_left_out = False
+    for word in words:
+        option, equals, value = word.partition("=")
+        name = option.strip("-").replace("_", "-").lower()
+        here = habits.OPTIONS.get(name, "").split()
+        if not word.startswith("-"):
+            found += [] if is_left_out and not word.endswith(".py") else [word]
+            is_left_out = False
+        elif not (is_left_out := name in left_out):
+            found += [*here, *([value] if equals else [])] if {*here[:1]} & known else [word]
+    return found
 
 
 def as_a_field(option: str, words: Sequence[str]) -> str:
@@ -103,17 +139,16 @@ def unknown_verb(word: str, arguments: Sequence[str], verbs: Sequence[str]) -> s
     if sentence := habits.NO_VERBS.get(word):
         return sentence
     typed = [*arguments]
-    if ".py:" in word:
+    if ".py:" in word or word.endswith(".py"):
         meant, typed = "train", [word, *typed]
-    elif word.endswith(".py"):
-        meant, typed = "run", [word, *(["--", *typed] if typed else [])]
     elif (meant := habits.VERBS.get(word, "")).startswith("--"):
         meant, typed = " ".join([*arguments[:1], meant]), []
     elif meant in ("runs", "clean"):  # these have no argument
         typed = []
     if not meant:
         return nearest(word, verbs, f"the verbs are {', '.join(verbs)}")
-    return f"did you mean `{command_line(meant, shlex.join(typed))}`?"
+    line = _line(meant, typed) if meant in verbs else command_line(meant)
+    return f"did you mean `{line}`?"
 
 
 def extra_argument(extra: str, words: Sequence[str], command: click.Command) -> str:
@@ -123,6 +158,9 @@ def extra_argument(extra: str, words: Sequence[str], command: click.Command) -> 
     name, equals, value = extra.lstrip("+~").partition("=")
     name = name.rpartition(".")[2]  # optimizer.lr=0.1
     names = dict(_names(command))
+    sweeps = {row.key for row in KEYS_OF_SWEEP}
+    if equals and "grid" in names and name.replace("_", "-") not in sweeps:
+        return f"did you mean --grid {name}={value.strip('[]()')}?"
     if equals and name.replace("_", "-") in names:
         return f"did you mean {names[name.replace('_', '-')]} {value}?"
     if not has_fields(command):
