@@ -64,6 +64,9 @@ class Sectioned(Verb):
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = args[: args.index("--")] if "--" in args else args
+        if sum(word.partition("=")[0] == CONFIG.flags for word in own) > 1:
+            raise WrongUse(f"{CONFIG.flags} is given twice: write the settings into one file")
         rest = super().parse_args(ctx, args)
         _drop_replaced(ctx)
         return rest

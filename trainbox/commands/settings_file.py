@@ -5,7 +5,6 @@ The values become texts as on the command line, which the options parse.
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import click
 
 from trainbox.commands import habits
+from trainbox.commands.toml_cures import cure_of
 from trainbox.disclosure.suggested_commands import near_runs, nearest
 from trainbox.errors import WrongUse
 from trainbox.files.parsing import parse_json, parse_toml
@@ -162,9 +162,8 @@ def _read_experiment(path: Path) -> tuple[dict[str, dict[str, Any]], str]:
     try:
         tables = parse_toml(text.removeprefix("\ufeff"))  # some editors write this mark
     except ValueError as error:
-        raise ValueError(
-            f"--config {path} is not TOML: {error}{_line(text, str(error))}"
-        ) from error
+        cure = cure_of(text, str(error))
+        raise ValueError(f"--config {path} is not TOML: {error}{cure and f': {cure}'}") from error
     if not tables:  # such as the output of a command that failed
         raise ValueError(
             f"--config {path} has no settings: write them below [task] and [train], or give a "
@@ -191,14 +190,6 @@ def _with_dashes(table: str, values: Mapping[str, Any]) -> dict[str, Any]:
         if key != dashed and dashed in values:
             raise ValueError(f"{table} {key} and {dashed} are the same key: drop one")
     return {keys[key]: value for key, value in values.items()}
-
-
-def _line(text: str, problem: str) -> str:
-    """Return the key of the line that tomllib names in its message, with the usual cure, or ""."""
-    if not (found := re.search(r"Invalid value \(at line (\d+)", problem)):
-        return ""
-    key, _, value = text.splitlines()[int(found[1]) - 1].partition("=")
-    return f": write the text of {key.strip()} in quotes" if value.strip() else ""
 
 
 def _option_defaults(
@@ -310,4 +301,8 @@ def text_of(where: str, value: object) -> str:
     text = str(value)
     if not text.isprintable():
         raise ValueError(f"{where} = {text!r} has a character that cannot be printed: remove it")
+    if "${" in text:
+        raise ValueError(
+            f"{where} = {text}: the file has no variables such as ${{...}}: write the value"
+        )
     return text

@@ -182,6 +182,9 @@ _TEXTS = [
      "[train] fast is the opposite of deterministic: write deterministic = true or false"),
     ("[train]\nrun = 'a\\b'\nruns-dir = \"a\\u0000\"", "[train] runs-dir = 'a\\x00' has a "),
     ("[train]\nrun = 2026-01-02T03:04:05Z", "[train] run is a date or a time: write it in quotes"),
+    ("[train]\nrun = 'a-${seed}'", "[train] run = a-${seed}: the file has no variables such as "),
+    ("[task]\nfolder = '${data}'", "[task] folder = ${data}: the file has no variables such as "),
+    ("[launch]\ngpu-ids = '${oc.env:G}'", "[launch] gpu-ids = ${oc.env:G}: the file has no varia"),
     ("[task]\nname = 3", "[task] name is 3: write the task in quotes"),
     ("[task]\nset = 3", "[task] set is not a table: write fields below [task.set]"),
     ("[task]\nwidth = 3\n[task.set]\nwidth = 4", "[task.set] width is also in [task]: drop"),
@@ -201,6 +204,24 @@ _DATAS = [
     (b"[train]\nlr = \n", "is not TOML: Invalid value (at line 2, column 6)\n"),
     (b"[sweep]\nstorage = postgresql://u:secret@h/db\n",
      "is not TOML: Invalid value (at line 2, column 11): write the text of storage in"),
+    (b"[train]\nlr = null\n",
+     "is not TOML: Invalid value (at line 2, column 6): leave out the line of lr\n"),
+    (b"[train]\nlr = None # default\n",
+     "is not TOML: Invalid value (at line 2, column 6): leave out the line of lr\n"),
+    (b"[train]\nlr = .001\n", "is not TOML: Invalid value (at line 2, column 6): write 0.001\n"),
+    (b"[sweep.grid]\nlr = [.1, 1]\n",
+     "is not TOML: Invalid value (at line 2, column 7): write 0.1\n"),
+    (b"[train]\nlr = 1.\n", "is not TOML: Expected newline or end of document after a "
+     "statement (at line 2, column 7): write 1.0\n"),
+    (b"[train]\ncompile = True\n",
+     "is not TOML: Invalid value (at line 2, column 11): write true\n"),
+    (b"[sweep]\ngrid = {\n  lr = [1, 2],\n}\n",
+     "is not TOML: Invalid initial character for a key part (at line 2, column 9): write grid = "
+     "{...} on one line, or its lines below [sweep.grid]\n"),
+    (b"[sweep]\ngrid = {lr = [1],\n  width = [8]}\n",
+     "is not TOML: Invalid initial character for a key part (at line 2, column 18): write grid = "),
+    (b"train = {lr = 1\n}\n", "is not TOML: Unclosed inline table (at line 1, column 16): "
+     "write train = {...} on one line, or its lines below [train]\n"),
     (b"\xff", "is not TOML: 'utf-8' codec can't decode byte 0xff in position 0"),
     (b"# lr = 1\n", "has no settings: write them below [task] and [train], or give a run"),
 ]
@@ -212,6 +233,13 @@ def test_a_file_without_settings_is_refused(here: Here, data: bytes, message: st
     Path("exp.toml").write_bytes(data)
     err = here.refused("train", "--config", "exp.toml", silent=True)
     assert err.startswith(f"trainbox: --config exp.toml {message}")
+
+
+def test_a_second_file_is_refused(here: Here) -> None:
+    Path("exp.toml").write_text("[train]\nlr = 1\n")
+    for words in (["--config", "exp.toml"], ["--config=exp.toml"]):
+        err = here.refused("train", "--config", "exp.toml", *words, silent=True)
+        assert err == "trainbox: --config is given twice: write the settings into one file\n"
 
 
 def test_a_file_may_start_with_a_byte_order_mark(here: Here) -> None:

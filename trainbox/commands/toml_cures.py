@@ -1,0 +1,43 @@
+"""The usual cures of a file that is not TOML."""
+
+import re
+
+_PLACE = re.compile(r" \(at line (\d+), column (\d+)\)$")
+_HEADER = re.compile(r"^\s*\[([^\[\]]+)\]", re.MULTILINE)
+_WORD = re.compile(r"[^\s,\]}#]*")
+_NUMBER = re.compile(r"([+-]?)(\d*)\.(\d*)([eE][+-]?\d+)?")
+_NOTHING = ("null", "none", "nil", "~")
+_SWITCHES = {
+    **dict.fromkeys(("true", "yes", "on"), "true"),
+    **dict.fromkeys(("false", "no", "off"), "false"),
+}
+
+
+def cure_of(text: str, problem: str) -> str:
+    """Return the cure for the place in `text` that tomllib names in `problem`, or ""."""
+    if not (place := _PLACE.search(problem)):
+        return ""
+    number, column = int(place[1]), int(place[2])
+    lines = text.splitlines()
+    line = lines[number - 1]
+    key, _, value = (part.strip() for part in line.partition("="))
+    rest = line[column - 1 :].lstrip()
+    if value.startswith("{") and (not rest or rest.startswith("#")):
+        headers = _HEADER.findall("\n".join(lines[:number]))
+        section = ".".join([*headers[-1:], key])
+        return f"write {key} = {{...}} on one line, or its lines below [{section}]"
+    # tomllib names the start of a value, and for `1.` the place after the 1.
+    is_value = problem.startswith("Invalid value")
+    word = _WORD.match(rest if is_value else value)[0]  # type: ignore[index]
+    if (digits := _NUMBER.fullmatch(word)) and (digits[2] or digits[3]):
+        sign, whole, fraction, exponent = digits.groups("")
+        return f"write {sign}{whole or 0}.{fraction or 0}{exponent}"
+    return _of_word(key, word) if is_value and word else ""
+
+
+def _of_word(key: str, word: str) -> str:
+    if word.lower() in _NOTHING:
+        return f"leave out the line of {key}"
+    if switch := _SWITCHES.get(word.lower()):
+        return f"write {switch}"
+    return f"write the text of {key} in quotes"
