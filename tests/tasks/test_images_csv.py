@@ -216,6 +216,20 @@ _MISTAKES = [
     ("file,label\na.jpg,x\nb.jpg,n/a\n", "D/labels.csv, row 3: the label n/a contains a slash"),
     ("file,label\ncross/0000.jpg,x\ncross/9.jpg,y\n",
      "D/labels.csv, row 3: D/cross/9.jpg does not exist: correct the row, which is relative to"),
+    ("file,label\ncross/0000,x\ndisc/0000,y\n",
+     "D/labels.csv, row 2: D/cross/0000 does not exist (1 more are missing), but "
+     "D/cross/0000.jpg does: write 0000.jpg instead of 0000, and so in each row"),
+    ("file,label\n0000.jpg,x\nb.jpg,y\n",
+     "D/labels.csv, row 2: D/0000.jpg does not exist (1 more are missing), but "
+     "D/cross/0000.jpg does: write cross/0000.jpg instead of 0000.jpg, and so"),
+    ("file,label\n0000,x\nb,y\n", "D/labels.csv, row 2: D/0000 does not exist (1 more are missing)"
+     ", but D/cross/0000.jpg does: write cross/0000.jpg instead of 0000, and so"),
+    ("file,circle,cross\na.jpg,1,0\nb.jpg,0,1\n", "D/labels.csv has no column label or labels, "
+     "but 1 or 0 in circle, cross: train the task images_multilabel, or write one column label"),
+    ("file label\na.jpg x\n", "D/labels.csv has only one column ('file label'): separate the "
+     "columns by a comma, a semicolon or a tab"),
+    ("file|label\na.jpg|x\n", "D/labels.csv has only one column ('file|label'): separate"),
+    ("a.jpg x\nb.jpg y\n", "D/labels.csv has only one column ('a.jpg x'): separate the"),
 ]
 # fmt: on
 
@@ -280,6 +294,8 @@ def test_a_missing_csv_is_named(tmp_path: Path) -> None:
         WrongUse, match=r"/label\.csv does not exist: did you mean --set labels=lab"
     ):
         ImagesRegression(labels="label.csv").train_dataset(tmp_path)
+    with pytest.raises(WrongUse, match=r"does not exist: did you mean --set labels=labels\.csv\?"):
+        ImagesRegression(labels="data/images/labels.csv").train_dataset(tmp_path)
     with pytest.raises(WrongUse, match=r"/labels\.csv is not text in UTF-8: save it as CSV in UTF"):
         ImagesRegression().train_dataset(tmp_path)
 

@@ -1,8 +1,10 @@
 """List the pictures and labels of a CSV file, and name the row of each mistake."""
 
 import csv
+import glob
 import io
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,11 +95,25 @@ def refuse_missing_files(pictures: Sequence[Picture]) -> None:
                 f"{missing[0].row}: {missing[0].path} does not exist{others}: write / instead of "
                 "\\ in the names"
             )
+        if near := _near_file(missing[0].path):
+            raise WrongUse(
+                f"{missing[0].row}: {missing[0].path} does not exist{others}, but {near} does: "
+                f"write {near.relative_to(missing[0].path.parent)} instead of "
+                f"{missing[0].path.name}, and so in each row"
+            )
         raise WrongUse(
             f"{missing[0].row}: {missing[0].path} does not exist{others}: correct the row, which "
             "is relative to the folder of the CSV file, or skip missing pictures with --set "
             "skip_damaged=true"
         )
+
+
+def _near_file(path: Path) -> Path | None:
+    """Return a file with an ending more, or in a folder beside the missing `path`, or None."""
+    name = glob.escape(path.name)
+    forms = (f"{name}.*", f"*/{name}", f"*/{name}.*")
+    found = (near for form in forms for near in sorted(path.parent.glob(form)))
+    return next((near for near in found if near.is_file()), None)
 
 
 def _tables(folder: Path, labels: str) -> list[tuple[Path, str | None]]:
@@ -110,7 +126,7 @@ def _tables(folder: Path, labels: str) -> list[tuple[Path, str | None]]:
         if place.name.lower() in _PARTS and (place / labels).is_file()
     ]
     if not found:
-        if near := nearest(labels, [path.name for path in folder.glob("*.csv")]):
+        if near := nearest(Path(labels).name, [path.name for path in folder.glob("*.csv")]):
             raise WrongUse(f"{folder / labels} does not exist: did you mean --set labels={near}?")
         raise WrongUse(
             f"{folder / labels} does not exist: write it with the columns file and label, or name "
@@ -127,7 +143,7 @@ def _pictures(
     part: str | None,
 ) -> Iterator[Picture]:
     header, rows = _rows(path, columns)
-    file_at, label_at, part_at = _places(path, header, rows[0][1], columns)
+    file_at, label_at, part_at = _places(path, header, [cells for _, cells in rows], columns)
     flags = [k for k in range(len(header)) if k not in (file_at, part_at) and header[k]]
     for number, cells in rows:
         row = f"{path}, row {number}"
@@ -150,24 +166,41 @@ def _pictures(
 
 
 def _places(
-    path: Path, header: Sequence[str], first: Sequence[str], columns: Columns
+    path: Path, header: Sequence[str], rows: Sequence[Sequence[str]], columns: Columns
 ) -> tuple[int, int | None, int | None]:
     """Return the indices of the columns of the files, the labels and the parts.
 
-    The last two are None without such a column. `first` is the first row below the header.
+    The last two are None without such a column.
     """
     file_at = _column(path, header, columns.file, _FILE)
     if columns.flags and not columns.label:
         label_at = _index(header, "", _LABEL)
     else:
+        if not columns.label and _index(header, "", _LABEL) is None:
+            _refuse_flags(path, header, rows, file_at)
         label_at = _column(path, header, columns.label, _LABEL)
     if columns.part:
         return file_at, label_at, _column(path, header, columns.part, _PART)
     # A column of a usual name may have something else, such as parts of the body.
     part_at = _index(header, "", _PART)
-    if part_at is not None and first[part_at].lower() not in _PARTS:
+    if part_at is not None and rows[0][part_at].lower() not in _PARTS:
         part_at = None
     return file_at, label_at, part_at
+
+
+def _refuse_flags(
+    path: Path, header: Sequence[str], rows: Sequence[Sequence[str]], file_at: int
+) -> None:
+    """Raise WrongUse if each of several columns may be a label, with 1 or 0 in each row."""
+    part_at = _index(header, "", _PART)
+    flags = [k for k in range(len(header)) if k not in (file_at, part_at)]
+    cells = {cells[k].lower() for cells in rows for k in flags}
+    if len(flags) > 1 and cells <= {*_YES, *_NO}:
+        raise WrongUse(
+            f"{path} has no column {' or '.join(_LABEL)}, but 1 or 0 in "
+            f"{', '.join(header[k] for k in flags)}: train the task images_multilabel, or write "
+            "one column label"
+        )
 
 
 def _rows(path: Path, columns: Columns) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -227,6 +260,11 @@ def _column(path: Path, header: Sequence[str], name: str, usual: Sequence[str]) 
     index = _index(header, name, usual)
     if any((path.parent / cell).is_file() for cell in header if cell):
         raise WrongUse(f"{path} has no header: add a first row, such as file,label")
+    if index is None and len(header) == 1 and re.search(r"[\s|:]", header[0]):
+        raise WrongUse(
+            f"{path} has only one column ({header[0]!r}): separate the columns by a comma, a "
+            "semicolon or a tab"
+        )
     if index is None:
         field = f"{usual[0]}_column"
         given = f"--set {field}={name}: " if name else ""
