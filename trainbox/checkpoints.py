@@ -38,6 +38,14 @@ class TrainState(SimpleNamespace):
     It does not contain random numbers: `seed_step` seeds each step.
     """
 
+    def __init__(self, *unnamed: Any, **parts: Any) -> None:
+        if unnamed:
+            raise WrongUse(
+                f"TrainState got a part without a name ({type(unnamed[0]).__name__}): write "
+                "TrainState(model=model)"
+            )
+        super().__init__(**parts)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each part by its name."""
         parts = {name: _unwrapped(part) for name, part in vars(self).items()}
@@ -174,6 +182,8 @@ class Checkpoints:
             WrongUse: `step` is too small, `state` has a value that cannot be loaded safely, or
                 another process uses the folder.
         """
+        if isinstance(step, TrainState | Mapping):
+            raise WrongUse("save got the state before the step: write save(step, state)")
         if ranks.rank() != 0:
             return
         self._writer.wait()

@@ -68,8 +68,8 @@ def find_script(
     """Return the target of the script at the path `name`.
 
     Raises:
-        WrongUse: the file does not exist, or it is neither Python nor a program, or the Python that
-            runs it does not exist.
+        WrongUse: the file does not exist, or it is neither Python nor a program, or the program
+            that runs it does not exist.
     """
     file = Path(name)
     try:
@@ -87,6 +87,11 @@ def find_script(
     is_python = file.suffix == ".py" or (first_line[:2] == "#!" and "python" in first_line)
     if is_python or python is not None:
         return Target(name, tuple(arguments), False, choose_python(python, first_line, env))
+    if first_line.startswith("#!") and first_line.endswith("\r"):
+        raise WrongUse(
+            f"the first line of {name} has a Windows line end, with which no program is found: "
+            f"write the file without, with `sed -i 's/\\r$//' {shlex.quote(name)}`"
+        )
     if os.access(file, os.X_OK):
         return Target(name, tuple(arguments), False, None)
     if file.suffix == ".ipynb":

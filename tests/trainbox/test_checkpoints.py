@@ -501,3 +501,12 @@ def test_one_rank_writes_and_all_load_the_same(ranks: Ranks) -> None:
     assert first[3].startswith(f"no valid checkpoint in {ranks.folder}/checkpoints (step-00000001")
     assert second[3] == "rank 0 cannot load a checkpoint: see its message"
     assert ended.errs[1] == ""
+
+
+def test_a_call_in_another_form_is_answered_with_the_right_one(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(WrongUse, match=r"\(Linear\): write TrainState\(model=model\)$"):
+        TrainState(model)
+    for state in (TrainState(model=model), {"model": 1}):
+        with pytest.raises(WrongUse, match=r": write save\(step, state\)$"):
+            Checkpoints(tmp_path).save(state, 1)  # type: ignore[arg-type]

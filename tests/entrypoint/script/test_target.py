@@ -1,6 +1,7 @@
 """Which program `trainbox run` starts, with which command and in which folder."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -52,6 +53,17 @@ def test_a_refused_script_and_its_message(name: str, text: str) -> None:
     with pytest.raises(WrongUse) as refused:
         find_script(name, [], None, {})
     assert str(refused.value) == text
+
+
+def test_a_program_with_windows_line_ends_is_refused() -> None:
+    program = Path("go.sh")
+    program.write_bytes(b"#!/bin/sh\r\nexit 3\r\n")
+    program.chmod(0o755)
+    with pytest.raises(WrongUse, match="of go.sh has a Windows line end") as refused:
+        find_script("go.sh", [], None, {})
+    subprocess.run(str(refused.value).split("`")[1], shell=True, check=True)  # noqa: S602
+    assert find_script("go.sh", [], None, {}).python is None
+    assert subprocess.run("./go.sh", check=False).returncode == 3
 
 
 def test_the_same_command_has_the_same_run() -> None:
