@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from entrypoint.script.accelerate import refuse_launcher
 from entrypoint.script.on_resume import for_rank
 from entrypoint.script.python import choose_python
 from entrypoint.script.target import Target, find_script
+from entrypoint.system.cgroup import file_text
 from entrypoint.system.container import warn_of_loss
 from trainbox.disclosure import suggested_commands
 from trainbox.errors import WrongUse
@@ -88,7 +89,7 @@ def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:
         Failure: the script does not exist, or the request cannot be launched.
     """
     target = find_target(options["module"], list(options["arguments"]), options["python"])
-    _report_late_options(options)
+    _report_late_options(target, options["arguments"])
     name, restarts = options["run_name"], options["restarts"]
     check_run_name(name)
     if options["restart_on"] == "any" and not restarts:
@@ -115,20 +116,22 @@ def _planned(options: dict[str, Any]) -> tuple[Launch, Target, Path]:
     return make_launch(command, options, decide, target.has_our_python), target, path
 
 
-def _report_late_options(options: Mapping[str, Any]) -> None:
-    """Report an option of ours after the script and not after `--`, which the script gets."""
-    script, words = options["module"], list(options["arguments"])
-    if script is None:
-        script, *words = words
+def _report_late_options(target: Target, words: Sequence[str]) -> None:
+    """Report an option of ours that is after the script, and of which the script has no word.
+
+    The script gets it, and may ignore it. After `--`, an option is meant for the script.
+    """
     own = {name: param for param in _shown_options() for name in param.opts}
     before = words[: words.index("--")] if "--" in words else words
+    text = "" if target.is_module else file_text(Path(target.name))
     for word, after in itertools.zip_longest(before, before[1:]):
         name = word.partition("=")[0]
-        if name.startswith("--") and name in own:
+        known = name.strip("-") in text or name.strip("-").replace("-", "_") in text
+        if name.startswith("--") and name in own and text and not known:
             value = f" {after}" if word == name and after and not own[name].is_flag else ""
             message(
-                f"{word}{value} after {script} is for the script: for Trainbox, write it before "
-                f"{script}"
+                f"{word}{value} after {target.name} is for the script: for Trainbox, write it "
+                f"before {target.name}"
             )
             return
 

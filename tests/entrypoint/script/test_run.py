@@ -533,12 +533,13 @@ while not os.path.exists(daemon):
 
 def test_an_option_after_the_script_is_reported(forked: Trainbox) -> None:
     """Without `--`, a script that ignores unknown arguments would hide the mistake."""
-    file = script(forked, "pass")
+    file = script(forked, "ignored = ['--device']")
     for words, shown in (
         (("--gpus", "2", "--", "--lr", "1"), "--gpus 2"),
         (("--gpus=2",), "--gpus=2"),
         (("--lr", "1", "--prefix", "--gpus", "2"), "--prefix"),
         (("--lr", "1"), None),
+        (("--device", "cuda"), None),  # the script has a word of it
         (("--", "--gpus", "2"), None),
     ):
         ended = forked("run", "--gpus", "0", file, *words)
