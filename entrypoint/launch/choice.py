@@ -40,11 +40,8 @@ def _choose(
         raise DeviceMissing(
             f"{wanted} requested, no GPU found: run on a GPU host with its driver, {instead}"
         )
-    if count != 0 and gpus and (decided := cluster.nproc_per_node or 0) > len(gpus):
-        raise DeviceMissing(
-            f"PET_NPROC_PER_NODE={decided} and {len(gpus)} GPU(s): set numProcPerNode of the "
-            "TrainJob to the number of GPUs that each pod requests"
-        )
+    if count != 0:
+        _refuse_smaller_job(request, len(gpus), cluster)
     if request.gpu_ids:
         named = select(gpus, request.gpu_ids, "--gpu-ids")
         if isinstance(count, int) and count != len(named):
@@ -65,6 +62,21 @@ def _choose(
     if count is None and any(gpu.mig_parent for gpu in gpus):
         return tuple(gpus[:1]), "visible"  # a training can use only one MIG slice
     return tuple(gpus), "visible"
+
+
+def _refuse_smaller_job(request: LaunchRequest, found: int, cluster: Cluster) -> None:
+    """Raise DeviceMissing if a scheduler has given the job more GPUs than were found."""
+    if found and (decided := cluster.nproc_per_node or 0) > found:
+        raise DeviceMissing(
+            f"PET_NPROC_PER_NODE={decided} and {found} GPU(s): set numProcPerNode of the TrainJob "
+            "to the number of GPUs that each pod requests"
+        )
+    is_open = request.gpus is None and not request.gpu_ids
+    if is_open and (allocated := cluster.gpus_per_node or 0) > found:
+        raise DeviceMissing(
+            f"SLURM_GPUS_ON_NODE={allocated} and {found} GPU(s) found: check the driver of this "
+            "node, or request fewer with --gpus N, or --device cpu"
+        )
 
 
 def _wanted(request: LaunchRequest) -> tuple[str, str]:

@@ -48,7 +48,8 @@ class LaunchRequest:
 class Cluster:
     """The scheduler's decisions; None for each that it leaves open.
 
-    `rdzv_endpoint` is HOST:PORT of node 0.
+    `rdzv_endpoint` is HOST:PORT of node 0. `gpus_per_node` is the number of GPUs that SLURM has
+    allocated, unless CUDA_VISIBLE_DEVICES names some of them.
     """
 
     kind: str = "local"
@@ -57,6 +58,7 @@ class Cluster:
     rdzv_endpoint: str | None = None
     rdzv_id: str | None = None
     nproc_per_node: int | None = None
+    gpus_per_node: int | None = None
 
 
 def detect_cluster(env: Mapping[str, str]) -> Cluster:
@@ -102,14 +104,22 @@ def _slurm(env: Mapping[str, str]) -> Cluster:
             f"SLURM job {job} has {nnodes} nodes, and this is its batch script, which runs on the "
             "first only: start Trainbox with `srun --ntasks-per-node=1 trainbox ...`"
         )
+    gpus = None
+    if env.get("SLURM_GPUS_ON_NODE") and "CUDA_VISIBLE_DEVICES" not in env:
+        gpus = _number(env, "SLURM_GPUS_ON_NODE")
     if nnodes == 1:
-        return Cluster("slurm", rdzv_id=job)
+        return Cluster("slurm", rdzv_id=job, gpus_per_node=gpus)
     nodelist = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "")
     # All nodes of a job compute the same port. It is above the ports of common services and below
     # the ephemeral range.
     port = 20000 + _number(env, "SLURM_JOB_ID") % 10000
     return Cluster(
-        "slurm", nnodes, _number(env, "SLURM_NODEID"), f"{first_host(nodelist)}:{port}", job
+        "slurm",
+        nnodes,
+        _number(env, "SLURM_NODEID"),
+        f"{first_host(nodelist)}:{port}",
+        job,
+        gpus_per_node=gpus,
     )
 
 

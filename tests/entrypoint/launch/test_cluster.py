@@ -29,6 +29,12 @@ CLUSTERS: dict[str, tuple[dict[str, str], Cluster]] = {
     "slurm: a batch script on one node": (
         JOB | {"SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "4"},
         Cluster("slurm", 1, None, None, "123456")),
+    "slurm: allocated GPUs": (
+        JOB | {"SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "4"},
+        Cluster("slurm", 1, None, None, "123456", gpus_per_node=4)),
+    "slurm: some of the allocated GPUs": (
+        JOB | {"SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "1"},
+        Cluster("slurm", 1, None, None, "123456")),
     "slurm: srun on a part of the job's nodes": (
         SRUN | {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2",
                 "SLURM_STEP_NODELIST": "n[04-05]", "SLURM_NODEID": "0"},

@@ -415,3 +415,13 @@ def test_a_scheduler_that_wants_more_processes_than_gpus_gets_no_smaller_job(
 ) -> None:
     with pytest.raises(DeviceMissing, match="^PET_NPROC_PER_NODE=2 and 1 GPU"):
         plan_launch(ask(**asked), ONE, kube(2))
+
+
+@pytest.mark.parametrize("gpus", [(), ONE])
+def test_fewer_gpus_than_slurm_has_allocated_are_no_smaller_job(gpus: tuple[Gpu, ...]) -> None:
+    cluster = dataclasses.replace(SLURM, gpus_per_node=2)
+    with pytest.raises(DeviceMissing, match=rf"^SLURM_GPUS_ON_NODE=2 and {len(gpus)} GPU\(s\) fo"):
+        plan_launch(ask(), gpus, cluster)
+    assert plan_launch(ask(device="cpu"), (), cluster).gpus == ()
+    assert len(plan_launch(ask(gpus=len(gpus)), gpus, cluster).gpus) == len(gpus)
+    assert len(plan_launch(ask(), TWO, cluster).gpus) == 2
