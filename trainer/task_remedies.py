@@ -43,8 +43,8 @@ _REMEDIES = {
     r"KeyError: .*\(.*totals has": "use one of these names, or return the name from statistics()",
     r"before Module.__init__\(\) call": "begin __init__() of the model with super().__init__()",
     r"No module named '([^'.]+)": (
-        r"install its package in the environment of Trainbox, as with `pip install \1`, or put "
-        r"\1.py beside the task"
+        r"install the package that has \1 in the environment of Trainbox, or put \1.py beside the "
+        r"task"
     ),
     r"Weights only load failed": (
         "the file has more than tensors: save model.state_dict() instead of the model, or use "

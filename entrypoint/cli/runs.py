@@ -17,6 +17,7 @@ from trainbox.disclosure.suggested_commands import command
 from trainbox.errors import StorageFailure, WrongUse
 from trainbox.files.entries import plain
 from trainbox.folders.lease import Lease
+from trainbox.folders.record_folder import MANIFEST
 from trainbox.folders.write_failures import show, writing
 
 
@@ -45,8 +46,10 @@ def runs(task: str | None, sort: str, trials: bool, as_json: bool, runs_dir: Pat
         of_task = f" of the task {task}" if task else ""
         tasks = sorted({run.task for run in stored})
         others = f" (it has runs of {', '.join(tasks)})" if tasks else ""
-        if not runs_dir.exists() and any(stored_runs(Path(), trials=False)):
-            others = f": here are runs, which `{command('runs', '--runs-dir .')}` lists"
+        if not runs_dir.exists() and any(Path().glob(f"*/{MANIFEST}")):
+            others = (
+                f": the current folder has runs, and `{command('runs', '--runs-dir .')}` lists them"
+            )
         show(f"no runs{of_task} in {runs_dir}{others}")
 
 

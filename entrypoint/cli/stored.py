@@ -14,7 +14,7 @@ from trainbox.disclosure.suggested_commands import command as command_line
 from trainbox.disclosure.suggested_commands import near_runs, such_as
 from trainbox.errors import WrongUse
 from trainbox.files.regular_files import object_if_valid, open_regular
-from trainbox.folders.record_folder import CONFIG
+from trainbox.folders.record_folder import CONFIG, MANIFEST
 
 
 @verb("verify", Verb)
@@ -165,7 +165,8 @@ def _refuse_script(verb: str, run: Path) -> None:
 
 def check_folder(command: str, run: Path) -> None:
     """Raise WrongUse if the folder `run` does not exist, with the name of the nearest one."""
-    around = next((folder for folder in run.parents if (folder / CONFIG).is_file()), None)
+    of_run = (CONFIG, MANIFEST)
+    around = next((f for f in run.parents if all((f / n).is_file() for n in of_run)), None)
     if around is not None and run.exists() and not (run / CONFIG).exists():
         raise WrongUse(f"{command} {run}: this is a part of a run: did you mean {around}?")
     if run.is_file():

@@ -29,6 +29,7 @@ from trainbox.options.config import FREE_AT_RESUME, split_metric
 from trainbox.processes.process_tree import STOP_SIGNALS
 
 _OPTION = re.compile(r"--?[A-Za-z]")
+OF_SWEEP = "sweep of "  # before its tasks
 RESULTS = "results.csv"  # of a sweep
 NO_METRICS = ("step", "time_unix_s", "epoch")  # numbers of an entry that say where it is
 # The states of trials by the states of their runs, before a sweep has its results.
@@ -93,11 +94,15 @@ def task_in(config: Mapping[str, Any]) -> str:
 def is_named(task: str, name: str) -> bool:
     """Return whether `name` is the task, its class, its file or the file without its ending.
 
-    For example, my_tasks/rings.py:Rings is also Rings, my_tasks/rings.py, rings.py and rings.
+    Of a sweep, one of its tasks must be so. For example, my_tasks/rings.py:Rings is also Rings,
+    my_tasks/rings.py, rings.py and rings.
     """
-    source, _, class_name = task.rpartition(":")
-    file = PurePath(source or task)
-    return name in (task, class_name, str(file), file.name, file.stem)
+    for each in task.removeprefix(OF_SWEEP).split(", "):
+        source, _, class_name = each.rpartition(":")
+        file = PurePath(source or each)
+        if name in (each, class_name, str(file), file.name, file.stem):
+            return True
+    return False
 
 
 def stored_runs(runs_dir: Path, trials: bool) -> Iterator[StoredRun]:
@@ -183,23 +188,25 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 def named_arguments(arguments: Any) -> dict[str, str]:
     """Return the arguments of a script by the names of its options, without secrets.
 
-    For example, `train.py --lr 0.1 --fast data` has lr, fast and the first argument.
+    For example, `train.py data --lr 0.1 --opt a=1 --opt b=2 --fast` has the first argument, lr, opt
+    with both values, and fast.
     """
     given = arguments if isinstance(arguments, list) else []
     words = arguments_without_secrets(map(str, given))
-    found: dict[str, str] = {}
-    option, placed = "", 0
+    found: dict[str, list[str]] = {}
+    option = ""
     for word in words:
         if _OPTION.match(word):
             name, equals, value = word.lstrip("-").partition("=")
             option = "" if equals else name
-            found[name] = value if equals else "yes"
+            found.setdefault(name, []).extend([value] if equals else [])
         elif option:
-            found[option], option = word, ""
+            found[option].append(word)
+            option = ""
         else:
-            placed += 1
-            found[f"argument {placed}"] = word
-    return found
+            place = 1 + sum(name.startswith("argument ") for name in found)
+            found[f"argument {place}"] = [word]
+    return {name: " ".join(values) or "yes" for name, values in found.items()}
 
 
 def _state(folder: Path, manifest: Mapping[str, Any], step: int) -> tuple[str, str]:
@@ -305,7 +312,7 @@ def _sweep(folder: Path, runs_dir: Path) -> StoredRun:
     best = min((trial for trial in trials if not trial.is_script), key=_rank, default=None)
     return StoredRun(
         name=str(folder.relative_to(runs_dir)),
-        task=f"sweep of {', '.join(tasks)}" if tasks else "sweep",
+        task=f"{OF_SWEEP}{', '.join(tasks)}" if tasks else "sweep",
         state="failed" if failed and state == "complete" else state,
         changed_unix_s=changed_unix_s,
         bytes=size,

@@ -1,6 +1,5 @@
 """What the commands of both programs share: their help page, and the refusal of unknown names."""
 
-import itertools
 import os
 import re
 import sys
@@ -38,20 +37,19 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         named = {
             name: param
-            for param in self.params
+            for param in self.get_params(ctx)
             if isinstance(param, click.Option)
             for name in (*param.opts, *param.secondary_opts)
         }
-        own = args[: args.index("--")] if "--" in args else args
-        for word, after in itertools.zip_longest(own, own[1:]):
-            param = named.get(word)
-            if (
-                param
-                and not param.is_flag
-                and not param.count
-                and (after is None or after in named)
-            ):
-                raise WrongUse(f"{word} needs a value: write {word} {param.make_metavar(ctx)}")
+        waiting = args[: args.index("--")] if "--" in args else [*args]
+        while waiting:
+            word, param = waiting[0], named.get(waiting.pop(0))
+            if param is None and not word.startswith("-") and not ctx.allow_interspersed_args:
+                break  # what follows a script is its own
+            if param and not param.is_flag and not param.count:
+                if not waiting or waiting[0] in named:
+                    raise WrongUse(f"{word} needs a value: write {word} {param.make_metavar(ctx)}")
+                waiting.pop(0)
         return super().parse_args(ctx, args)
 
 

@@ -26,10 +26,12 @@ def cure_of(text: str, problem: str) -> str:
         headers = _HEADER.findall("\n".join(lines[:number]))
         section = ".".join([*headers[-1:], key])
         return f"write {key} = {{...}} on one line, or its lines below [{section}]"
+    if problem.startswith("Cannot overwrite"):
+        return f"remove one of the lines of {key}"
     # tomllib names the start of a value, and for `1.` the place after the 1.
     is_value = problem.startswith("Invalid value")
     word = _WORD.match(rest if is_value else value)[0]  # type: ignore[index]
-    if (digits := _NUMBER.fullmatch(word)) and (digits[2] or digits[3]):
+    if (digits := _NUMBER.fullmatch(word)) and bool(digits[2]) != bool(digits[3]):
         sign, whole, fraction, exponent = digits.groups("")
         return f"write {sign}{whole or 0}.{fraction or 0}{exponent}"
     return _of_word(key, word) if is_value and word else ""

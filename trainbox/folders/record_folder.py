@@ -1,6 +1,7 @@
 """The folder of a run, with the records that only one process writes."""
 
 import contextlib
+import hashlib
 import json
 import os
 import time
@@ -46,7 +47,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 class SavedFile(NamedTuple):
-    """A file that a script has saved: its time, and the content if it is small."""
+    """A file that a script has saved: its time, and the SHA-256 of the content if it is small."""
 
     time_s: float
     content: bytes | None
@@ -64,7 +65,7 @@ def saved_files(run: Path) -> dict[str, SavedFile]:
             with contextlib.suppress(OSError):
                 stat, content = path.lstat(), None
                 if S_ISREG(stat.st_mode) and stat.st_size <= _SMALL_BYTES:
-                    content = path.read_bytes()
+                    content = hashlib.sha256(path.read_bytes()).digest()
                 found[str(path.relative_to(run))] = SavedFile(stat.st_mtime, content)
     return found
 

@@ -27,9 +27,6 @@ from trainer.records.digest import tensor_digests, value_digest
 _FOR_ANY_BATCH = (AttributeError, ImportError, NameError, NotImplementedError, TypeError)
 
 
-_FEW_EXAMPLES = 2  # in half a batch
-
-
 class Sample(NamedTuple):
     """The result of a validated sample.
 
@@ -50,7 +47,7 @@ class Sample(NamedTuple):
 def validate_sample(job: Job, is_first: bool = False) -> Sample | None:
     """Validate a sample as in a validation, write nothing, and return digests of what it computed.
 
-    If it `is_first`, report doubtful outputs of a Classification.
+    If it `is_first`, report doubtful outputs of a Classification, and means as statistics.
 
     Each rank validates the sample alone. A task may fail with a sample that is too small, for
     example if a metric needs two classes. If it fails on any rank, all ranks validate the whole set
@@ -160,7 +157,7 @@ def means_over_batch(task: Task, model: nn.Module, batch: Any) -> list[str]:
     """
     counts = {len(tensor) if tensor.ndim else 0 for tensor in tensors_in(batch)}
     half = max(counts, default=0) // 2
-    if len(counts) != 1 or half < _FEW_EXAMPLES:
+    if len(counts) != 1 or half < 1:
         return []
     indices = torch.arange(2 * half)
     both, one, other = (
@@ -168,7 +165,7 @@ def means_over_batch(task: Task, model: nn.Module, batch: Any) -> list[str]:
         for part in (indices, indices[:half], indices[half:])
     )
     found = [name for name, value in both.items() if bool(value.any())]
-    if any(torch.equal(one[name], both[name]) for name in found):
+    if any(torch.equal(one[n], both[n]) and torch.equal(other[n], both[n]) for n in found):
         return []
     return [n for n in found if torch.allclose(one[n] + other[n], 2 * both[n], rtol=0.05)]
 

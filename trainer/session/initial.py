@@ -9,7 +9,7 @@ from trainbox.classification import Classification
 from trainbox.disclosure.suggested_commands import near_runs, such_as
 from trainbox.errors import WrongUse
 from trainbox.files.regular_files import object_if_valid
-from trainbox.files.sidecar import damage
+from trainbox.files.sidecar import damage, sidecar_if_valid
 from trainbox.folders.record_folder import CONFIG
 from trainbox.initial_weights import (
     last_layer,
@@ -86,8 +86,11 @@ def _weights_file(init: str, source: str) -> Path:
     if not path.exists():
         raise WrongUse(f"{source} does not exist: {near_runs(path, 'check the path')}")
     if path.is_file():
-        sidecar = object_if_valid(path.with_suffix(".json")) if path.suffix == ".pt" else None
-        if sidecar and "sha256" in sidecar and (problem := damage(path, sidecar)):
+        beside = path.with_suffix(".json")
+        is_ours = path.suffix == ".pt" and "sha256" in (object_if_valid(beside) or {})
+        sidecar = sidecar_if_valid(beside) if is_ours else None
+        problem = damage(path, sidecar) if sidecar else "its sidecar was edited or damaged"
+        if is_ours and problem:
             raise WrongUse(f"{source} is damaged ({problem}): restore it, or give another file")
         return path
     if not (path / CONFIG).is_file():
@@ -98,7 +101,7 @@ def _weights_file(init: str, source: str) -> Path:
     run = RunRecord.open(path)
     files = run.files
     if not files.best.is_file():
-        newest = [object_if_valid(files.path(step)) or {} for step in files.steps()[-1:]]
+        newest = [sidecar_if_valid(files.path(step)) or {} for step in files.steps()[-1:]]
         cure = ", which a run has after its first validation: let the run validate"
         if any(sidecar.get("best_step") is not None for sidecar in newest):
             cure = " any more: give the command of that run again, which writes the file"

@@ -780,8 +780,19 @@ def test_words_in_the_wrong_place_have_a_cure(
     in_this_process: Callable[..., Ended], tmp_path: Path, words: str, text: str
 ) -> None:
     (tmp_path / "mine/a/logs").mkdir(parents=True)
-    (tmp_path / "mine/a/config.json").touch()
+    for name in ("config.json", "manifest.json"):
+        (tmp_path / "mine/a" / name).touch()
     assert text in refused(in_this_process(entrypoint.cli.commands.main, words.split(), {}))
+
+
+def test_what_follows_a_script_is_its_own_and_help_is_no_value(forked: Any) -> None:
+    (forked.folder / "t.py").write_text("import sys; print(sys.argv[1:])")
+    for words in (["lr=1", "-m"], ["--gpus"], ["--python"]):
+        assert forked("run", "--gpus", "0", "t.py", *words).out == f"{words}\n"
+    assert refused(forked("train", "--run", "--help")).startswith(
+        "--run needs a value: write --run"
+    )
+    assert refused(forked("run", "--python", "--gpus", "0", "t.py")).startswith("--python needs a ")
 
 
 def test_the_package_is_the_command_as_well(tmp_path: Path) -> None:

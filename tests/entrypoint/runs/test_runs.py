@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from entrypoint.runs.clean import leftovers
-from entrypoint.runs.read import is_named, stored_runs
+from entrypoint.runs.read import is_named, named_arguments, stored_runs
 from entrypoint.runs.table import table
 from tests.support.commands import Trainbox
 from tests.support.leases import kill
@@ -140,7 +140,10 @@ def test_the_setting_that_varies_most_is_first_and_names_are_whole(tmp_path: Pat
 def test_runs_in_the_folder_of_runs_names_the_option(forked: Any) -> None:
     _run(forked.folder / "a", COMPLETE)
     ended = forked("runs")
-    assert ended.out == "no runs in runs: here are runs, which `trainbox runs --runs-dir .` lists\n"
+    assert ended.out == (
+        "no runs in runs: the current folder has runs, and `trainbox runs --runs-dir .` lists "
+        "them\n"
+    )
 
 
 def test_json_has_neither_infinity_nor_nan(forked: Any) -> None:
@@ -360,6 +363,19 @@ def test_a_task_is_named_by_its_class_or_its_file() -> None:
         assert is_named(task, name), name
     assert is_named("train.py", "train") and is_named("digits", "digits")
     assert not any(is_named(task, name) for name in ("my_tasks", "ring", "", "py"))
+    assert is_named("sweep of digits", "digits") and is_named(f"sweep of a.py:A, {task}", "Rings")
+
+
+def test_the_arguments_of_a_script_by_their_options() -> None:
+    words = ["data", "--lr", "0.1", "--opt", "a=1", "--opt", "b=2", "--n=3", "-v", "--fast"]
+    assert named_arguments(words) == {
+        "argument 1": "data",
+        "lr": "0.1",
+        "opt": "a=1 b=2",
+        "n": "3",
+        "v": "yes",
+        "fast": "yes",
+    }
 
 
 def _script_run(folder: Path, arguments: list[str], *entries: dict[str, Any]) -> None:

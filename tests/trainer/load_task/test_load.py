@@ -175,8 +175,8 @@ def test_a_missing_module_is_refused_and_so_is_a_missing_import_of_it(
         (
             "import package_not_here",
             "No module named 'package_not_here'",
-            "install its package in the environment of Trainbox, as with `pip install "
-            "package_not_here`, or put package_not_here.py beside the task",
+            "install the package that has package_not_here in the environment of Trainbox, or put "
+            "package_not_here.py beside the task",
         ),
         ("from torch import no_such_name", "cannot import name 'no_such_name'", "fix it"),
         ("raise RuntimeError('licence missing')", "RuntimeError: licence missing", "fix it"),

@@ -109,7 +109,7 @@ def refuse_missing_files(pictures: Sequence[Picture]) -> None:
 
 
 def _near_file(path: Path) -> Path | None:
-    """Return a file with an ending more, or in a folder beside the missing `path`, or None."""
+    """Return a file with one more ending, or in a folder beside the missing `path`, or None."""
     name = glob.escape(path.name)
     forms = (f"{name}.*", f"*/{name}", f"*/{name}.*")
     found = (near for form in forms for near in sorted(path.parent.glob(form)))
