@@ -7,7 +7,6 @@ import dataclasses
 import errno
 import functools
 import os
-import re
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -649,35 +648,6 @@ def test_doubtful_outputs_of_a_classification_are_reported_once(
     words = ("train", f"{Three.__module__}:Three", "--device", "cpu", "--max-steps", "2")
     lines = here.succeeds(*words, "--run", "r").splitlines()
     assert [line for line in lines if line.startswith("the model")] == ([advice] if advice else [])
-
-
-@pytest.mark.parametrize("listed", [False, True])
-@pytest.mark.parametrize(
-    ("statistics", "named"),
-    [
-        (lambda e: {"loss": e.sum()}, []),
-        (lambda e: {"loss": e.mean()}, ["loss"]),
-        (lambda e: {"loss": e.sum(), "rmse": e.mean().sqrt()}, ["rmse"]),
-        (lambda e: {"loss": e.mean(), "batches": torch.tensor(1.0)}, []),
-        (lambda e: {"loss": e.sum(), "none": torch.zeros(3)}, []),
-        (lambda e: {"loss": e[:1].sum(), "largest": e.sum() + torch.zeros(2)}, []),
-    ],
-)
-def test_a_mean_over_a_batch_as_a_statistic_is_reported(
-    here: Here, statistics: Callable[[Tensor], dict[str, Tensor]], named: list[str], listed: bool
-) -> None:
-    here.rehearses = True
-
-    def of_batch(_task: Task, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        return statistics((model(batch[0]).reshape(-1) - batch[1]).square())
-
-    here.plant(statistics=of_batch, metrics=lambda _task, totals: {"loss": float(totals["loss"])})
-    if listed:  # of such a dataset, the rehearsal reads two examples of a batch
-        examples = Tiny.validation_dataset
-        here.plant(validation_dataset=lambda *given: [*examples(*given)])
-        named = [name for name in named if name != "rmse"]  # a root of so few is no mean
-    out = here.train("r", max_steps=2)
-    assert re.findall(r"statistics\(\) returns a mean over the batch as '(\w+)'", out) == named
 
 
 def test_a_loss_of_two_shapes_is_refused_instead_of_broadcast(here: Here) -> None:

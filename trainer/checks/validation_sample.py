@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainbox.classification import counts_by_class, doubtful_outputs
 from trainbox.errors import WrongUse, text_of
 from trainbox.task import Task
-from trainbox.tensor_trees import copied, take, tensors_in
+from trainbox.tensor_trees import copied
 from trainer.checks.hidden_state import on_any_rank
 from trainer.loop.evaluate import Evaluation, add_up, evaluate
 from trainer.loop.out_of_memory import all_fit, memory_used_up
@@ -47,7 +47,7 @@ class Sample(NamedTuple):
 def validate_sample(job: Job, is_first: bool = False) -> Sample | None:
     """Validate a sample as in a validation, write nothing, and return digests of what it computed.
 
-    If it `is_first`, report doubtful outputs of a Classification, and means as statistics.
+    If it `is_first`, report doubtful outputs of a Classification.
 
     Each rank validates the sample alone. A task may fail with a sample that is too small, for
     example if a metric needs two classes. If it fails on any rank, all ranks validate the whole set
@@ -131,43 +131,12 @@ def impure_methods(task: Task, sample: Sample) -> list[str]:
 
 @torch.no_grad()
 def _advise(job: Job, batch: Any) -> None:
-    """Report doubtful outputs of a Classification, and means as statistics.
-
-    All ranks must call this.
-    """
+    """Report doubtful outputs of a Classification; all ranks must call this."""
+    if not counts_by_class(job.task):
+        return
     with job.evaluating():
-        if counts_by_class(job.task) and (
-            advice := job.inside(lambda: doubtful_outputs(job.model, copied(batch)))
-        ):
+        if advice := job.inside(lambda: doubtful_outputs(job.model, copied(batch))):
             job.run.report(advice)
-        if not type(job.task).statistics.__module__.startswith("trainbox."):
-            with contextlib.suppress(Exception):  # the task may need a whole batch
-                for name in job.inside(lambda: means_over_batch(job.task, job.model, batch)):
-                    job.run.report(
-                        f"statistics() returns a mean over the batch as {name!r}, and the means of "
-                        "all batches are added up: return the sum over the examples"
-                    )
-
-
-def means_over_batch(task: Task, model: nn.Module, batch: Any) -> list[str]:
-    """Return the names of the statistics that are means over the examples, instead of sums.
-
-    Two halves of a batch have twice the mean of the batch together, but just its sum. A number that
-    is the same for each batch counts the batches: then metrics() divides the means by it.
-    """
-    counts = {len(tensor) if tensor.ndim else 0 for tensor in tensors_in(batch)}
-    half = max(counts, default=0) // 2
-    if len(counts) != 1 or half < 1:
-        return []
-    indices = torch.arange(2 * half)
-    both, one, other = (
-        task.statistics(model, take(batch, part))  # take() copies
-        for part in (indices, indices[:half], indices[half:])
-    )
-    found = [name for name, value in both.items() if bool(value.any())]
-    if any(torch.equal(one[n], both[n]) and torch.equal(other[n], both[n]) for n in found):
-        return []
-    return [n for n in found if torch.allclose(one[n] + other[n], 2 * both[n], rtol=0.05)]
 
 
 def _random_numbers() -> str:
