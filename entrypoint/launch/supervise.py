@@ -33,8 +33,8 @@ from trainbox.processes.streams import message
 _POLL_S = 0.2
 # The wait for a process after `kill_tree`. A hang in a GPU's driver may never end.
 _DEATH_S = 1.0
-# The wait for the processes of a child that has ended by itself. Those of multiprocessing end just
-# after it.
+# The wait for the processes of a child that has ended by itself. Loader workers end just after
+# their parent.
 _LAST_S = 1.0
 # `docker compose run` delivers each signal twice, about 10 ms apart, and more than 300 ms on a busy
 # machine. The second one is ignored.

@@ -91,7 +91,7 @@ def _line(verb: str, words: Sequence[str]) -> str:
 
 
 def _translated(words: Sequence[str], verb: str) -> list[str]:
-    """Return the words with the verb's options for those of other programs."""
+    """Return the words, with the verb's options instead of options of other programs."""
     known = {name for row in options(verb) for name in row.flags.split()}
     left_out = habits.OF_TORCHRUN if verb == "run" else {}
     found: list[str] = []
