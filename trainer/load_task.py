@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from trainbox.commands import habits
 from trainbox.disclosure.suggested_commands import command, nearest
 from trainbox.errors import WrongUse
 from trainbox.options.config import OF_THE_TASK
@@ -42,6 +43,7 @@ _OF_LIGHTNING = {
     "val_dataloader": "validation_dataset",
     "test_dataloader": "test_dataset",
 }
+_OURS = ("trainer.", "trainbox.")
 _MISSPELT = 0.8  # the similarity of `loss` and `losses`
 
 
@@ -185,9 +187,16 @@ _HARMLESS = {"super", "replace", "isinstance", "type", "repr", "hash", "__setatt
 
 
 class _Reads(NamedTuple):
-    """The attributes that a task's own files read of it, and whether other code may read more."""
+    """What a task's own files read.
+
+    Attributes:
+        names: The attributes that they read of the task.
+        of_anything: The attributes that they read of any object.
+        passes_itself: Whether other code may read more of the task.
+    """
 
     names: frozenset[str]
+    of_anything: frozenset[str]
     passes_itself: bool
 
 
@@ -195,24 +204,41 @@ def _reads(cls: type[Task]) -> _Reads:
     """Read the files that define the task, without Trainbox's files."""
     from trainbox.classification import Classification
 
-    names, passes = set[str](), False
+    names, attributes, passes = set[str](), set[str](), False
     for base in cls.__mro__:
         if base in Classification.__mro__:
             continue
         try:
             tree = ast.parse(inspect.getsource(sys.modules[base.__module__]))
         except (OSError, TypeError, SyntaxError):
-            return _Reads(frozenset(), True)
+            return _Reads(frozenset(), frozenset(), True)
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and _is_self(node.value):
-                names.add(node.attr)
+            if isinstance(node, ast.Attribute):
+                attributes.add(node.attr)
+                names |= {node.attr} if _is_self(node.value) else set()
             elif isinstance(node, ast.Call):
                 called = getattr(node.func, "attr", getattr(node.func, "id", ""))
                 if called in ("getattr", "attrgetter"):
                     names |= {str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)}
                 passes |= called not in _HARMLESS and any(map(_is_self, node.args))
             passes |= isinstance(node, ast.Match) and _is_self(node.subject)
-    return _Reads(frozenset(names), passes or bool({"__dict__", "__dataclass_fields__"} & names))
+    passes |= bool({"__dict__", "__dataclass_fields__"} & names)
+    return _Reads(frozenset(names), frozenset(names | attributes), passes)
+
+
+def uncalled_methods(cls: type[Task]) -> list[str]:
+    """Return the public methods of a user's task that nothing calls, by the task's own files."""
+    reads = _reads(cls)
+    if reads.passes_itself:
+        return []
+    of_users = [base for base in cls.__mro__ if not base.__module__.startswith(_OURS)]
+    called = reads.of_anything.union(*(dir(base) for base in cls.__mro__ if base not in of_users))
+    return [
+        name
+        for base in of_users
+        for name, value in vars(base).items()
+        if isinstance(value, types.FunctionType) and name[0] != "_" and name not in called
+    ]
 
 
 def _is_self(node: ast.AST) -> bool:
@@ -253,19 +279,25 @@ def _check_settings(spec: str, cls: type[Task]) -> None:
         for name, value in vars(base).items()
         if not callable(value) and not isinstance(value, property | functools.cached_property)
     } | {field.name for field in dataclasses.fields(cls)}
-    found = sorted(values & SETTINGS_BY_NAME.keys() - {*OF_THE_TASK})
+    settings = SETTINGS_BY_NAME | {
+        name.replace("-", "_"): row
+        for name, option in habits.OPTIONS.items()
+        if (row := SETTINGS_BY_NAME.get(option.strip("-").replace("-", "_")))
+        and row.parameter in OF_THE_TASK
+    }
+    found = sorted(values & settings.keys() - {*OF_THE_TASK})
     for name in found:
         if name in _reads(cls).names or _reads(cls).passes_itself:
             continue
-        row = SETTINGS_BY_NAME[name]
+        row = settings[name]
         cure = (
             f"rename it to {row.parameter}"
             if row.parameter in OF_THE_TASK
-            else f"remove it, and give --{row.key}"
+            else f"remove it and give --{row.key}, or rename it"
         )
         raise WrongUse(
-            f"task {spec}: neither Trainbox nor the task reads {name}: {cure}, or rename it to "
-            f"_{name} if it is your own"
+            f"task {spec}: neither Trainbox nor the task reads {name}: {cure}, or to _{name} if it "
+            "is your own"
         )
 
 

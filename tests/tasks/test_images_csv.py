@@ -59,6 +59,13 @@ def test_a_csv_of_classes_has_the_bits_of_class_folders(here: Here, shapes: Path
     assert here.digest("csv") == here.digest("folders")
 
 
+def test_labels_that_differ_by_case_are_named() -> None:
+    listed = [Picture(Path("a.jpg"), "a.jpg", (name,)) for name in ("disc", "Disc", "ring")]
+    described = Images(classes="Disc/disc/ring").described(listed, listed)
+    assert described["labels"] == "Disc and disc are different classes"
+    assert "labels" not in Images(classes="disc/ring").described(listed, listed)
+
+
 def test_a_run_with_numbers_validates_predicts_and_exports(here: Here, shapes: Path) -> None:
     fields = REGRESSION | {"ema": 0.5, "test_share": 0.2}
     out = here.train(task="images_regression", fields=fields, **_SHORT)

@@ -164,7 +164,7 @@ class _Rehearsal:
         console, deterministic = job.run.console, job.config.deterministic
         console.start_rehearsal_bar(_PARTS if deterministic else _PARTS_IF_FAST)
         with job.world.wait_for_all("the check of schedule()"):
-            check_schedule(job)
+            self.notes += check_schedule(job)
         total, before = job.schedule.total_steps, steps_before(job.schedule.total_steps)
         self.steps = min(before + deterministic, total)
         start, self.capture.reason = self._state(job), reason_for_eager_steps(job)

@@ -1,21 +1,33 @@
 """Advice about a training, before it begins and after it has ended; never a refusal."""
 
+import dis
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
+from trainbox.disclosure.suggested_commands import nearest
+from trainbox.options.config import Config, Settings
+from trainbox.task import Task
 from trainer.data.schedule import Schedule
+from trainer.load_task import uncalled_methods
 
 _MANY = 0.1  # a share of the training examples that each epoch leaves out
 _FEW_ENTRIES, _GROWTH = 8, 1.1
 
 
-def advice_before(schedule: Schedule, model: nn.Module) -> list[str]:
-    """Return advice about the steps of an epoch, and about the parts of the model."""
-    # The same class may be in a model many times.
-    return list(dict.fromkeys([*_of_left_out_examples(schedule), *_of_plain_lists(model)]))
+def advice_before(
+    schedule: Schedule, model: nn.Module, task: Task, settings: Settings
+) -> list[str]:
+    """Return advice about the steps of an epoch, the parts of the model, and the settings."""
+    found = [
+        *_of_left_out_examples(schedule),
+        *_of_plain_lists(model),
+        *_of_settings_without_effect(task, settings),
+        *_of_uncalled_methods(task),
+    ]
+    return list(dict.fromkeys(found))  # the same class may be in a model many times
 
 
 def _of_left_out_examples(schedule: Schedule) -> Iterator[str]:
@@ -42,6 +54,65 @@ def _of_plain_lists(model: nn.Module) -> Iterator[str]:
                     f"the modules in {type(module).__name__}.{name} are neither trained nor saved: "
                     f"use {kind} if they should be"
                 )
+
+
+def _of_uncalled_methods(task: Task) -> Iterator[str]:
+    known = [name for name in dir(Task) if name[0] != "_" and callable(getattr(Task, name))]
+    for name in uncalled_methods(type(task)):
+        cure = nearest(name, known, "docs/reference/task.md lists the methods of a task")
+        yield f"nothing calls {name}() of {type(task).__name__}: {cure}"
+
+
+# A setting, the setting without which it has no effect, and an option for that one.
+_NEEDS = {
+    "patience": ("early_stopping", "--early-stopping METRIC"),
+    "base_batch_size": ("lr_scaling", "--lr-scaling linear"),
+}
+# A setting, its option, and the method of a task that gets it, with its place there.
+_GIVEN_TO = (
+    ("learning_rate", "--lr", "build_optimizer", 3),
+    ("weight_decay", "--weight-decay", "build_optimizer", 4),
+    ("warmup_epochs", "--warmup-epochs", "schedule", 3),
+)
+
+
+def _of_settings_without_effect(task: Task, settings: Settings) -> Iterator[str]:
+    """Find settings that nothing reads, such as the rate of an optimizer with a rate of its own."""
+    for name, (other, needed) in _NEEDS.items():
+        value = getattr(settings, name)
+        if value != getattr(Config, name) and getattr(settings, other) == getattr(Config, other):
+            yield f"--{name.replace('_', '-')} {value} has no effect without {needed}"
+    for name, option, method, place in _GIVEN_TO:
+        usual = getattr(task, name)
+        value = getattr(settings, name)
+        if value not in (usual, getattr(Settings, name, None)) and not _reads_argument(
+            getattr(type(task), method), place
+        ):
+            yield (
+                f"{option} {value:g} has no effect: {method}() of {type(task).__name__} does not "
+                f"read its argument {name.replace('epochs', 'steps')}"
+            )
+
+
+def _reads_argument(method: Callable[..., Any], place: int) -> bool:
+    """Return whether a method reads its positional argument at `place`; self is the first one.
+
+    This is also true if the method cannot be read, such as a method with a decorator.
+    """
+    code = getattr(method, "__code__", None)
+    if code is None or place >= code.co_argcount:  # *args
+        return True
+    name = code.co_varnames[place]
+    loaded = {
+        read
+        for instruction in dis.get_instructions(code)
+        if instruction.opname.startswith("LOAD_")
+        # Python 3.13 loads two variables with one instruction.
+        for read in (
+            instruction.argval if isinstance(instruction.argval, tuple) else [instruction.argval]
+        )
+    }
+    return name in loaded or name in code.co_cellvars or "locals" in code.co_names
 
 
 def advice_after(

@@ -113,6 +113,9 @@ def test_fields_without_the_decorator_are_reported(write: Callable[[str, str], s
         ("def metric(self, totals): ...", "metric", "metrics"),
         ("def loss(self, model, batch): ...", "loss", "losses"),
         ("class_name = ('cat', 'dog')", "class_name", "class_names"),
+        ("max_epochs = 3", "max_epochs", "epochs"),
+        ("bs: int = 3", "bs", "batch_size"),
+        ("lr = 0.1", "lr", "learning_rate"),
     ],
 )
 def test_a_misspelt_name_is_refused(

@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 from tests.support.here import Here
 from tests.support.tiny import TINY, Tiny
 from trainbox import Classification
+from trainbox.options.config import Settings
 from trainer.data.schedule import Schedule
 from trainer.loop import report
 from trainer.loop.advice import advice_after, advice_before
@@ -113,8 +114,101 @@ class _Listed(nn.Module):
 def test_modules_in_a_plain_list(layers: Any, kind: str) -> None:
     schedule = Schedule(0, 16, 8, 2, ())
     text = "the modules in _Listed.layers are neither trained nor saved: use "
-    found = advice_before(schedule, nn.Sequential(_Listed(layers), _Listed(layers)))
+    model = nn.Sequential(_Listed(layers), _Listed(layers))
+    found = advice_before(schedule, model, Tiny(), Settings())
     assert found == ([f"{text}{kind} if they should be"] if kind else [])
+
+
+class _Own(Tiny):
+    """Reads the rate of its optimizer, and no argument of schedule() but the step."""
+
+    def build_optimizer(
+        self, model: nn.Module, name: str, learning_rate: float, weight_decay: float | None
+    ) -> torch.optim.Optimizer:
+        groups = [{"params": [p], "lr": learning_rate * 2} for p in model.parameters()]
+        return torch.optim.SGD(groups, lr=0.1)
+
+    def schedule(self, step: int, *others: Any) -> float:
+        return 1 / (1 + step)
+
+
+class _Fixed(Tiny):
+    learning_rate: ClassVar[float] = 0.5
+
+    def build_optimizer(self, model: nn.Module, name: str, rate: float, decay: float | None) -> Any:
+        return [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
+
+    def schedule(self, step: int, total: int, warmup: int, epoch: float, found: Any) -> float:
+        return max(0.0, 1 - step / total)
+
+
+class _Closure(Tiny):
+    def build_optimizer(self, model: nn.Module, name: str, rate: float, decay: float | None) -> Any:
+        return [lambda: (rate, decay)]
+
+
+_OF_FIXED = "build_optimizer() of _Fixed does not read its argument"
+
+
+@pytest.mark.parametrize(
+    ("task", "changed", "advice"),
+    [
+        (Tiny(), {"patience": 3}, "--patience 3 has no effect without --early-stopping METRIC"),
+        (Tiny(), {"patience": 3, "early_stopping": "loss"}, ""),
+        (Tiny(), {"base_batch_size": 8}, "--base-batch-size 8 has no effect without --lr-scaling"),
+        (Tiny(), {"learning_rate": 0.2, "weight_decay": 0.1, "warmup_epochs": 2}, ""),
+        (_Own(), {"learning_rate": 0.2}, ""),
+        (_Own(), {"weight_decay": 0.1}, "--weight-decay 0.1 has no effect: build_optimizer() of"),
+        (_Own(), {"warmup_epochs": 2}, ""),  # *others
+        (_Fixed(), {"learning_rate": 0.2}, f"--lr 0.2 has no effect: {_OF_FIXED} learning_rate"),
+        (_Fixed(), {"learning_rate": 0.5}, ""),  # its own
+        (_Fixed(), {"warmup_epochs": 1}, "--warmup-epochs 1 has no effect: schedule() of _Fixed"),
+        (_Closure(), {"learning_rate": 0.2, "weight_decay": 1.0}, ""),
+    ],
+)
+def test_a_setting_without_effect(task: Tiny, changed: dict[str, Any], advice: str) -> None:
+    settings = Settings(**changed)
+    found = advice_before(Schedule(0, 16, 8, 2, ()), nn.Linear(4, 1), task, settings)
+    assert len(found) == bool(advice)
+    assert all(line.startswith(advice) for line in found)
+
+
+class _Habits(Chance):
+    """Methods of other libraries, and helpers that are called."""
+
+    def get_optimizer(self) -> None: ...
+
+    def on_train_epoch_end(self) -> None: ...
+
+    def scale(self) -> float:
+        return 1.0
+
+    @staticmethod
+    def twice(value: float) -> float:
+        return value * 2
+
+    def prepare(self, batch: Any, training: bool) -> Any:
+        return [part * self.scale() * _Habits.twice(0.5) for part in batch]
+
+
+def test_methods_that_nothing_calls() -> None:
+    found = advice_before(Schedule(0, 16, 8, 2, ()), nn.Linear(4, 1), _Habits(), Settings())
+    assert found == [
+        "nothing calls get_optimizer() of _Habits: did you mean build_optimizer?",
+        "nothing calls on_train_epoch_end() of _Habits: docs/reference/task.md lists the methods "
+        "of a task",
+    ]
+
+
+def test_a_schedule_that_returns_learning_rates(here: Here) -> None:
+    """Instead of factors on --lr."""
+    here.plant(schedule=lambda task, step, *others: 0.01 * 0.5**step)
+    out = here.train(rehearses=True, learning_rate=0.01)
+    assert (
+        "note       schedule() returns at most 0.01, so the learning rate is at most 0.0001: "
+        "return a factor on --lr 0.01, which is 1 for all of it\n"
+    ) in out
+    assert "schedule() returns" not in here.train("all", rehearses=True, learning_rate=1.0)
 
 
 def test_a_good_training_prints_no_advice(here: Here) -> None:

@@ -69,7 +69,14 @@ class PictureClasses(PictureTask, Classification):
         refuse_missing_classes(folder, self.class_names, part, purpose, skipped)
 
     def described(self, train: Sequence[Picture], validation: Sequence[Picture]) -> dict[str, str]:
-        return {"classes": self._counts(train), "validation": self._counts(validation)}
+        rows = {"classes": self._counts(train), "validation": self._counts(validation)}
+        by_word = {name.casefold().strip(): name for name in reversed(self.class_names)}
+        alike = [
+            f"{first} and {name}"
+            for name in self.class_names
+            if (first := by_word[name.casefold().strip()]) != name
+        ]
+        return rows | ({"labels": f"{', '.join(alike)} are different classes"} if alike else {})
 
     def _counts(self, pictures: Sequence[Picture]) -> str:
         """Return `daisy 120, rose 98`, or a summary of many classes."""
