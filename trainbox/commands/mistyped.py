@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 import click
@@ -73,7 +73,18 @@ def option_before_verb(option: str, words: Sequence[str], ctx: click.Context) ->
     at = next((place for place, word in enumerate(words) if word in verbs), None)
     verb = "train" if at is None else words[at]
     others = words if at is None else [*words[:at], *words[at + 1 :]]
+    if not _is_known(option) and all(word.startswith("-") for word in words):
+        return f"{problem}: `{command_line('--help')}` lists the verbs"
     return f"options come after the verb: `{_line(verb, others)}`"
+
+
+def _is_known(option: str) -> bool:
+    """Return whether an option is one of `train`, of `run` or of another program."""
+    name = option.strip("-").replace("_", "-").lower()
+    flags = {
+        flag for verb in ("train", "run") for row in options(verb) for flag in row.flags.split()
+    }
+    return f"--{name}" in flags or name in habits.OPTIONS or name in habits.OF_TORCHRUN
 
 
 def _line(verb: str, words: Sequence[str]) -> str:
@@ -153,21 +164,34 @@ def unknown_verb(word: str, arguments: Sequence[str], verbs: Sequence[str]) -> s
 
 def extra_argument(extra: str, words: Sequence[str], command: click.Command) -> str:
     """Return the cure for one argument too many, or "" if it is not known."""
-    if cure := _several(extra.split(), words):
+    extras = extra.split()
+    if cure := _several(extras, words):
         return cure
-    name, equals, value = extra.lstrip("+~").partition("=")
-    name = name.rpartition(".")[2]  # optimizer.lr=0.1
     names = dict(_names(command))
-    sweeps = {row.key for row in KEYS_OF_SWEEP}
-    if equals and "grid" in names and name.replace("_", "-") not in sweeps:
-        return f"did you mean --grid {name}={value.strip('[]()')}?"
-    if equals and name.replace("_", "-") in names:
-        return f"did you mean {names[name.replace('_', '-')]} {value}?"
+    if extras[0].replace("_", "-") in names and len(extras) % 2 == 0:  # lr 0.1
+        extras = [f"{name}={value}" for name, value in zip(extras[::2], extras[1::2], strict=True)]
+    meant = [_meant(word, command, names) for word in extras]
+    if all(meant):
+        if meant[0].startswith("--set") and len(meant) == 1:
+            return f"a field of the task is set by {meant[0]}"
+        return f"did you mean {' '.join(meant)}?"
     if not has_fields(command):
         return _of_all_runs(extra, command) if "--runs-dir" in names.values() else ""
-    if equals:
-        return f"a field of the task is set by --set {name}={value}"
     return _of_task(extra, words[: words.index(extra)] if extra in words else words)
+
+
+def _meant(word: str, command: click.Command, names: Mapping[str, str]) -> str:
+    """Return the option that NAME=VALUE may mean, or ""."""
+    name, equals, value = word.lstrip("+~").partition("=")
+    name = name.rpartition(".")[2]  # optimizer.lr=0.1
+    option = name.replace("_", "-")
+    if not equals:
+        return ""
+    if "grid" in names and option not in {row.key for row in KEYS_OF_SWEEP}:
+        return f"--grid {name}={value.strip('[]()')}"
+    if option in names:
+        return f"{names[option]} {value}"
+    return f"--set {name}={value}" if has_fields(command) else ""
 
 
 def _of_all_runs(extra: str, command: click.Command) -> str:

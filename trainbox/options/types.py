@@ -110,7 +110,9 @@ class GpuCount(click.ParamType[int | str]):
             cure = "write a number"
             if value == "-1":
                 cure = "write all"
-            elif any(letter.isdigit() for letter in value):
+            elif whole := re.fullmatch(r"(\d+)\.0*", value):
+                cure = f"write {whole[1]}"
+            elif any(map(str.isdigit, value)) and not re.fullmatch(r"\d*\.\d+", value):
                 named = ",".join(part.rpartition(":")[2].strip() for part in value.split(","))
                 cure = f"to name GPUs use --gpu-ids {named}"
             self.fail(

@@ -466,6 +466,8 @@ def test_omp_num_threads_of_the_environment_is_kept(plan: Command) -> None:
 
 # fmt: off
 _LAUNCHES = [
+    (["--gpus", "2.0"],
+     "Invalid value for '--gpus': '2.0' is neither a number of GPUs nor `all`: write 2"),
     (["--gpus", "two"],
      "Invalid value for '--gpus': 'two' is neither a number of GPUs nor `all`: write a number"),
     (["--gpus"], "--gpus needs a value: write --gpus N|all"),
@@ -573,6 +575,12 @@ _MISTAKES = [
      "Got unexpected extra argument (+width=3): a field of the task is set by --set width=3"),
     ("digits --set width = 3",
      "Got unexpected extra arguments (= 3): write no spaces, as in --set width=3"),
+    ("digits lr=1 epochs=3", "Got unexpected extra arguments (lr=1 epochs=3): did you mean --lr 1 "
+     "--epochs 3?"),
+    ("digits width=3 batch_size 8", "Got unexpected extra arguments (width=3 batch_size 8): the "
+     "usage is `trainbox plan [OPTIONS] [TASK]`"),
+    ("digits lr 0.1 width 8", "Got unexpected extra arguments (lr 0.1 width 8): did you mean "
+     "--lr 0.1 --set width=8?"),
     ("my.py Rings", "Got unexpected extra argument (Rings): did you mean my.py:Rings?"),
     ("help", "no task 'help': write --help"),
     ("--lr 0,1", "Invalid value for '--lr': '0,1' is not a number: write one number, with a point; "
@@ -612,6 +620,7 @@ def test_contradictions_and_typing_errors_are_reported(
     [
         ("--processes 2 train digits", "trainbox train --processes 2 digits"),
         ("--gpus 1 digits", "trainbox train --gpus 1 digits"),
+        ("--gpus=1", "trainbox train --gpus=1"),
         ("--gpus 1 train.py -- --lr 1", "trainbox run --gpus 1 train.py -- --lr 1"),
         ("--device cpu run s.py -- --lr 1", "trainbox run --device cpu s.py -- --lr 1"),
         ("--nproc_per_node=2 train.py", "trainbox run --processes 2 train.py"),
@@ -625,6 +634,11 @@ def test_an_option_before_the_verb_is_moved(
 ) -> None:
     ended = in_this_process(entrypoint.cli.commands.main, arguments.split(), {})
     assert refused(ended) == f"options come after the verb: `{text}`"
+
+
+def test_an_option_that_no_verb_has_is_not_moved(in_this_process: Callable[..., Ended]) -> None:
+    ended = in_this_process(entrypoint.cli.commands.main, ["--foo"], {})
+    assert refused(ended) == "no such option --foo: `trainbox --help` lists the verbs"
 
 
 @pytest.mark.parametrize(
