@@ -58,6 +58,8 @@ _NEEDS_TORCHRUN = re.compile(
     rb"KeyError: '(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'"
     rb"|environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected"
 )
+# What Python prints last.
+_MISSING_MODULE = re.compile(rb"\nModuleNotFoundError: No module named '([^']+)'[^\n]*\s*\Z")
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")  # of Python 3.13 and newer on a terminal
 _END_BYTES = 2**14  # of a log, in which the error of the script is
 _TEMPORARY = (ExitCode.PREEMPTED, ExitCode.HARDWARE, ExitCode.NETWORK)
@@ -145,17 +147,23 @@ def _explained(code: int, asked: ScriptRun, signalled: bool) -> int:
         message(STOPPED_ITSELF)
         return ExitCode.UNEXPECTED
     is_alone = asked.plan.strategy == "process"
-    if code and is_alone and (missing := _missing_variable(asked.folder.path)):
+    if code and is_alone and (missing := _in_log(asked.folder.path, _NEEDS_TORCHRUN)):
         message(f"the script needs the variables of torchrun, such as {missing}: add --torchrun")
+    if code and (module := _in_log(asked.folder.path, _MISSING_MODULE)):
+        python = asked.target.python or Python()
+        message(
+            f"{python.command[0]} ({python.origin}) has no module {module}: install it there, or "
+            "name another Python with --python"
+        )
     return code
 
 
-def _missing_variable(run: Path) -> str | None:
-    """Return the variable of torchrun that the script has missed, as its log shows, or None."""
+def _in_log(run: Path, error: re.Pattern[bytes]) -> str | None:
+    """Return the group of an error that the end of the script's log has, or None."""
     log_path = run / LOGS / "rank-0.log"
     with contextlib.suppress(OSError), open_from(log_path, most_bytes=_END_BYTES) as log:
-        if found := _NEEDS_TORCHRUN.search(_COLOUR.sub(b"", log.read())):
-            return (found[1] or found[2]).decode()
+        if found := error.search(_COLOUR.sub(b"", log.read())):
+            return next(filter(None, found.groups())).decode(errors="replace")
     return None
 
 

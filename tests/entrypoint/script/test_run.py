@@ -196,6 +196,17 @@ def test_a_script_that_needs_torchrun_gets_the_option_named(
     assert f"{expected}--torchrun\n" in ended.err
 
 
+def test_a_module_that_the_python_of_a_script_lacks_is_named(forked: Trainbox) -> None:
+    ended = forked(*ONE, script(forked, "import notthere.part"))
+    assert ended.code == 1
+    assert (
+        f"trainbox: {sys.executable} (Trainbox) has no module notthere: install it there, or name "
+        "another Python with --python\n"
+    ) in ended.err
+    caught = "try:\n    import notthere\nexcept ImportError:\n    print('none')\nraise SystemExit(1)"
+    assert "has no module" not in forked(*ONE, "--run", "b", script(forked, caught)).err
+
+
 @pytest.mark.parametrize(
     ("restarts", "codes", "starts"),
     [
