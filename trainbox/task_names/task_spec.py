@@ -92,6 +92,8 @@ def _no_task(spec: str) -> WrongUse:
         return WrongUse(f"{file} is a file of settings, not a task: write --config {file}")
     if spec == "help":
         hint = "write --help"
+    elif spec in ("list", "ls", "status"):
+        hint = f"`{command('runs')}` lists runs and sweeps, and `{command('tasks')}` lists tasks"
     elif meant := _written_as(spec):
         hint = f"did you mean {meant}?"
     else:

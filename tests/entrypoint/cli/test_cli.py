@@ -583,6 +583,8 @@ _MISTAKES = [
      "--lr 0.1 --set width=8?"),
     ("my.py Rings", "Got unexpected extra argument (Rings): did you mean my.py:Rings?"),
     ("help", "no task 'help': write --help"),
+    ("list", "no task 'list': `trainbox runs` lists runs and sweeps, and `trainbox tasks` lists "
+     "tasks"),
     ("--lr 0,1", "Invalid value for '--lr': '0,1' is not a number: write one number, with a point; "
      "several are for `trainbox sweep --grid`"),
     ("--epochs 1e2", "Invalid value for '--epochs': '1e2' is not a whole number: write 100"),
