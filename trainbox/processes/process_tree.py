@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -58,7 +59,8 @@ def start_child(argv: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
     """
     import subprocess  # a launch plan does without its 5 ms
 
-    return subprocess.Popen(argv, preexec_fn=die_with_parent, **options)  # noqa: PLW1509
+    ends = functools.partial(die_with_parent, os.getpid())
+    return subprocess.Popen(argv, preexec_fn=ends, **options)  # noqa: PLW1509
 
 
 def adopt_orphans() -> None:

@@ -1,6 +1,7 @@
 """Read the examples of a dataset or of files, in this process or in loader workers."""
 
 import functools
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -157,6 +158,9 @@ def example_loader(
     """Return a loader of one batch for each list of (epoch, index) in `positions`."""
     if workers:
         raise_file_limit()
+    context = worker_context() if workers else None
+    # A worker of another start method may have another process as its parent.
+    parent = os.getpid() if context else None
     pins = device.type == "cuda"
     return _Loader(
         SeededExamples(dataset, seed),
@@ -165,8 +169,8 @@ def example_loader(
         collate_fn=functools.partial(_batch, collate, pins),
         pin_memory=pins,
         persistent_workers=workers > 0,
-        worker_init_fn=_start_worker if workers else None,
-        multiprocessing_context=worker_context() if workers else None,
+        worker_init_fn=functools.partial(_start_worker, parent) if workers else None,
+        multiprocessing_context=context,
     )
 
 
@@ -188,12 +192,12 @@ def _received(batch: Any) -> Any:
     return batch.received() if isinstance(batch, Sent) else batch
 
 
-def _start_worker(_worker: int) -> None:
+def _start_worker(parent: int | None, _worker: int) -> None:
     torch.set_num_threads(1)
     # The thread that sends files prints a traceback with this hook if it cannot open one. This
     # process then sends the error to its parent, which prints it in one line.
     sys.excepthook = lambda *_: None
-    leave_signals_to_the_parent()
+    leave_signals_to_the_parent(parent)
 
 
 def read_once(

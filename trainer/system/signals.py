@@ -86,14 +86,17 @@ def interruptible(what: str) -> Iterator[None]:
     """
 
     def stop(number: int, _frame: FrameType | None) -> NoReturn:
-        raise _Stop(STOP_SIGNALS[signal.Signals(number)])
+        raise _Stop(signal.Signals(number))
 
     handle_stop_signals(stop)
     try:
         yield
-    except _Stop as signal_name:
+    except _Stop as end:
+        number = end.args[0]
         raise Stopped(
-            f"stopped by {signal_name} before the end of {what}: start the same command again"
+            f"stopped by {STOP_SIGNALS[number]} before the end of {what}: start the same command "
+            "again",
+            exit_code=128 + number,
         ) from None
 
 
@@ -102,11 +105,11 @@ def forwarded_signal(number: int) -> signal.Signals:
     return INTERRUPT if number == signal.SIGINT else signal.Signals(number)
 
 
-def leave_signals_to_the_parent() -> None:
-    """Ignore stop signals in a loader worker, and exit with the rank.
+def leave_signals_to_the_parent(parent: int | None) -> None:
+    """Ignore stop signals in a loader worker, and exit with the rank, the process `parent`.
 
     A scheduler may send SIGTERM to all processes. torch restores the default action of SIGTERM in
     its workers, and without a worker the rank could not finish its step and save a checkpoint.
     """
     process_tree.ignore_stop_signals()
-    die_with_parent()
+    die_with_parent(parent)

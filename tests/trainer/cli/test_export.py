@@ -379,11 +379,11 @@ def test_a_signal_stops_the_export_and_leaves_no_file(
 
     def load(path: Path) -> Any:
         assert path.name == "model.pt2.tmp"
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGUSR1)
 
     monkeypatch.setitem(FORMATS, "pt2", dataclasses.replace(FORMATS["pt2"], load=load))
-    err = here.refused(*_EXPORT, code=143)
-    assert "stopped by SIGINT before the end of the export: start the same command" in err
+    err = here.refused(*_EXPORT, code=128 + signal.SIGUSR1)
+    assert "stopped by SIGUSR1 before the end of the export: start the same command" in err
     assert [path.name for path in (here.path() / "exports/best-pt2").iterdir()] == ["export.log"]
 
 

@@ -2,7 +2,11 @@
 
 import contextlib
 import itertools
+import os
 import random
+import select
+import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,16 +16,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
+from tests.support.faults import needs_linux
 from trainbox.errors import WrongUse
 from trainbox.tensor_trees import to_device
-from trainer.data import batches
+from trainer.data import batches, examples
 from trainer.data.batches import (
     EvaluationBatches,
     evaluation_batch_count,
     place_tensors,
     training_batches,
 )
-from trainer.data.examples import length
+from trainer.data.examples import example_loader, length
 from trainer.data.schedule import MicroBatch, Schedule, epoch_order, micro_batches
 from trainer.parallel.world import World
 
@@ -336,3 +341,33 @@ class Endless(IterableDataset[int]):
 def test_a_dataset_without_a_length_is_refused() -> None:
     with pytest.raises(WrongUse, match=r"Endless has no length \(.*\): use a map-style dataset"):
         length(Endless())
+
+
+@needs_linux
+def test_a_worker_whose_parent_is_killed_during_its_start_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A busy machine may run a worker only after its parent was killed."""
+    held, holding = os.pipe()  # the worker holds it until it ends
+    real = examples.leave_signals_to_the_parent
+
+    def late(parent: int | None) -> None:
+        killed = os.getppid()
+        os.kill(killed, signal.SIGKILL)
+        while os.getppid() == killed:
+            time.sleep(0.01)
+        signal.alarm(90)  # ends it in any case, after the test has failed
+        real(parent)
+
+    monkeypatch.setattr(examples, "leave_signals_to_the_parent", late)
+    if (pid := os.fork()) == 0:
+        try:
+            data = TensorDataset(torch.arange(4.0))
+            next(iter(example_loader(data, 0, [[(0, 0)]], CPU, 1)))
+        finally:
+            os._exit(0)
+    os.close(holding)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert select.select([held], [], [], 60)[0], "the worker still runs"
+    assert not os.read(held, 1)
+    os.close(held)
