@@ -1,12 +1,14 @@
 """The run folder of a script: its lock, config.json, manifest.json and metrics.jsonl."""
 
 import contextlib
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from entrypoint.script.target import Target
+from trainbox.disclosure.secret_rule import arguments_without_secrets
 from trainbox.errors import Failure, WrongUse
 from trainbox.files.entries import EntryReader, is_of_script
 from trainbox.folders.record_folder import CONFIG, LOGS, MANIFEST, METRICS, RecordFolder
@@ -20,7 +22,7 @@ class ScriptFolder(RecordFolder):
     """The folder of one run of a script. Only the first node `writes` the records."""
 
     def __init__(self, path: Path, target: Target, writes: bool) -> None:
-        """Make the folder, take its lease, and write config.json if the run is new.
+        """Make the folder, take its lease, and write config.json with the arguments of this start.
 
         Raises:
             WrongUse: the folder is one of another script or task, or another process uses it.
@@ -64,8 +66,9 @@ class ScriptFolder(RecordFolder):
         return found[-1] if found else None
 
     def _check_config(self, target: Target) -> None:
-        """Write config.json of a new run; compare config.json of an old run with `target`."""
+        """Write config.json; compare config.json of an old run with `target` before."""
         wanted = {"kind": KIND, "script": target.name, "is_module": target.is_module}
+        arguments = list(target.arguments)
         if not (self.path / CONFIG).exists():
             others = [name for name in (MANIFEST, METRICS) if (self.path / name).exists()]
             # trainbox.metrics() writes this file if the script is started without us.
@@ -74,7 +77,7 @@ class ScriptFolder(RecordFolder):
                     f"{self.path} is not a run, and its {' and '.join(others)} would be changed: "
                     "choose another --run name, or move the files away"
                 )
-            self.write_json(CONFIG, {**wanted, "arguments": list(target.arguments)})
+            self.write_json(CONFIG, {**wanted, "arguments": arguments})
             self._is_new = True
             return
         config = self.read_json(CONFIG)
@@ -89,3 +92,7 @@ class ScriptFolder(RecordFolder):
                 f"{self.path} is a run of {config.get('script') if is_script else 'a task'}, not "
                 f"of {target.name if is_script else 'a script'}: choose another --run name"
             )
+        if (before := config.get("arguments", arguments)) != arguments:
+            shown = shlex.join(arguments_without_secrets(map(str, before or ())))
+            message(f"the run was started with other arguments before: {shown or 'none'}")
+            self.write_json(CONFIG, {**config, "arguments": arguments})

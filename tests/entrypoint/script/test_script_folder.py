@@ -51,6 +51,21 @@ def test_values_that_are_not_finite_are_recorded_as_null(
     assert entry == {"step": 1, "kind": "train", "time_unix_s": entry["time_unix_s"], **recorded}
 
 
+def test_a_run_shows_the_arguments_of_its_newest_start(forked: Trainbox) -> None:
+    """A result of --lr 0.9 must not stand beside --lr 0.1."""
+    text = "import sys; print('{\"step\": 1, \"acc\": ' + sys.argv[-1] + '}')"
+    (forked.folder / "train.py").write_text(text)
+    said = [
+        "other arguments" in forked(*ONE, "--device", "cpu", "train.py", "--", "--lr", lr).err
+        for lr in ("0.1", "0.9", "0.9")
+    ]
+    assert said == [False, True, False]
+    (run,) = json.loads(forked("runs", "--json").out)
+    assert (run["settings"], run["metric"]) == ({"lr": "0.9"}, {"acc": 0.9})
+    starts = json.loads((forked.folder / "runs/r/manifest.json").read_text())["starts"]
+    assert [start["arguments"][-1] for start in starts] == ["0.1", "0.9", "0.9"]
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null"])
 def test_a_damaged_config_is_named(forked: Trainbox, text: str) -> None:
     (forked.folder / "runs/r").mkdir(parents=True)
