@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from trainbox.disclosure.secret_rule import arguments_without_secrets
 from trainbox.disclosure.suggested_commands import command
 from trainbox.errors import StorageFailure, WrongUse
-from trainbox.folders.record_folder import STUDY
+from trainbox.folders.record_folder import CONFIG, STUDY
 from trainbox.processes.identity import is_alive, own_name
 from trainer.sweep.grid import NO_METRIC, Record, Sweep, Trial, from_identity
 from trainer.sweep.samplers import distributions, draw, make_sampler
@@ -296,10 +296,15 @@ def open_study(folder: Path, sweep: Sweep | None) -> Study:
 
     Raises:
         WrongUse: the study does not exist, or has other settings.
-        StorageFailure: the study is damaged.
+        StorageFailure: the study is damaged, or lost beside its trials.
     """
     try:
         storage = open_journal(folder, read_only=sweep is None)
+        if not storage.get_all_studies() and any(folder.glob(f"trial-*/{CONFIG}")):
+            raise StorageFailure(
+                f"{folder / STUDY} is lost or empty, and new trials would continue those in "
+                f"{folder}: restore it from a backup, or start a new sweep with another --name"
+            )
         study = Study(storage, folder.absolute().name, sweep)
         study.records()
     except _DAMAGE as error:

@@ -203,7 +203,9 @@ def test_a_module_that_the_python_of_a_script_lacks_is_named(forked: Trainbox) -
         f"trainbox: {sys.executable} (Trainbox) has no module notthere: install it there, or name "
         "another Python with --python\n"
     ) in ended.err
-    caught = "try:\n    import notthere\nexcept ImportError:\n    print('none')\nraise SystemExit(1)"
+    caught = (
+        "try:\n    import notthere\nexcept ImportError:\n    print('none')\nraise SystemExit(1)"
+    )
     assert "has no module" not in forked(*ONE, "--run", "b", script(forked, caught)).err
 
 

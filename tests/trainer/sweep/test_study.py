@@ -360,6 +360,28 @@ def test_both_commands_exit_with_code_4_for_a_damaged_study(here: Here) -> None:
     assert (folder / "study.journal").read_bytes() == damaged
 
 
+@pytest.mark.parametrize("text", ["", None, "one line"])
+def test_a_sweep_that_has_lost_its_record_does_not_begin_again_in_its_trials(
+    here: Here, text: str | None
+) -> None:
+    """The new trials would resume the old ones, which have other settings."""
+    folder = here.folder / "runs" / "s"
+    folder.mkdir(parents=True)
+    claimed(open_study(folder, _SWEEP))
+    (folder / "trial-00000").mkdir()
+    (folder / "trial-00000/config.json").touch()
+    journal = folder / "study.journal"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.unlink()
+    if text is not None:
+        journal.write_text("".join(lines[1:]) if text else "")
+    begins_again = "sweep digits --name s --grid width=5,6"
+    for command in (begins_again, *([] if text is None else ["sweep-show s"])):
+        err = here.refused(*command.split(), code=4, silent=True)
+        assert "trainbox: runs/s/study.journal is " in err
+        assert "restore it from a backup, or start a new sweep with another --name" in err
+
+
 def test_a_machine_that_waits_for_a_sweep_heeds_signals(tmp_path: Path) -> None:
     stop = StopRequest()
     stop.signal_name = "SIGTERM"
