@@ -73,17 +73,15 @@ def leftovers(run: StoredRun, folder: Path) -> list[Leftover]:
 
 
 def _unneeded(checkpoints: list[Path]) -> tuple[Path, ...]:
-    """Return all checkpoints with their sidecars but the last and the best one."""
-    if not checkpoints:
-        return ()
-    last = sidecar_if_valid(checkpoints[-1].with_suffix(".json"))
-    if last is None or damage(checkpoints[-1], last):
-        return ()  # an older one may be the last way to resume
-    best = f"step-{last.get('best_step') or 0:08d}"
-    kept = {checkpoints[-1].stem, best}
-    return tuple(
-        file
-        for path in checkpoints
-        if path.stem not in kept
-        for file in (path, path.with_suffix(".json"))
-    )
+    """Return the checkpoints, with their sidecars, that neither are the best one nor resume the run.
+
+    The run resumes from its newest intact checkpoint, or from the one before it if that one has
+    other bits than the records of the run.
+    """
+    for place, path in reversed(list(enumerate(checkpoints))):
+        sidecar = sidecar_if_valid(path.with_suffix(".json"))
+        if sidecar is not None and not damage(path, sidecar):
+            best = f"step-{sidecar.get('best_step') or 0:08d}"
+            older = [each for each in checkpoints[: max(0, place - 1)] if each.stem != best]
+            return tuple(file for each in older for file in (each, each.with_suffix(".json")))
+    return ()

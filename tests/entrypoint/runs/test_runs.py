@@ -18,7 +18,7 @@ from trainbox.folders.lease import Lease
 
 
 def _run(folder: Path, end: Any = None, steps: int = 40, done: int = 40, **config: Any) -> Path:
-    """Write the files of a training with two checkpoints, the first of them the best."""
+    """Write the files of a training with four checkpoints, the first of them the best."""
     (folder / "checkpoints").mkdir(parents=True)
     settings = {"task": "digits", "fields": {}, "best_by": "max:accuracy", "seed": 0, **config}
     (folder / "config.json").write_text(json.dumps(settings))
@@ -27,7 +27,7 @@ def _run(folder: Path, end: Any = None, steps: int = 40, done: int = 40, **confi
     (folder / "metrics.jsonl").write_text(
         "".join(json.dumps({"kind": "train", "step": step}) + "\n" for step in range(1, done + 1))
     )
-    for step, accuracy in ((10, 0.75), (20, 0.5), (30, 0.5)):
+    for step, accuracy in ((10, 0.75), (20, 0.5), (25, 0.5), (30, 0.5)):
         sidecar = {
             "run_id": "a run",
             "best_step": 10,
@@ -257,14 +257,16 @@ def _gone(folder: Path) -> list[str]:
     ]
 
 
-def test_the_best_and_the_last_checkpoint_stay(tmp_path: Path) -> None:
+def test_the_best_checkpoint_and_the_last_two_stay(tmp_path: Path) -> None:
+    """The last one may have other bits than the records, so the one before may be needed."""
     folder = _run(tmp_path / "a", COMPLETE)
     files = [f"checkpoints/step-00000020.{suffix}" for suffix in ("pt", "json")]
     assert _gone(folder) == files
-    # The last checkpoint is damaged, so the one before may be needed.
     for damaged in (bytes(10), bytes(999) + b"1"):
         (folder / "checkpoints/step-00000030.pt").write_bytes(damaged)
         assert _gone(folder) == []
+    (folder / "checkpoints/step-00000025.json").unlink()
+    assert _gone(folder) == []
 
 
 @pytest.mark.parametrize("end", [STOPPED, FAILED, None])
