@@ -73,7 +73,7 @@ def leftovers(run: StoredRun, folder: Path) -> list[Leftover]:
 
 
 def _unneeded(checkpoints: list[Path]) -> tuple[Path, ...]:
-    """Return the checkpoints, with their sidecars, that neither are the best one nor resume the run.
+    """Return the checkpoints and sidecars that neither are the best nor resume the run.
 
     The run resumes from its newest intact checkpoint, or from the one before it if that one has
     other bits than the records of the run.
