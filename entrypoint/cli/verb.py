@@ -35,7 +35,7 @@ def verb(name: str, cls: type[click.Command] = Command, **attributes: Any) -> Ca
 
 
 class Verb(Command):
-    """A command that the trainer runs. It refuses unknown variables with our prefix."""
+    """A command that refuses unknown variables with our prefix."""
 
     def invoke(self, ctx: click.Context) -> Any:
         from trainbox.commands.command_page import check_names
@@ -147,7 +147,7 @@ def _drop_replaced(ctx: click.Context) -> None:
             ctx.params[name] = None
 
 
-class ScriptCommand(Command):
+class ScriptCommand(Verb):
     """A command that passes the arguments after `--` to a user's own script.
 
     Example: `trainbox run train.py -- --epochs 3` passes `--epochs 3` to train.py. The message for

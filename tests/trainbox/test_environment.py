@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import Trainbox
 from tests.support.here import Here
 from trainbox.commands.command_page import NOT_SETTINGS, check_names
 from trainbox.disclosure.variables import LAUNCH_NAMES
@@ -84,6 +85,19 @@ def test_the_names_of_the_launchers_settings_are_those_of_its_options() -> None:
     devices = {"DEVICE", "GPUS", "GPU_IDS", "PROCESSES", "STRATEGY", "TRAINBOX_DEVICE"}
     nodes = {"NNODES", "NODE_RANK", "RDZV_ENDPOINT", "RDZV_ID", "RDZV_TIMEOUT_S"}
     assert {*devices, *nodes, "HEALTH", "HEALTH_LIMITS", "TASK"} == LAUNCH_NAMES
+
+
+def test_a_run_of_a_script_refuses_a_name_that_it_would_ignore(forked: Trainbox) -> None:
+    (forked.folder / "train.py").write_text("print('runs')")
+    for name, cure in (
+        ("GPUS", "use GPUS"),
+        ("HANG_MINUTE", "did you mean TRAINBOX_HANG_MINUTES?"),
+    ):
+        ended = forked("run", "train.py", env={f"TRAINBOX_{name}": "2"})
+        assert (ended.code, ended.out) == (2, "")
+        assert ended.err == f"trainbox: TRAINBOX_{name} is not a setting: {cure}\n"
+    others = {"TRAINBOX_EPOCHS": "2", "TRAINBOX_RUN": "/home/me/runs/a"}
+    assert forked("run", "--device", "cpu", "train.py", env=others).code == 0
 
 
 def test_a_misspelt_name_exits_with_code_2_except_with_help(

@@ -381,7 +381,8 @@ _SCRIPT: tuple[Row, ...] = (
         "0, such as after an exception. Default: temporary, the codes of --restarts.",
         "temporary"),
     Option("--hang-minutes", Number(0), "End the script with code 7 if no process prints or "
-        "computes for N minutes. Default: no limit.", metavar="N"),
+        "computes for N minutes. Default: no limit.", metavar="N",
+        variables=(f"{PREFIX}HANG_MINUTES",)),
     Option("--python", None, "The Python that runs the script. Default: the Python of the active "
         "virtual environment or conda, else of the script's first line, else of Trainbox.",
         metavar="PATH"),

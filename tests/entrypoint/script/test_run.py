@@ -473,8 +473,9 @@ while is_busy and time.monotonic() < begin + 80 * float(sys.argv[1]):  # longer 
     time.sleep(0.03)
 time.sleep(600)
 """
-    options = ("--hang-minutes", minutes, "--restarts", "1", *processes, "--run", "r")
-    ended = trainbox(*ONE, *options, script(trainbox, code), minutes)
+    options = ("--restarts", "1", *processes, "--run", "r")
+    limit = {"TRAINBOX_HANG_MINUTES": minutes}
+    ended = trainbox(*ONE, *options, script(trainbox, code), minutes, env=limit)
     assert ended.code == 0, ended.err
     text = f"the script hangs: no output and no CPU time for {minutes} minutes: the script gets"
     assert ended.err.count(text) == 1
