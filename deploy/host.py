@@ -144,14 +144,18 @@ def targets(makefiles: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(" ".join(found).split()))
 
 
-def check_goals(goals: Sequence[str], known: Sequence[str]) -> None:
-    """Check the targets of make's command line.
+# The setting of a value that is written without it, by the end of the value or of its file.
+_BY_ENDING = {".toml": "CONFIG", ".py": "SCRIPT"}
+
+
+def check_goals(goals: Sequence[str], known: Sequence[str], venv: str) -> None:
+    """Check the targets of make's command line; those in `venv` are files.
 
     Raises:
         Refusal: one of them does not exist.
     """
     for goal in goals:
-        if goal in known or "/" in goal:
+        if goal in known or goal.startswith(f"{venv}/"):
             continue
         if goal == "new":  # a container cannot write to the folder of tasks
             raise Refusal(
@@ -160,6 +164,12 @@ def check_goals(goals: Sequence[str], known: Sequence[str]) -> None:
                 "make train TASK=my_tasks/mine.py:Gestures"
             )
         near = difflib.get_close_matches(goal, known, n=1)
+        setting = "TASK" if ".py:" in goal else _BY_ENDING.get(os.path.splitext(goal)[1])
+        if setting and goals[0] in known:
+            verb = "run" if setting == "SCRIPT" else goals[0]
+            raise Refusal(
+                f"{goal} is not a target of make: did you mean make {verb} {setting}={goal}?"
+            )
         if goals.index(goal) and goals[0] in known and not near:
             raise Refusal(
                 f"{goal} is not a target of make: quote a value with spaces, as in make "
@@ -500,7 +510,8 @@ def main(verb: str) -> None:
     env = dict(os.environ)
     goals = env.pop("MAKECMDGOALS", "").split()
     with open("Makefile", encoding="utf-8") as one, open(_DEVELOPMENT, encoding="utf-8") as other:
-        check_goals(goals, targets((one.read(), other.read())))
+        known = targets((one.read(), other.read()))
+    check_goals(goals, known, env.get("VENV") or ".venv")
     if verb == "clean":
         check_clean(env)
         return

@@ -449,6 +449,16 @@ def test_clean_keeps_runs_data_and_tasks(make: Make) -> None:
         (["new"], "new is not a target of make: copy a file, as in mkdir -p my_tasks && cp entry"),
         (["nothing"], "nothing is not a target of make: `make help` lists them"),
         (["train", "sweeep"], "sweeep is not a target of make: did you mean make sweep?"),
+        (
+            ["train", "my_tasks/rings.py:Rings"],
+            "my_tasks/rings.py:Rings is not a target of make: did you mean make train "
+            "TASK=my_tasks/rings.py:Rings?",
+        ),
+        (
+            ["train", "work/train.py"],
+            "work/train.py is not a target of make: did you mean make run SCRIPT=work/train.py?",
+        ),
+        (["sweep", "a.toml"], "a.toml is not a target of make: did you mean make sweep CONFIG=a.t"),
         (["train", "task=mnist"], "make train does not use task: write TASK"),
         (
             ["train", "SET=width=8", "depth=3"],
