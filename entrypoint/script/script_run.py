@@ -163,7 +163,8 @@ def _in_log(run: Path, error: re.Pattern[bytes]) -> str | None:
     log_path = run / LOGS / "rank-0.log"
     with contextlib.suppress(OSError), open_from(log_path, most_bytes=_END_BYTES) as log:
         if found := error.search(_COLOUR.sub(b"", log.read())):
-            return next(filter(None, found.groups())).decode(errors="replace")
+            group: bytes = next(filter(None, found.groups()))
+            return group.decode(errors="replace")
     return None
 
 
