@@ -175,6 +175,8 @@ def extra_argument(extra: str, words: Sequence[str], command: click.Command) -> 
         if meant[0].startswith("--set") and len(meant) == 1:
             return f"a field of the task is set by {meant[0]}"
         return f"did you mean {' '.join(meant)}?"
+    if "listen" in names and re.fullmatch(r"(.*:)?\d+", extra):
+        return f"did you mean --listen {extra if ':' in extra else f'127.0.0.1:{extra}'}?"
     if not has_fields(command):
         return _of_all_runs(extra, command) if "--runs-dir" in names.values() else ""
     return _of_task(extra, words[: words.index(extra)] if extra in words else words)

@@ -144,6 +144,14 @@ def test_a_drill_or_bench_of_a_wrong_name_trains_nothing(
             ["bench", "digits", "extra"],
             "Got unexpected extra argument (extra): the usage is `trainbox bench ",
         ),
+        (
+            ["health", "--monitor", "0.0.0.0:9400"],
+            "Got unexpected extra argument (0.0.0.0:9400): did you mean --listen 0.0.0.0:9400?",
+        ),
+        (
+            ["health", "--monitor", "9400"],
+            "Got unexpected extra argument (9400): did you mean --listen 127.0.0.1:9400?",
+        ),
     ):
         ended = in_this_process(entrypoint.cli.commands.main, arguments, {})
         assert (ended.code, ended.out) == (2, "")
