@@ -10,12 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from entrypoint.runs.resumable import lost_checkpoints
 from trainbox.disclosure.recorded_values import edited_settings, listed_changes
 from trainbox.disclosure.secret_rule import arguments_without_secrets
 from trainbox.errors import ExitCode, WrongUse, signal_of
 from trainbox.files.entries import newest_entry
 from trainbox.files.regular_files import object_if_valid, read_text
-from trainbox.files.sidecar import checkpoint_path, sidecar_if_valid, steps_in
+from trainbox.files.sidecar import (
+    FIRST_CHECKPOINT,
+    checkpoint_path,
+    sidecar_if_valid,
+    steps_in,
+)
 from trainbox.folders.lease import LEASE, is_leased
 from trainbox.folders.record_folder import (
     CHECKPOINTS,
@@ -239,10 +245,10 @@ def _damage(
     saved: int,
     sidecar: Mapping[str, Any] | None,
 ) -> str | None:
-    """Return which small file of a run that has ended is damaged or of another run, or None.
+    """Return which file of a run that has ended is damaged, missing or of another run, or None.
 
     `saved` is the step of the newest checkpoint, with the fields of its `sidecar` if it is valid.
-    `trainbox verify` compares all files.
+    The content of checkpoints is not read: `trainbox verify` compares all files.
     """
     is_missing = {CONFIG: manifest is not None, MANIFEST: bool(saved)}
     for name, content in ((CONFIG, config), (MANIFEST, manifest)):
@@ -250,11 +256,31 @@ def _damage(
             return f"{name} cannot be read"
         if content is None and is_missing[name]:
             return f"{name} is missing"
-    if not saved or config is None or manifest is None or "script" in config:
+    if config is None or manifest is None or "script" in config:
         return None
-    if edited := edited_settings(manifest, config):
+    if saved and (problem := _contradiction(folder, config, manifest, saved, sidecar)):
+        return problem
+    return lost_checkpoints(folder, manifest.get("run_id"))
+
+
+def _contradiction(
+    folder: Path,
+    config: Mapping[str, Any],
+    manifest: Mapping[str, Any],
+    saved: int,
+    sidecar: Mapping[str, Any] | None,
+) -> str | None:
+    """Return which of a run's files contradicts the others, or None. See `_damage`."""
+    run_id = manifest.get("run_id")
+    edited = edited_settings(manifest, config)
+    is_other = sidecar is not None and sidecar.get("run_id") != run_id
+    if edited or is_other:
+        first = object_if_valid(folder / FIRST_CHECKPOINT) or (edited and sidecar) or {}
+        if first.get("run_id") not in (None, run_id):
+            return f"{MANIFEST} is of another run"
+    if edited:
         return f"{CONFIG} was edited ({listed_changes(edited)})"
-    if sidecar is None or sidecar.get("run_id") != manifest.get("run_id"):
+    if sidecar is None or is_other:
         name = checkpoint_path(folder, saved).name
         return f"{name} is {'of another run' if sidecar else 'damaged'}"
     return None

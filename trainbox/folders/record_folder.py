@@ -21,6 +21,7 @@ from trainbox.folders.lease import LEASE, Lease
 from trainbox.folders.write_failures import writing
 
 CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
+DIGESTS = "digests.jsonl"
 CHECKPOINTS, REHEARSAL = "checkpoints", "rehearsal"  # folders in the folder of a training
 EVENTS = "events.out.tfevents."  # how the names of TensorBoard's files begin
 CURVES = "curves.png"

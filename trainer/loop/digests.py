@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from trainbox.errors import WrongUse
+from trainbox.folders.record_folder import DIGESTS
 from trainer.data.schedule import epoch_order
 from trainer.loop.out_of_memory import failed_allocations, failed_allocations_change_bits
 from trainer.loop.state import Job
@@ -16,7 +17,6 @@ from trainer.records.digest import (
     tensor_digest,
     tensor_digests,
 )
-from trainer.records.run_folder import DIGESTS
 
 
 class DigestLog:

@@ -11,6 +11,7 @@ from trainbox.files.sidecar import FIRST_CHECKPOINT
 from trainbox.folders.record_folder import (
     CHECKPOINTS,
     CONFIG,
+    DIGESTS,
     LOGS,
     MANIFEST,
     METRICS,
@@ -19,7 +20,7 @@ from trainbox.folders.record_folder import (
 )
 from trainer.records.jsonl import read_entries
 
-DIGESTS, WEIGHTS = "digests.jsonl", "model.safetensors"
+WEIGHTS = "model.safetensors"
 
 
 class RunFolder(RecordFolder):

@@ -27,9 +27,17 @@ def _run(folder: Path, end: Any = None, steps: int = 40, done: int = 40, **confi
     (folder / "metrics.jsonl").write_text(
         "".join(json.dumps({"kind": "train", "step": step}) + "\n" for step in range(1, done + 1))
     )
-    for step, accuracy in ((10, 0.75), (20, 0.5), (25, 0.5), (30, 0.5)):
+    saved = ((10, 0.75), (20, 0.5), (25, 0.5), (30, 0.5))
+    (folder / "digests.jsonl").write_text(
+        "".join(
+            json.dumps({"kind": "checkpoint", "step": step, "saved": {}}) + "\n"
+            for step, _ in saved
+        )
+    )
+    for step, accuracy in saved:
         sidecar = {
             "run_id": "a run",
+            "step": step,
             "best_step": 10,
             "metrics": {"accuracy": accuracy},
             "bytes": 1000,
@@ -81,6 +89,7 @@ def test_a_complete_run_with_truncated_metrics_says_so(tmp_path: Path) -> None:
         ("config.json", '"seed": 0', '"seed": 1', "config.json was edited (settings.seed: 0 -> 1)"),
         ("checkpoints/step-00000030.json", "0.5", "0.6", "step-00000030.json is damaged"),
         ("checkpoints/step-00000030.json", None, "sidecar", "step-00000030.json is of another run"),
+        ("manifest.json", "a run", "b", "step-00000030.json is of another run"),
         ("config.json", None, "", "config.json is missing"),
         ("metrics.jsonl", None, "", "metrics.jsonl ends at step 0"),
     ],
@@ -97,6 +106,13 @@ def test_a_damaged_or_foreign_file_is_shown(
     (found,) = stored_runs(tmp_path, False)
     assert (found.state, found.why) == ("damaged", why)
     assert leftovers(found, tmp_path / "r") == []
+
+
+def test_the_entry_of_a_checkpoint_is_found_before_large_entries(tmp_path: Path) -> None:
+    digests = _run(tmp_path / "a", COMPLETE) / "digests.jsonl"
+    with digests.open("a") as file:
+        file.write(json.dumps({"kind": "step", "step": 40, "tensors": "x" * 2**19}) + "\n")
+    assert [run.state for run in stored_runs(tmp_path, False)] == ["complete"]
 
 
 @pytest.mark.parametrize(
