@@ -13,7 +13,7 @@ from entrypoint.cli.verb import environment_names, file_settings, origin
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.process import Driver, detect, visible_to_cuda
 from entrypoint.launch.plan import LaunchPlan, plan_launch
-from entrypoint.launch.request import LaunchRequest, detect_cluster
+from entrypoint.launch.request import LaunchRequest, allocation_of, detect_cluster
 from entrypoint.system.cgroup import usable_cpus
 from entrypoint.system.infiniband import read_infiniband
 from entrypoint.system.torch_build import torch_architectures, torch_cuda
@@ -84,6 +84,7 @@ def make_launch(
     request = LaunchRequest(
         argv=argv,
         cpus=usable_cpus(),
+        allocation=allocation_of(os.environ),
         omp_num_threads=int(threads) if threads.isdecimal() and int(threads) > 0 else None,
         settings=_settings(),
         config_file=(

@@ -1,6 +1,7 @@
 """Examine the hardware once, from the question to the verdict."""
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +23,11 @@ from entrypoint.health.rules.machine import (
     judge_uuids,
 )
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
+from entrypoint.launch.request import allocation_of
 from entrypoint.system.container import in_container
 from entrypoint.system.nvidia import unusable_gpus
 from trainbox.errors import DeviceMissing, WrongUse
+from trainbox.options.table import DEVICE
 
 _SAMPLES = 10  # several samples, to distinguish a lasting state from a short one
 _SAMPLE_INTERVAL_S = 0.1
@@ -100,7 +103,8 @@ def required_checks(require: str, mode: Mode) -> tuple[str, ...]:
 def ask(detect: Callable[[], Detection], question: Question) -> Question | Verdict:
     """Return the question with its selection: the GPUs found by `detect` that its options name.
 
-    Without a working driver, or for --gpus 0, return the verdict instead.
+    Without these options, they are the GPUs of the job's allocation. Without a working driver, or
+    for --gpus 0, return the verdict instead.
 
     Raises:
         WrongUse: An option is malformed.
@@ -112,11 +116,17 @@ def ask(detect: Callable[[], Detection], question: Question) -> Question | Verdi
         return broken_driver(question, found.broken, found.code)
     gpus, gpu_ids = question.gpus, question.gpu_ids
     wanted = f"--gpu-ids {gpu_ids}" if gpu_ids else f"--gpus {gpus}" if gpus is not None else ""
+    # A liveness probe does not know the options of the training. It must not end a training on CPUs
+    # because GPUs are missing.
+    on_cpu = "cpu" in map(os.environ.get, DEVICE.variables)
+    may_need_gpus = question.mode is not Mode.LIVE and not on_cpu
     try:
-        # Without a driver, no GPU is hidden.
-        visible = found.gpus if found.absent else visible_to_cuda(found)
+        visible = visible_to_cuda(found) if may_need_gpus or not found.absent else ()
         chosen = select(visible, gpu_ids, "--gpu-ids") if gpu_ids else visible
         requested = len(chosen) if gpu_ids or gpus is None else gpus
+        if not wanted and may_need_gpus and (allocated := allocation_of(os.environ)):
+            requested = max(len(chosen), allocated.least)
+            wanted = allocated.named if allocated.least else ""
         # "all" requests at least one GPU.
         count = max(1, len(chosen)) if requested == "all" else int(requested)
         selection = Selection(chosen[:count], missing=max(0, count - len(chosen)))
@@ -125,8 +135,7 @@ def ask(detect: Callable[[], Detection], question: Question) -> Question | Verdi
     question = dataclasses.replace(question, selection=selection, wanted=wanted)
     if not found.absent:
         return question
-    # A liveness probe must not end a training on CPUs because a GPU of the machine has no driver.
-    seen = "" if question.mode is Mode.LIVE else unusable_gpus(in_container())
+    seen = unusable_gpus(in_container()) if may_need_gpus else ""
     return without_driver(question, found.absent, seen)
 
 

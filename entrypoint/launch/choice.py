@@ -72,11 +72,8 @@ def _refuse_smaller_job(request: LaunchRequest, found: int, cluster: Cluster) ->
             "to the number of GPUs that each pod requests"
         )
     is_open = request.gpus is None and not request.gpu_ids
-    if is_open and (allocated := cluster.gpus_per_node or 0) > found:
-        raise DeviceMissing(
-            f"SLURM_GPUS_ON_NODE={allocated} and {found} GPU(s) found: check the driver of this "
-            "node, or request fewer with --gpus N, or --device cpu"
-        )
+    if is_open and request.allocation and (missing := request.allocation.missing(found)):
+        raise DeviceMissing(missing)
 
 
 def _wanted(request: LaunchRequest) -> tuple[str, str]:
@@ -154,6 +151,8 @@ def _described(
         return f"{count_of(request.processes, 'CPU process')} requested"
     if visible:
         return f"{len(visible)} visible GPU(s) excluded by request"
+    if request.device is None and request.gpus is None and request.allocation:
+        return f"no GPU visible, although {request.allocation.named}"
     return "no NVIDIA GPU visible" if request.device == "mps" else "no GPU visible"
 
 

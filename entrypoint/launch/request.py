@@ -11,6 +11,75 @@ from trainbox.options.table import RDZV_TIMEOUT_S
 DEFAULT_PORT = 29400
 
 
+# A list of GPUs: indices, slices of a GPU, or UUIDs.
+_GPU_LIST = re.compile(r"(\d+(:\d+)?|(GPU|MIG)-[^,\s]+)(,(\d+(:\d+)?|(GPU|MIG)-[^,\s]+))*")
+# Variables of a job with GPUs that may be on other nodes, or in other steps of the job.
+_OF_THE_JOB = (
+    *("SLURM_JOB_GPUS", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK"),
+    "SLURM_TRES_PER_TASK",
+)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What a scheduler or a container runtime says of the GPUs that this job has here.
+
+    Attributes:
+        named: the variable with its value.
+        least: the number of GPUs that must be here; 0 if they may be elsewhere.
+        remedy: what to do if there are fewer.
+    """
+
+    named: str
+    least: int = 0
+    remedy: str = ""
+
+    def missing(self, found: int) -> str | None:
+        """Return that there are fewer than allocated if `found` are here, with a remedy, or None.
+
+        An option may choose fewer.
+        """
+        if found >= self.least:
+            return None
+        return f"{self.named} and {found} GPU(s) found: {self.remedy}"
+
+
+def allocation_of(env: Mapping[str, str]) -> Allocation | None:
+    """Return the allocation that the environment describes, or None without one.
+
+    CUDA_VISIBLE_DEVICES names the GPUs itself, or hides them.
+
+    SLURM's daemon sets SLURM_GPUS_ON_NODE on the node, SLURM_JOB_GPUS for a batch script and a
+    prolog, and SLURM_STEP_GPUS for a step (man sbatch, man srun, "Prolog and Epilog Guide"). A step
+    inherits the variables of its job, also if it has no GPU, and `salloc` sets the requested
+    numbers on the login node. NVIDIA's runtime makes the GPUs of a list visible; many images set
+    the value `all` (NVIDIA Container Toolkit, "GPU Enumeration").
+
+    Raises:
+        WrongUse: a number is malformed.
+    """
+    if "CUDA_VISIBLE_DEVICES" in env:
+        return None
+    is_job = "SLURM_JOB_ID" in env
+    if is_job:
+        remedy = "check the driver of this node, or request fewer with --gpus N, or --device cpu"
+        if env.get("SLURM_GPUS_ON_NODE"):
+            number = _number(env, "SLURM_GPUS_ON_NODE")
+            return Allocation(f"SLURM_GPUS_ON_NODE={number}", number, remedy) if number else None
+        name = "SLURM_STEP_GPUS" if _in_step(env) else "SLURM_JOB_GPUS"
+        if _GPU_LIST.fullmatch(gpus := env.get(name, "")):
+            return Allocation(f"{name}={gpus}", len({*gpus.split(",")}), remedy)
+    if _GPU_LIST.fullmatch(gpus := env.get("NVIDIA_VISIBLE_DEVICES", "")):
+        # The runtime may show all slices of one GPU, and name a shared GPU twice.
+        remedy = "start the container with its GPUs (docker run --gpus), or use --device cpu"
+        return Allocation(f"NVIDIA_VISIBLE_DEVICES={gpus}", 1, remedy)
+    for name in _OF_THE_JOB if is_job else ():
+        value = env.get(name, "")
+        if value.strip("0") and (name != "SLURM_TRES_PER_TASK" or "gpu" in value):
+            return Allocation(f"{name}={value}")
+    return None
+
+
 @dataclass(frozen=True)
 class LaunchRequest:
     """The user's launch options; None for each that was not given.
@@ -20,6 +89,7 @@ class LaunchRequest:
         cpus: the number of CPUs that this container may use.
         gpus: a count, or "all".
         architectures: the GPU architectures that torch is built for; empty if they are not known.
+        allocation: what the environment says of the GPUs that must be here.
         network: the network that NCCL uses between nodes; empty if GPUs were not examined.
         settings: where the settings come from that are not on the command line, to be shown.
         config_file: the `name` and the `sha256` of the experiment's file.
@@ -39,6 +109,7 @@ class LaunchRequest:
     rdzv_timeout_s: int = RDZV_TIMEOUT_S
     omp_num_threads: int | None = None
     architectures: tuple[str, ...] = ()
+    allocation: Allocation | None = None
     network: str = ""
     settings: str = ""
     config_file: Mapping[str, str] | None = None
@@ -48,8 +119,7 @@ class LaunchRequest:
 class Cluster:
     """The scheduler's decisions; None for each that it leaves open.
 
-    `rdzv_endpoint` is HOST:PORT of node 0. `gpus_per_node` is the number of GPUs that SLURM has
-    allocated, unless CUDA_VISIBLE_DEVICES names some of them.
+    `rdzv_endpoint` is HOST:PORT of node 0.
     """
 
     kind: str = "local"
@@ -58,7 +128,6 @@ class Cluster:
     rdzv_endpoint: str | None = None
     rdzv_id: str | None = None
     nproc_per_node: int | None = None
-    gpus_per_node: int | None = None
 
 
 def detect_cluster(env: Mapping[str, str]) -> Cluster:
@@ -88,10 +157,17 @@ def first_host(nodelist: str) -> str:
     return host
 
 
+def _in_step(env: Mapping[str, str]) -> bool:
+    """Return whether srun has started this process.
+
+    A trial of a sweep has the number of nodes of its own launch.
+    """
+    return "SLURM_STEP_NUM_NODES" in env or "SLURM_STEP_ID" in env
+
+
 def _slurm(env: Mapping[str, str]) -> Cluster:
     job = env["SLURM_JOB_ID"]
-    # A trial of a sweep has the number of nodes of its own launch.
-    in_step = "SLURM_STEP_NUM_NODES" in env or "SLURM_STEP_ID" in env
+    in_step = _in_step(env)
     nnodes = _number(env, "SLURM_STEP_NUM_NODES" if in_step else "SLURM_JOB_NUM_NODES", default=1)
     ntasks = _number(env, "SLURM_STEP_NUM_TASKS", default=nnodes) if in_step else nnodes
     if ntasks > nnodes:
@@ -104,11 +180,8 @@ def _slurm(env: Mapping[str, str]) -> Cluster:
             f"SLURM job {job} has {nnodes} nodes, and this is its batch script, which runs on the "
             "first only: start Trainbox with `srun --ntasks-per-node=1 trainbox ...`"
         )
-    gpus = None
-    if env.get("SLURM_GPUS_ON_NODE") and "CUDA_VISIBLE_DEVICES" not in env:
-        gpus = _number(env, "SLURM_GPUS_ON_NODE")
     if nnodes == 1:
-        return Cluster("slurm", rdzv_id=job, gpus_per_node=gpus)
+        return Cluster("slurm", rdzv_id=job)
     nodelist = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "")
     # All nodes of a job compute the same port. It is above the ports of common services and below
     # the ephemeral range.
@@ -119,7 +192,6 @@ def _slurm(env: Mapping[str, str]) -> Cluster:
         _number(env, "SLURM_NODEID"),
         f"{first_host(nodelist)}:{port}",
         job,
-        gpus_per_node=gpus,
     )
 
 

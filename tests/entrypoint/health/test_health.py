@@ -299,6 +299,50 @@ def test_a_machine_with_gpus_whose_driver_did_not_load_is_closed(
     assert (f"          read   no NVIDIA driver here, but {seen}" in lines) == closes
 
 
+@pytest.mark.parametrize(
+    ("env", "code"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 3),
+        ({"SLURM_JOB_ID": "3", "SLURM_GPUS_ON_NODE": "2"}, 3),
+        ({"SLURM_JOB_ID": "3", "SLURM_JOB_GPUS": "0"}, 3),
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-8f3a"}, 3),
+        ({"GPUS": "2"}, 3),
+        ({"NVIDIA_VISIBLE_DEVICES": "0", "GPUS": "0"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "DEVICE": "cpu"}, 0),
+        ({"SLURM_JOB_ID": "3", "SLURM_GPUS_ON_NODE": "2", "TRAINBOX_DEVICE": "cpu"}, 0),
+        ({"SLURM_JOB_ID": "3", "SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": ""}, 0),
+        ({"SLURM_JOB_ID": "3", "SLURM_GPUS": "2"}, 0),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, 0),
+        ({}, 0),
+    ],
+)
+def test_the_gate_is_closed_where_a_training_has_too_few_gpus(
+    forked: Trainbox, library: Path, tmp_path: Path, env: dict[str, str], code: int
+) -> None:
+    absent = put(tmp_path, "h100", {"ret.init": 9})
+    gate = health(forked, library, absent, "--gate", **env)
+    assert gate.code == (1 if code else 0), gate.out
+    if code:
+        assert gate.out.splitlines()[-1] == (
+            "CLOSED, CRITICAL: 0 GPUs; driver (node), count (node)"
+        )
+    planned = health(forked, library, absent, "digits", verb="plan", **env)
+    assert planned.code == code, planned.err
+    if "GPUS" not in env:
+        assert health(forked, library, absent, "--live", **env).code == 0
+
+
+def test_fewer_gpus_than_allocated_close_the_gate(
+    forked: Trainbox, library: Path, tmp_path: Path
+) -> None:
+    config = put(tmp_path, "h100")
+    job = {"SLURM_JOB_ID": "3"}
+    for number, code in (("1", 0), ("9", 1)):
+        gate = health(forked, library, config, "--gate", **job, SLURM_GPUS_ON_NODE=number)
+        assert gate.code == code, gate.out
+        assert ("limit  SLURM_GPUS_ON_NODE=9 (you)" in gate.out) is bool(code)
+
+
 def test_a_required_driver_closes_a_machine_without_gpus(
     forked: Trainbox, library: Path, tmp_path: Path
 ) -> None:

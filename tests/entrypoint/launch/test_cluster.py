@@ -2,7 +2,7 @@
 
 import pytest
 
-from entrypoint.launch.request import Cluster, detect_cluster, first_host
+from entrypoint.launch.request import Cluster, allocation_of, detect_cluster, first_host
 from trainbox.errors import Failure
 
 JOB = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "n[03-05]"}
@@ -28,12 +28,6 @@ CLUSTERS: dict[str, tuple[dict[str, str], Cluster]] = {
         Cluster("local", 1, None, None, None, None)),
     "slurm: a batch script on one node": (
         JOB | {"SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "4"},
-        Cluster("slurm", 1, None, None, "123456")),
-    "slurm: allocated GPUs": (
-        JOB | {"SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "4"},
-        Cluster("slurm", 1, None, None, "123456", gpus_per_node=4)),
-    "slurm: some of the allocated GPUs": (
-        JOB | {"SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "1"},
         Cluster("slurm", 1, None, None, "123456")),
     "slurm: srun on a part of the job's nodes": (
         SRUN | {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2",
@@ -62,6 +56,47 @@ CLUSTERS: dict[str, tuple[dict[str, str], Cluster]] = {
     "kubernetes: empty is not set": (
         dict.fromkeys((*PET, "PET_RDZV_ENDPOINT", "PET_RDZV_ID", "JOB_COMPLETION_INDEX"), ""),
         Cluster("kubernetes")),
+}
+
+_IN_JOB, _IN_STEP = {"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+# Environment -> the variable that allocates GPUs, and how many must be here; None without one.
+ALLOCATIONS: dict[str, tuple[dict[str, str], tuple[str, int] | None]] = {
+    "none": ({}, None),
+    "slurm counts": (_IN_JOB | {"SLURM_GPUS_ON_NODE": "4"}, ("SLURM_GPUS_ON_NODE=4", 4)),
+    "slurm counts none": (_IN_JOB | {"SLURM_GPUS_ON_NODE": "0", "SLURM_GPUS": "2"}, None),
+    "slurm has a batch script": (
+        _IN_JOB | {"SLURM_JOB_GPUS": "0,3"}, ("SLURM_JOB_GPUS=0,3", 2)),
+    "slurm has a step": (
+        _IN_STEP | {"SLURM_STEP_GPUS": "2", "SLURM_JOB_GPUS": "0,1"}, ("SLURM_STEP_GPUS=2", 1)),
+    "a step may have no GPU of its job": (
+        _IN_STEP | {"SLURM_JOB_GPUS": "0,1"}, ("SLURM_JOB_GPUS=0,1", 0)),
+    "salloc on a login node": (
+        _IN_JOB | {"SLURM_GPUS_PER_NODE": "h100:2"}, ("SLURM_GPUS_PER_NODE=h100:2", 0)),
+    "a total": (_IN_JOB | {"SLURM_GPUS": "8"}, ("SLURM_GPUS=8", 0)),
+    "no total": (_IN_JOB | {"SLURM_GPUS": "0"}, None),
+    "gpus of a task": (
+        _IN_JOB | {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=2"},
+        ("SLURM_TRES_PER_TASK=cpu=4,gres/gpu=2", 0)),
+    "cpus of a task": (_IN_JOB | {"SLURM_TRES_PER_TASK": "cpu=4"}, None),
+    "without a job": ({"SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_GPUS": "0", "SLURM_GPUS": "1"}, None),
+    "a container": ({"NVIDIA_VISIBLE_DEVICES": "0,1"}, ("NVIDIA_VISIBLE_DEVICES=0,1", 1)),
+    "a container with a slice": (
+        {"NVIDIA_VISIBLE_DEVICES": "0:1"}, ("NVIDIA_VISIBLE_DEVICES=0:1", 1)),
+    "a container with a UUID": (
+        {"NVIDIA_VISIBLE_DEVICES": "GPU-8f3a,MIG-1/2"},
+        ("NVIDIA_VISIBLE_DEVICES=GPU-8f3a,MIG-1/2", 1)),
+    **{
+        f"an image with {value}": ({"NVIDIA_VISIBLE_DEVICES": value}, None)
+        for value in ("all", "none", "void", "", "/var/run/nvidia-container-devices")
+    },
+    **{
+        f"CUDA_VISIBLE_DEVICES={value}": (
+            _IN_JOB
+            | {"SLURM_GPUS_ON_NODE": "4", "NVIDIA_VISIBLE_DEVICES": "0", "SLURM_JOB_GPUS": "0"}
+            | {"CUDA_VISIBLE_DEVICES": value},
+            None)
+        for value in ("", "1")
+    },
 }
 
 _NO_NUMBERS = [
@@ -93,6 +128,19 @@ REFUSED: list[tuple[dict[str, str], str]] = [
 def test_the_cluster_of_an_environment(case: str) -> None:
     env, expected = CLUSTERS[case]
     assert detect_cluster(env) == expected
+
+
+@pytest.mark.parametrize("case", ALLOCATIONS)
+def test_the_allocation_of_an_environment(case: str) -> None:
+    env, expected = ALLOCATIONS[case]
+    found = allocation_of(env)
+    assert (found and (found.named, found.least)) == expected
+
+
+@pytest.mark.parametrize("value", ["x", "-1"])
+def test_a_malformed_number_of_gpus_is_refused(value: str) -> None:
+    with pytest.raises(Failure, match=rf"^SLURM_GPUS_ON_NODE='{value}' is not a whole number"):
+        allocation_of(_IN_JOB | {"SLURM_GPUS_ON_NODE": value})
 
 
 @pytest.mark.parametrize(("env", "text"), REFUSED)

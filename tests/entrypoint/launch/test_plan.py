@@ -9,7 +9,7 @@ import pytest
 
 from entrypoint.driver.gpus import Gpu, Unread, labels
 from entrypoint.launch.plan import LaunchPlan, plan_launch, plan_script, plan_sweep
-from entrypoint.launch.request import Cluster, LaunchRequest
+from entrypoint.launch.request import Allocation, Cluster, LaunchRequest
 from trainbox.errors import DeviceMissing, Failure
 from trainbox.processes.environment import Internal, LaunchFacts, launch_facts
 
@@ -418,10 +418,26 @@ def test_a_scheduler_that_wants_more_processes_than_gpus_gets_no_smaller_job(
 
 
 @pytest.mark.parametrize("gpus", [(), ONE])
-def test_fewer_gpus_than_slurm_has_allocated_are_no_smaller_job(gpus: tuple[Gpu, ...]) -> None:
-    cluster = dataclasses.replace(SLURM, gpus_per_node=2)
-    with pytest.raises(DeviceMissing, match=rf"^SLURM_GPUS_ON_NODE=2 and {len(gpus)} GPU\(s\) fo"):
-        plan_launch(ask(), gpus, cluster)
-    assert plan_launch(ask(device="cpu"), (), cluster).gpus == ()
-    assert len(plan_launch(ask(gpus=len(gpus)), gpus, cluster).gpus) == len(gpus)
-    assert len(plan_launch(ask(), TWO, cluster).gpus) == 2
+def test_fewer_gpus_than_are_allocated_are_no_smaller_job(gpus: tuple[Gpu, ...]) -> None:
+    given = {"allocation": Allocation("SLURM_GPUS_ON_NODE=2", 2, "check the driver")}
+    with pytest.raises(DeviceMissing) as refused:
+        plan_launch(ask(**given), gpus, SLURM)
+    assert str(refused.value) == (
+        f"SLURM_GPUS_ON_NODE=2 and {len(gpus)} GPU(s) found: check the driver"
+    )
+    assert plan_launch(ask(device="cpu", **given), (), SLURM).gpus == ()
+    assert len(plan_launch(ask(gpus=len(gpus), **given), gpus, SLURM).gpus) == len(gpus)
+    assert len(plan_launch(ask(**given), TWO, SLURM).gpus) == 2
+
+
+def test_a_sweep_does_not_use_cpus_instead_of_allocated_gpus() -> None:
+    with pytest.raises(DeviceMissing, match=r"^NVIDIA_VISIBLE_DEVICES=0 and 0 GPU\(s\) found"):
+        plan_sweep(ask(allocation=Allocation("NVIDIA_VISIBLE_DEVICES=0", 1)), (), per_gpu=1)
+
+
+def test_gpus_of_the_job_that_may_be_elsewhere_are_named() -> None:
+    given = {"allocation": Allocation("SLURM_GPUS=8")}
+    reason = "no GPU visible, although SLURM_GPUS=8 -> 1 process on the CPU"
+    assert plan_launch(ask(**given), (), SLURM).reason == reason
+    assert "SLURM_GPUS" not in plan_launch(ask(device="cpu", **given), (), SLURM).reason
+    assert "SLURM_GPUS" not in plan_launch(ask(**given), ONE, SLURM).reason
