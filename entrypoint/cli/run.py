@@ -64,6 +64,8 @@ def run(**options: Any) -> None:
     names = ("restarts", "restart_on", "hang_minutes", "prefix", "trial")
     of_the_run = {name: options[name] for name in names}
     plan = launch.plan
+    text = options["on_resume"]
+    of_the_run["on_resume"] = None if text is None else for_rank(text, path)
     if not options["trial"]:
         warn_of_loss(options["runs_dir"])
     with contextlib.closing(ScriptFolder(path, target, writes=plan.node_rank == 0)) as folder:

@@ -34,6 +34,23 @@ def for_rank(text: str, run: Path) -> str:
     return ON_RESUME + shlex.join(argument.replace("{run}", str(run)) for argument in arguments)
 
 
+def missing_file(option: str, folder: Path) -> str | None:
+    """Return the message of a later start that a file of --on-resume does not exist, or None.
+
+    `option` is the result of `for_rank`, and `folder` is the current folder of the script.
+    """
+    arguments = shlex.split(option.removeprefix(ON_RESUME))
+    for path in files_in(arguments):
+        # Path.exists raises PermissionError in a folder that the user may not read.
+        if not os.path.exists(folder / path):  # noqa: PTH110
+            patterns = "; patterns are not expanded" if any(c in path for c in "*?[") else ""
+            return (
+                f"the script begins again without {shlex.join(arguments)}: {path} of --on-resume "
+                f"does not exist{patterns}"
+            )
+    return None
+
+
 def with_resume(arguments: Sequence[str]) -> list[str]:
     """Return the command of the script from the arguments of this program.
 

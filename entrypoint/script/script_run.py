@@ -18,6 +18,7 @@ from entrypoint.launch.supervise import Ending, supervise
 from entrypoint.script.accelerate import ignored_settings
 from entrypoint.script.hang import Hang
 from entrypoint.script.manifest import SOFTWARE, describe, describe_start, is_manifest
+from entrypoint.script.on_resume import missing_file
 from entrypoint.script.output import Log, Pipes, Stream
 from entrypoint.script.python import Python
 from entrypoint.script.script_folder import ScriptFolder
@@ -75,6 +76,7 @@ class ScriptRun:
         fix.
         hang_minutes: the time without output and computation after which the script is ended.
         prefix: whether each line of the output has its rank in front.
+        on_resume: the arguments of --on-resume as `for_rank` returns them, or None.
         trial: whether this is a trial of a sweep: it runs in a copy of the current folder, and its
             output is only in its log.
         watched: opens the watch over the GPUs; None if they are not watched.
@@ -87,6 +89,7 @@ class ScriptRun:
     restart_on: str
     hang_minutes: float | None
     prefix: bool
+    on_resume: str | None = None
     trial: bool = False
     watched: Callable[["Telemetry"], "AbstractContextManager[Watch]"] | None = None
 
@@ -237,6 +240,9 @@ def _run_once(
         sources.write(folder.path)
         with contextlib.suppress(StorageFailure):  # it is reported at the end of the start
             folder.write_json(MANIFEST, manifest)
+    is_later = plan.node_rank == 0 and _log_path(asked, 0).exists()
+    if asked.on_resume and is_later and (lost := missing_file(asked.on_resume, work or Path())):
+        message(lost)
     with ExitStack() as stack:
         watch = None
         if asked.watched is not None:
@@ -292,18 +298,20 @@ def _found(folder: ScriptFolder, hang: Callable[[], str | None] | None) -> str |
     return hang() if hang else None
 
 
+def _log_path(asked: ScriptRun, rank: int) -> Path:
+    node = f"node-{asked.plan.node_rank}-" if asked.plan.nnodes > 1 else ""
+    return asked.folder.path / LOGS / f"{node}rank-{rank}.log"
+
+
 def _streams(asked: ScriptRun, stack: ExitStack) -> tuple[dict[str, Stream], dict[str, int]]:
     """Return the streams of the ranks, and the terminals that rank 0 gets instead of pipes.
 
     On a terminal, only the first rank of the first node is shown, and its progress bars move.
     """
     plan, streams, terminals = asked.plan, dict[str, Stream](), dict[str, int]()
-    node = f"node-{plan.node_rank}-" if plan.nnodes > 1 else ""
 
     for rank in range(plan.nproc_per_node):
-        log = stack.enter_context(
-            contextlib.closing(Log(asked.folder.path / LOGS / f"{node}rank-{rank}.log"))
-        )
+        log = stack.enter_context(contextlib.closing(Log(_log_path(asked, rank))))
         is_first = rank == 0 and plan.node_rank == 0
         for name, target in (("out", sys.stdout), ("err", sys.stderr)):
             target.flush()

@@ -46,6 +46,47 @@ def test_all_files_must_exist_and_other_arguments_are_added_too(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("--resume {run}/last.pt", "/runs/r/last.pt of --on-resume does not exist"),
+        (
+            "--resume={run}/*.json",
+            "/runs/r/*.json of --on-resume does not exist; patterns are not expanded",
+        ),
+        ("--a=./x.pt --strict {run}/none.pt", " --strict {run}/none.pt: ./x.pt of --on-resume"),
+        ("--resume {run}/manifest.json", None),
+    ],
+)
+def test_a_later_start_names_the_file_that_is_missing(
+    forked: Trainbox, text: str, end: str | None
+) -> None:
+    (forked.folder / "train.py").write_text("print('new')")
+    words = ("run", "--device", "cpu", "--run", "r", "--on-resume", text, "train.py")
+    assert "begins again" not in forked(*words).err
+    again = forked(*words)
+    lines = [line for line in again.err.splitlines() if "the script begins again" in line]
+    assert (again.code, len(lines)) == (0, int(end is not None)), again.err
+    if end:
+        assert end.replace("{run}", f"{forked.folder}/runs/r") in lines[0]
+
+
+def test_a_restart_names_the_file_that_is_missing(forked: Trainbox) -> None:
+    (forked.folder / "train.py").write_text("raise SystemExit(75)")
+    words = (
+        "run",
+        "--device",
+        "cpu",
+        "--run",
+        "r",
+        "--restarts",
+        "1",
+        "--on-resume",
+        "--r {run}/a",
+    )
+    assert forked(*words, "train.py").err.count("the script begins again without --r /") == 1
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("--resume", "names no file"),
