@@ -3,6 +3,7 @@
 It plans and supervises trainings, passes verbs to the trainer, or runs another program.
 """
 
+import errno
 import importlib
 import os
 import shlex
@@ -163,9 +164,10 @@ def main() -> NoReturn:
         message(str(failure := failure_of(error)))
         sys.exit(failure.exit_code)
     except OSError as error:
-        if not disk_is_full(error):
+        if disk_is_full(error):
+            discard(sys.stdout.fileno())  # Python writes what the stream still has at its end
+        elif error.errno != errno.EMFILE:
             raise
-        discard(sys.stdout.fileno())  # Python writes what the stream still has at its end
         failure = storage_failure(Path("/dev/stdout"), error, instead="write it to another disk")
         message(str(failure))
         sys.exit(failure.exit_code)

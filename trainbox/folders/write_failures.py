@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from trainbox.disclosure.suggested_commands import from_here, runs_dir
-from trainbox.errors import StorageFailure, WrongUse
+from trainbox.errors import Failure, StorageFailure, WrongUse
 from trainbox.processes.streams import discard
 
 _ENOUGH_FILES = 2**16
@@ -20,12 +20,15 @@ _ENOUGH_FILES = 2**16
 
 def storage_failure(
     path: Path, error: OSError, needed_bytes: int = 0, instead: str | None = None
-) -> StorageFailure:
+) -> Failure:
     """Return the failure for `error`, which was raised while writing to `path` or below it.
 
     The message has a remedy for the cause. `needed_bytes` is the size of a checkpoint, or 0 for
     another file. `instead` is how to choose another folder, by default another folder for the runs.
+    Too many open files are `too_many_files`, whatever was opened.
     """
+    if error.errno == errno.EMFILE:
+        return too_many_files()
     if isinstance(error.filename, str | bytes):
         path = Path(os.fsdecode(error.filename))
     # For a path in a folder of another user, `Path.exists` may raise an error instead.
@@ -60,17 +63,12 @@ def too_many_files(otherwise: str = "") -> WrongUse:
 
 @contextlib.contextmanager
 def writing(path: Path, instead: str | None = None) -> Iterator[None]:
-    """Raise an error of the system in the body as `storage_failure` for `path`.
-
-    Too many open files are `too_many_files`, whatever was opened.
-    """
+    """Raise an error of the system in the body as `storage_failure` for `path`."""
     try:
         yield
     except BrokenPipeError:
         raise  # the reader needs no more rows
     except OSError as error:
-        if error.errno == errno.EMFILE:
-            raise too_many_files() from error
         raise storage_failure(path, error, instead=instead) from error
 
 

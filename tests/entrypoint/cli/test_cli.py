@@ -1,6 +1,7 @@
 """The command line: verbs, other programs, options, their environment variables, and errors."""
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -220,6 +221,32 @@ def test_a_drill_or_bench_trains_on_the_chosen_gpus(
     line = f"{started[-1][0]} "
     most = 1 if verb == "drill" else len(seen)
     assert (f" --gpus {most} " if seen else " --device cpu ") in line
+
+
+@pytest.mark.parametrize(
+    ("words", "opens"),
+    [
+        ("plan digits", "entrypoint.cli.planning.Driver"),
+        ("run train.py", "entrypoint.script.script_run.supervise"),
+        ("health --gate", "entrypoint.cli.health.Driver"),
+    ],
+)
+def test_too_many_open_files_are_one_line_with_the_limit(
+    in_this_process: Callable[..., Ended],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: str,
+    opens: str,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(opens, fail)
+    (tmp_path / "train.py").touch()
+    ended = in_this_process(entrypoint.cli.commands.main, words.split(), {})
+    assert (ended.code, "Traceback" in ended.err) == (2, False)
+    last = ended.err.splitlines()[-1]
+    assert re.match(r"trainbox: this process needs more than \d+ open files, .*`ulimit -n", last)
 
 
 def test_another_python_may_use_gpus_that_our_torch_does_not_support(

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -137,9 +138,12 @@ def test_a_full_disk_is_reported_with_the_needed_space(
 
 
 def test_too_many_open_files_are_not_a_fault_of_the_folder(tmp_path: Path) -> None:
+    error = OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(tmp_path / "metrics.jsonl"))
     text = r"^this process needs more than \d+ open files, .* `ulimit -n \d+` \(Docker: .*\)$"
     with pytest.raises(WrongUse, match=text), writing(tmp_path):
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(tmp_path / "metrics.jsonl"))
+        raise error
+    of_a_checkpoint = storage_failure(tmp_path, error, needed_bytes=2 << 20)
+    assert of_a_checkpoint.exit_code == 2 and re.match(text, str(of_a_checkpoint))
 
 
 def test_in_a_container_the_folder_is_chosen_on_the_host(
