@@ -11,7 +11,7 @@ import click
 
 from entrypoint.cli.verb import verb
 from entrypoint.runs.clean import Leftover, leftovers
-from entrypoint.runs.read import is_named, stored_runs
+from entrypoint.runs.read import is_named, stored_runs, with_fault
 from entrypoint.runs.table import SORTS, json_of, table
 from trainbox.disclosure.suggested_commands import command
 from trainbox.errors import StorageFailure, WrongUse
@@ -19,6 +19,7 @@ from trainbox.files.entries import plain
 from trainbox.folders.lease import Lease
 from trainbox.folders.record_folder import MANIFEST
 from trainbox.folders.write_failures import show, writing
+from trainbox.processes.streams import message
 
 
 @verb("runs")
@@ -38,7 +39,10 @@ def runs(task: str | None, sort: str, trials: bool, as_json: bool, runs_dir: Pat
     stored = list(stored_runs(runs_dir, trials))
     found = [run for run in stored if task is None or is_named(run.task, task)]
     found.sort(key=SORTS[sort])
+    where = with_fault(runs_dir)
     if as_json:
+        if where != str(runs_dir):
+            message(f"no runs in {where}")
         show(json.dumps(plain([json_of(run) for run in found]), indent=2))
     elif found:
         show(table(found, time.time()))
@@ -46,11 +50,11 @@ def runs(task: str | None, sort: str, trials: bool, as_json: bool, runs_dir: Pat
         of_task = f" of the task {task}" if task else ""
         tasks = sorted({run.task for run in stored})
         others = f" (it has runs of {', '.join(tasks)})" if tasks else ""
-        if not runs_dir.exists() and any(Path().glob(f"*/{MANIFEST}")):
+        if where != str(runs_dir) and any(Path().glob(f"*/{MANIFEST}")):
             others = (
                 f": the current folder has runs, and `{command('runs', '--runs-dir .')}` lists them"
             )
-        show(f"no runs{of_task} in {runs_dir}{others}")
+        show(f"no runs{of_task} in {where}{others}")
 
 
 @verb("compare")
@@ -98,7 +102,7 @@ def clean(yes: bool, runs_dir: Path) -> None:
         for leftover in leftovers(run, runs_dir / run.name)
     ]
     if not found:
-        show(f"nothing to remove in {runs_dir}")
+        show(f"nothing to remove in {with_fault(runs_dir)}")
         return
     sizes = [leftover.bytes for leftover in found]
     for leftover, size in zip(found, sizes, strict=True):

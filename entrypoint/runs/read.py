@@ -137,6 +137,17 @@ def _folders(folder: Path) -> list[Path]:
         return []
 
 
+def with_fault(folder: Path) -> str:
+    """Return the path of the folder of all runs, with the reason if it cannot be listed."""
+    try:
+        listed(folder)
+    except FileNotFoundError:
+        return f"{folder}, which does not exist"
+    except OSError as error:
+        return f"{folder}, which cannot be read ({error.strerror})"
+    return f"{folder}"
+
+
 def listed(folder: Path) -> list[Path]:
     """Return the folders in `folder`."""
     with os.scandir(folder) as found:

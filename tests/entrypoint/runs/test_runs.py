@@ -157,9 +157,36 @@ def test_runs_in_the_folder_of_runs_names_the_option(forked: Any) -> None:
     _run(forked.folder / "a", COMPLETE)
     ended = forked("runs")
     assert ended.out == (
-        "no runs in runs: the current folder has runs, and `trainbox runs --runs-dir .` lists "
-        "them\n"
+        "no runs in runs, which does not exist: the current folder has runs, and `trainbox runs "
+        "--runs-dir .` lists them\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nope", "does not exist"),
+        ("nope/below", "does not exist"),
+        ("file/below", "cannot be read (Not a directory)"),
+        ("empty", None),
+    ],
+)
+def test_a_folder_of_runs_that_cannot_be_listed_is_named(
+    forked: Trainbox, name: str, reason: str | None
+) -> None:
+    (forked.folder / "file").touch()
+    (forked.folder / "empty").mkdir()
+    where = f"{name}, which {reason}" if reason else name
+    for words, text in (
+        (("runs",), f"no runs in {where}"),
+        (("runs", "--task", "text"), f"no runs of the task text in {where}"),
+        (("clean", "--yes"), f"nothing to remove in {where}"),
+    ):
+        ended = forked(*words, "--runs-dir", name)
+        assert (ended.code, ended.out, ended.err) == (0, f"{text}\n", "")
+    listed = forked("runs", "--json", "--runs-dir", name)
+    said = f"trainbox: no runs in {where}\n" if reason else ""
+    assert (listed.code, listed.out, listed.err) == (0, "[]\n", said)
 
 
 def test_json_has_neither_infinity_nor_nan(forked: Any) -> None:
@@ -372,7 +399,7 @@ def test_the_commands(trainbox: Any) -> None:
     assert len(before) - len(sorted((trainbox.folder / "runs").rglob("*"))) == 2
     assert "nothing to remove" in trainbox("clean", "--yes").out
     missing = trainbox("runs", "--runs-dir", "nope")
-    assert (missing.code, missing.out) == (0, "no runs in nope\n")
+    assert (missing.code, missing.out) == (0, "no runs in nope, which does not exist\n")
 
 
 def test_a_task_is_named_by_its_class_or_its_file() -> None:
