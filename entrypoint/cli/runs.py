@@ -111,27 +111,27 @@ def clean(yes: bool, runs_dir: Path) -> None:
     if not (yes or (sys.stdin.isatty() and click.confirm("remove them?"))):
         show("nothing was removed: `trainbox clean --yes` removes them")
         return
-    failures = []
+    failures, removed = [], 0
     for leftover in found:
         try:
-            _remove(leftover, runs_dir)
+            removed += _remove(leftover, runs_dir)
         except StorageFailure as failure:
             failures.append(failure)
+    done = "removed" if removed == len(found) else f"{removed} of {len(found)} are removed"
     if failures:
-        others = f" ({len(failures) - 1} more are left)" if len(failures) > 1 else ""
-        raise StorageFailure(f"{failures[0]}{others}; all others are removed")
-    show("removed")
+        raise StorageFailure(f"{failures[0]}; {done}")
+    show(done)
 
 
-def _remove(leftover: Leftover, runs_dir: Path) -> None:
-    """Remove the files, unless a training has started in their run meanwhile."""
+def _remove(leftover: Leftover, runs_dir: Path) -> bool:
+    """Remove the files, and return whether they are: a training may have started in their run."""
     folder = runs_dir / leftover.run
     with writing(folder):
         try:
             lease = Lease(folder)
         except WrongUse:
             show(f"{folder} is in use now: left as it is")
-            return
+            return False
         try:
             for path in leftover.paths:
                 if path.is_symlink():
@@ -142,3 +142,4 @@ def _remove(leftover: Leftover, runs_dir: Path) -> None:
                     path.unlink(missing_ok=True)
         finally:
             lease.release()
+    return True

@@ -57,6 +57,7 @@ class Limits:
 SOURCES: dict[str, str] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(Limits, include_extras=True).items()
 }
+_MOST = 1e15  # of any limit
 # Of the limits that a value reaches from below. Outside, a rule would always or never apply.
 _RANGES = {
     "remapped_rows": (1, 512),
@@ -99,10 +100,12 @@ def read_limits(file: Path | None) -> Limits:
                     f"--health-limits {file}: {name} = {value!r} is not a result: set it to "
                     '"WARN" or "CRITICAL"'
                 )
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
+        elif (
+            isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST
+        ):
             raise WrongUse(
-                f"--health-limits {file}: {name} = {value!r} is not a number of at least 0: set it "
-                f"as in {name} = {usual[name]}"
+                f"--health-limits {file}: {name} = {value!r} is not a number from 0 to {_MOST:g}: "
+                f"set it as in {name} = {usual[name]}"
             )
         elif name in _RANGES and not _RANGES[name][0] <= value <= _RANGES[name][1]:
             least, most = _RANGES[name]

@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from entrypoint.launch.children import Child
-from trainbox.errors import ExitCode
 
 
 class Fault(NamedTuple):
     """Why the supervisor stops the child, and its own exit code then."""
 
     what: str
-    code: ExitCode
+    code: int
 
 
 class Send(NamedTuple):

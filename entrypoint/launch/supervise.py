@@ -79,7 +79,7 @@ def supervise(
     kind: Child = TRAINING,
     on_start: Callable[[], None] = lambda: None,
     received: list[int] | None = None,
-    hung: Callable[[], str | None] = lambda: None,
+    failed: Callable[[], Fault | None] = lambda: None,
     work: Path | None = None,
 ) -> Ending:
     """Start `argv` as a child, wait for it, and return the exit code of this process.
@@ -92,9 +92,9 @@ def supervise(
     the code is 128 + N, as in a shell.
 
     A fatal fault that `watch` reports stops the child in the same way. The code is then 3
-    (hardware), unless the child finished. A hang that `hung` reports stops the child as well, and
-    the code is 7. If the kernel has killed a process of the child because memory was used up, the
-    code is 5.
+    (hardware), unless the child finished. A fault that `failed` reports, such as a hang, stops the
+    child as well, and has its own code. If the kernel has killed a process of the child because
+    memory was used up, the code is 5.
 
     `on_start` is called when the child runs. It may start threads, which end before the next call
     of this function. A caller that starts several children one after the other passes the same
@@ -117,7 +117,7 @@ def supervise(
     on_start()
     stop, fault = Stop(kind, stop_budget_s), None
     while (code := _ended(child)) is None:
-        fault = fault or _fault(watch, None if received else hung)
+        fault = fault or _fault(watch, None if received else failed)
         # The signal comes first, because the message may wait for its reader.
         match stop.next(received, fault, time.monotonic()):
             case Send(number, text):
@@ -159,10 +159,10 @@ def _ended(child: subprocess.Popen[bytes]) -> int | None:
         return None
 
 
-def _fault(watch: HardwareWatch | None, hung: Callable[[], str | None] | None) -> Fault | None:
+def _fault(watch: HardwareWatch | None, failed: Callable[[], Fault | None] | None) -> Fault | None:
     if watch and watch.fatal():
         return Fault("the hardware failed", ExitCode.HARDWARE)
-    return Fault(found, ExitCode.NETWORK) if hung and (found := hung()) else None
+    return failed() if failed else None
 
 
 def _exit_code(
@@ -176,8 +176,8 @@ def _exit_code(
     """Return this process's exit code for the child's `code`. The child got the signals `sent`.
 
     If a GPU failed, the code is 3 (hardware) instead of the child's code for a crash or a stop.
-    After a hang, the code is 7, unless the child finished. `memory` has the cgroups' limits and
-    counts of kills before the start.
+    After another fault, the code is the fault's, unless the child finished. `memory` has the
+    cgroups' limits and counts of kills before the start.
     """
     if code in _OF_A_KILL and (used_up := used_up_since(memory, memory_of_cgroups())):
         message(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from entrypoint.launch.children import SCRIPT_RUN
 from entrypoint.launch.plan import LaunchPlan
+from entrypoint.launch.stopping import Fault
 from entrypoint.launch.supervise import Ending, supervise
 from entrypoint.script.accelerate import ignored_settings
 from entrypoint.script.hang import Hang
@@ -265,7 +266,7 @@ def _run_once(
             ),
             on_start=pipes.start,
             received=received,
-            hung=functools.partial(_found, folder, hang),
+            failed=functools.partial(_fault, folder, hang),
             work=work,
         )
         if watch is not None:
@@ -289,13 +290,13 @@ def _has_saved(run: Path, before: Mapping[str, SavedFile], code: int) -> bool:
     return False
 
 
-def _found(folder: ScriptFolder, hang: Callable[[], str | None] | None) -> str | None:
+def _fault(folder: ScriptFolder, hang: Callable[[], str | None] | None) -> Fault | None:
     """Renew the lease of the folder, and return why the script must stop, or None."""
     try:
         folder.renew()
     except WrongUse as error:
-        return str(error)
-    return hang() if hang else None
+        return Fault(str(error), error.exit_code)
+    return Fault(found, ExitCode.NETWORK) if hang and (found := hang()) else None
 
 
 def _log_path(asked: ScriptRun, rank: int) -> Path:

@@ -75,7 +75,8 @@ class Lease:
     """The lease of a folder, from its creation until `release`.
 
     Attributes:
-        lost: whether another process has taken the lease over, because this one was suspended.
+        lost: whether another process has taken the lease over. This one was suspended, or the file
+            was removed or replaced.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -153,8 +153,9 @@ class RecordFolder:
         self._lease.renew()
         if self._lease.lost:
             raise WrongUse(
-                f"another process has taken {self.path} over, because this one was suspended for "
-                "some minutes: wait until it ends, or choose another folder with --run NAME"
+                f"another process has taken {self.path} over: this one was suspended for some "
+                f"minutes, or the file {LEASE} was removed or replaced: wait until it ends, or "
+                "choose another folder with --run NAME"
             )
 
     def close(self) -> None:

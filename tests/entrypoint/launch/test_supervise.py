@@ -399,7 +399,10 @@ def test_the_exit_code_of_a_script_that_is_stopped_after_a_fault() -> None:
 
 
 def test_a_script_that_hangs_and_ignores_sigterm_is_killed(start: Start) -> None:
-    hangs = "more['hung'] = lambda: 'it hangs' if os.path.exists(os.environ['READY']) else None"
+    hangs = (
+        "from entrypoint.launch.stopping import Fault; more['failed'] = lambda: "
+        "Fault('it hangs', 7) if os.path.exists(os.environ['READY']) else None"
+    )
     ended = finish(start(IGNORES, budget_s=0.1, before=hangs))
     assert ended.code == 7
     assert "it hangs: saving what was trained" in ended.err and "killed" in ended.err

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from entrypoint.cli.runs import clean
 from entrypoint.runs.clean import leftovers
 from entrypoint.runs.read import is_named, named_arguments, stored_runs
 from entrypoint.runs.table import table
@@ -466,9 +468,27 @@ def test_clean_goes_on_after_a_run_that_it_cannot_change(forked: Any) -> None:
     ended = forked("clean", "--yes")
     assert ended.code == 4
     assert "cannot write runs/a/lock: Is a directory" in ended.err
-    assert ended.err.endswith("; all others are removed\n")
+    assert ended.err.endswith("; 1 of 2 are removed\n")
     assert len(sorted((blocked / "checkpoints").glob("*.pt"))) == 4
     assert len(sorted((free / "checkpoints").glob("*.pt"))) == 3
+
+
+def test_clean_says_that_nothing_is_removed(forked: Any) -> None:
+    (_run(forked.folder / "runs/a", COMPLETE) / "lock").mkdir()
+    assert forked("clean", "--yes").err.endswith("; 0 of 1 are removed\n")
+
+
+def test_clean_counts_no_run_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        _run(tmp_path / name, COMPLETE)
+    # A training starts after the runs were listed.
+    monkeypatch.setattr("entrypoint.runs.read.is_leased", lambda _: False)
+    Lease(tmp_path / "a")
+    ended = CliRunner().invoke(clean, ["--yes", "--runs-dir", str(tmp_path)])
+    assert ended.exit_code == 0 and ended.output.splitlines()[-2:] == [
+        f"{tmp_path}/a is in use now: left as it is",
+        "1 of 2 are removed",
+    ]
 
 
 def test_a_sweep_without_results_is_not_complete(tmp_path: Path) -> None:

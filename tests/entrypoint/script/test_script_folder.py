@@ -1,12 +1,15 @@
 """Run folders that are damaged, odd or gone: the user reads why, and no code is lost."""
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
+from entrypoint.launch.stopping import Fault
 from entrypoint.script.script_folder import ScriptFolder
+from entrypoint.script.script_run import _fault
 from entrypoint.script.target import Target
 from tests.support.commands import Trainbox
 
@@ -137,3 +140,17 @@ def test_the_newest_value_is_found_before_a_damaged_line(tmp_path: Path) -> None
         file.write("[" * 20_000 + '\n{"torn')
     assert folder.newest("step") == 2
     folder.close()
+
+
+def test_a_script_whose_folder_another_process_has_taken_ends_with_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainbox.folders.lease.RENEW_S", 0)
+    with contextlib.closing(opened(tmp_path / "r")) as folder:
+        assert _fault(folder, lambda: None) is None
+        assert _fault(folder, lambda: "it hangs") == Fault("it hangs", 7)
+    folder = opened(tmp_path / "r")
+    (tmp_path / "r/lock").write_text('{"host": "another"}\n')
+    fault = _fault(folder, lambda: "it hangs")
+    assert fault is not None and fault.code == 2
+    assert "or the file lock was removed or replaced" in fault.what

@@ -216,7 +216,7 @@ def test_a_suspended_process_that_has_lost_its_folder_writes_nothing_more(tmp_pa
     folder = RecordFolder(tmp_path, True, ())
     (tmp_path / LEASE).write_text(json.dumps(_ELSEWHERE))  # another host has taken over
     time.sleep(0.06)
-    with pytest.raises(WrongUse, match=r"has taken .* over, because this one was suspended"):
+    with pytest.raises(WrongUse, match=r"has taken .* over: this one was suspended .* removed"):
         folder.append(METRICS, {"step": 1})
     folder.close()
     assert [file.name for file in tmp_path.iterdir()] == [LEASE]
