@@ -14,7 +14,6 @@ from entrypoint.launch.stopping import Fault, Kill, Send, Stop
 from entrypoint.system.cgroup import CgroupMemory, memory_of_cgroups, used_up_since
 from trainbox.errors import (
     ExitCode,
-    asked_by,
     shell_code,
     signal_of,
 )
@@ -132,7 +131,7 @@ def supervise(
         sent = stop.sent or [number for first in received[:1] for number in kind.signals(first)]
         if code >= 0:
             wait_for_tree(os.getpid(), _LAST_S)
-        code = _exit_code(code, sent, watch, fault, kind, memory)
+        code = _exit_code(code, received, sent, watch, fault, kind, memory)
     return Ending(code, bool(received), kill_tree(os.getpid()))
 
 
@@ -167,13 +166,16 @@ def _fault(watch: HardwareWatch | None, failed: Callable[[], Fault | None] | Non
 
 def _exit_code(
     code: int,
+    received: Sequence[int],
     sent: Sequence[signal.Signals],
     watch: HardwareWatch | None,
     fault: Fault | None,
     kind: Child,
     memory: list[CgroupMemory],
 ) -> int:
-    """Return this process's exit code for the child's `code`. The child got the signals `sent`.
+    """Return this process's exit code for the child's `code`.
+
+    This process has `received` signals, and the child got the signals `sent`, which may be others.
 
     If a GPU failed, the code is 3 (hardware) instead of the child's code for a crash or a stop.
     After another fault, the code is the fault's, unless the child finished. `memory` has the
@@ -192,7 +194,8 @@ def _exit_code(
             message(kind.ended_by(-code))
         has_ended = code == ExitCode.SUCCESS and kind.stops_with_0
         if by_signal or has_ended or code == ExitCode.PREEMPTED:
-            code = ExitCode.PREEMPTED if kind.has_saved(code) else 128 + asked_by(sent[0])
+            stopped = 128 + (received or sent)[0]
+            code = ExitCode.PREEMPTED if kind.has_saved(code) else stopped
     finished = code in (ExitCode.SUCCESS, ExitCode.WRONG_USE)
     looks_broken = code in _SUSPECTS or signal_of(shell_code(code)) is not None
     if not finished and fault:

@@ -347,6 +347,10 @@ def test_a_training_that_ends_itself_with_code_0_has_not_finished(
     assert (text in capfd.readouterr().err) is (finishes is False and code == 0)
 
 
+_SAVES = replace(SCRIPT_RUN, has_saved=lambda _: True)
+_SAVES_NOTHING = replace(SCRIPT_RUN, has_saved=lambda _: False)
+
+
 @pytest.mark.parametrize(
     ("code", "after_sigterm", "after_sigint", "alone"),
     [
@@ -361,22 +365,27 @@ def test_a_training_that_ends_itself_with_code_0_has_not_finished(
 def test_the_exit_code_of_a_script(
     code: int, after_sigterm: int, after_sigint: int, alone: int
 ) -> None:
-    saved = replace(SCRIPT_RUN, has_saved=lambda _: True)
-    assert _exit_code(code, [signal.SIGTERM], None, None, saved, []) == after_sigterm
-    assert _exit_code(code, [signal.SIGINT], None, None, saved, []) == after_sigint
-    assert _exit_code(code, (), None, None, saved, []) == alone
+    assert _exit_code(code, [15], [signal.SIGTERM], None, None, _SAVES, []) == after_sigterm
+    assert _exit_code(code, [2], [signal.SIGINT], None, None, _SAVES, []) == after_sigint
+    assert _exit_code(code, [], (), None, None, _SAVES, []) == alone
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "sent", "expected"),
+    ("kind", "code", "received", "expected"),
     [
         (TRAINING, 75, signal.SIGTERM, 75),
         (TRAINING, 143, signal.SIGUSR1, 138),  # torchrun, or a rehearsal
-        (TRAINING, -INTERRUPT, INTERRUPT, 130),
+        (TRAINING, -INTERRUPT, signal.SIGINT, 130),
         (TRAINING, -signal.SIGUSR2, signal.SIGUSR2, 140),
         (TRAINING, 0, signal.SIGTERM, 0),
-        (replace(SCRIPT_RUN, has_saved=lambda _: False), 75, signal.SIGTERM, 143),
-        (replace(SCRIPT_RUN, has_saved=lambda _: False), 75, signal.SIGINT, 130),
+        (_SAVES_NOTHING, 75, signal.SIGTERM, 143),
+        (_SAVES_NOTHING, 75, signal.SIGINT, 130),
+        (_SAVES_NOTHING, 75, signal.SIGHUP, 129),
+        (_SAVES_NOTHING, 0, signal.SIGUSR1, 138),
+        (_SAVES_NOTHING, 143, signal.SIGXCPU, 152),
+        (_SAVES_NOTHING, -signal.SIGTERM, signal.SIGUSR2, 140),
+        (_SAVES_NOTHING, 1, signal.SIGUSR1, 1),
+        (_SAVES, -signal.SIGTERM, signal.SIGUSR1, 75),
         (SCRIPT_RUN, 0, signal.SIGTERM, 143),
         (SCRIPT_RUN, 0, signal.SIGINT, 0),
         (SCRIPT_RUN, -signal.SIGINT, signal.SIGINT, 130),
@@ -384,18 +393,19 @@ def test_the_exit_code_of_a_script(
     ],
 )
 def test_a_stop_before_anything_new_was_saved_has_the_code_of_its_signal(
-    kind: Child, code: int, sent: signal.Signals, expected: int
+    kind: Child, code: int, received: signal.Signals, expected: int
 ) -> None:
-    assert _exit_code(code, [sent], None, None, kind, []) == expected
+    sent = kind.signals(received)[:1]
+    assert _exit_code(code, [received], sent, None, None, kind, []) == expected
 
 
 def test_the_exit_code_of_a_script_that_is_stopped_after_a_fault() -> None:
     broken = Fault("GPU 1 has failed", ExitCode.HARDWARE)
-    assert _exit_code(0, [signal.SIGTERM], None, broken, SCRIPT_RUN, []) == 3
-    assert _exit_code(2, [], None, broken, SCRIPT_RUN, []) == 2
+    assert _exit_code(0, [], [signal.SIGTERM], None, broken, SCRIPT_RUN, []) == 3
+    assert _exit_code(2, [], [], None, broken, SCRIPT_RUN, []) == 2
     hangs = Fault("the script hangs", ExitCode.NETWORK)
     for code in (0, 75, 1, -15):
-        assert _exit_code(code, [signal.SIGTERM], None, hangs, SCRIPT_RUN, []) == 7
+        assert _exit_code(code, [], [signal.SIGTERM], None, hangs, SCRIPT_RUN, []) == 7
 
 
 def test_a_script_that_hangs_and_ignores_sigterm_is_killed(start: Start) -> None:
