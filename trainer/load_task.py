@@ -44,7 +44,8 @@ _OF_LIGHTNING = {
     "test_dataloader": "test_dataset",
 }
 _OURS = ("trainer.", "trainbox.")
-_MISSPELT = 0.8  # the similarity of `loss` and `losses`
+_SIMILAR = 0.8  # the similarity of `loss` and `losses`
+_MOST_EDITS = 2  # letters of a misspelt name, such as `learnig_rate`, or `loss` for `losses`
 
 
 def load_task(spec: str, given: Mapping[str, Any]) -> Task:
@@ -150,36 +151,65 @@ def _class(spec: str, source: Path | str, class_name: str) -> type[Task]:
 def _check_names(spec: str, cls: type[Task]) -> None:
     """Check that the class does not misspell a name that Trainbox reads, such as `best_by`.
 
-    A class that defines `losses` may have a `loss` as well.
+    A misspelt name differs by one or two letters. There is only advice about other similar names,
+    which may be the user's own.
 
     Raises:
         WrongUse: it does.
     """
     from trainbox.classification import Classification  # torch, which an imported task has loaded
 
-    classes = [base for base in cls.__mro__ if base not in Classification.__mro__]
-    own = {name for base in classes for name in vars(base)} | {
-        field.name for field in dataclasses.fields(cls)
-    }
-    reads = _reads(cls).names
-    unread = {n for n in own - {*dir(Classification)} if n[0] != "_" and n not in reads}
-    unwritten = {name for name in {*dir(Classification)} - own if name[0] != "_"}
-    for name in sorted(unread):
+    unwritten = _unwritten(cls)
+    read = _reads(cls).names.union(dir(Classification))
+    for name in sorted(name for name in _own(cls) - read if name[0] != "_"):
         if (meant := _OF_LIGHTNING.get(name)) in unwritten:
             raise WrongUse(
                 f"task {spec}: Trainbox does not call {name}(): write {meant}() instead, or rename "
                 f"it to _{name} if it is your own"
             )
-        # A method for a method, and a value for a value.
-        is_method = callable(getattr(cls, name, None))
-        alike = [
-            other for other in unwritten if callable(getattr(Classification, other)) is is_method
-        ]
-        if near := difflib.get_close_matches(name, alike, n=1, cutoff=_MISSPELT):
+        if (near := _similar(name, cls)) and _edits(name, near) <= _MOST_EDITS:
             raise WrongUse(
-                f"task {spec}: Trainbox does not read {name}: rename it to {near[0]}, or to "
+                f"task {spec}: Trainbox does not read {name}: rename it to {near}, or to "
                 f"_{name} if it is your own"
             )
+
+
+def _unwritten(cls: type[Task]) -> set[str]:
+    """Return the names that Trainbox reads and the class does not define.
+
+    A class that defines `losses` may have a `loss` as well.
+    """
+    from trainbox.classification import Classification
+
+    return {name for name in {*dir(Classification)} - _own(cls) if name[0] != "_"}
+
+
+def _own(cls: type[Task]) -> set[str]:
+    """Return the names that the user's classes define."""
+    from trainbox.classification import Classification
+
+    classes = [base for base in cls.__mro__ if base not in Classification.__mro__]
+    return {name for base in classes for name in vars(base)} | {
+        field.name for field in dataclasses.fields(cls)
+    }
+
+
+def _similar(name: str, cls: type[Task]) -> str:
+    """Return the similar name that Trainbox reads and the class does not define, or ""."""
+    from trainbox.classification import Classification
+
+    # A method for a method, and a value for a value.
+    is_method = callable(getattr(cls, name, None))
+    alike = [
+        other for other in _unwritten(cls) if callable(getattr(Classification, other)) is is_method
+    ]
+    return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=_SIMILAR)), "")
+
+
+def _edits(name: str, other: str) -> int:
+    """Return how many letters are inserted, removed or replaced from one name to the other."""
+    changes = difflib.SequenceMatcher(None, name, other).get_opcodes()
+    return sum(max(b - a, d - c) for kind, a, b, c, d in changes if kind != "equal")
 
 
 # Calls that do not read the fields of a task.
@@ -226,18 +256,23 @@ def _reads(cls: type[Task]) -> _Reads:
     return _Reads(frozenset(names), frozenset(names | attributes), passes)
 
 
-def uncalled_methods(cls: type[Task]) -> list[str]:
-    """Return the public methods of a user's task that nothing calls, by the task's own files."""
+def unread_names(cls: type[Task]) -> list[str]:
+    """Return the public names of a user's task that nothing reads, by the task's own files.
+
+    These are methods, and values whose names are similar to a name that Trainbox reads.
+    """
     reads = _reads(cls)
     if reads.passes_itself:
         return []
     of_users = [base for base in cls.__mro__ if not base.__module__.startswith(_OURS)]
-    called = reads.of_anything.union(*(dir(base) for base in cls.__mro__ if base not in of_users))
+    read = reads.of_anything.union(*(dir(base) for base in cls.__mro__ if base not in of_users))
     return [
         name
         for base in of_users
         for name, value in vars(base).items()
-        if isinstance(value, types.FunctionType) and name[0] != "_" and name not in called
+        if name[0] != "_"
+        and name not in read
+        and (isinstance(value, types.FunctionType) or (not callable(value) and _similar(name, cls)))
     ]
 
 
@@ -291,13 +326,13 @@ def _check_settings(spec: str, cls: type[Task]) -> None:
             continue
         row = settings[name]
         cure = (
-            f"rename it to {row.parameter}"
+            f"rename it to {row.parameter}, or"
             if row.parameter in OF_THE_TASK
             else f"remove it and give --{row.key}, or rename it"
         )
         raise WrongUse(
-            f"task {spec}: neither Trainbox nor the task reads {name}: {cure}, or to _{name} if it "
-            "is your own"
+            f"task {spec}: neither Trainbox nor the task reads {name}: {cure} to _{name} if it is "
+            "your own"
         )
 
 

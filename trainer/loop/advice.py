@@ -11,7 +11,7 @@ from trainbox.disclosure.suggested_commands import nearest
 from trainbox.options.config import Config, Settings
 from trainbox.task import Task
 from trainer.data.schedule import Schedule
-from trainer.load_task import uncalled_methods
+from trainer.load_task import unread_names
 
 _MANY = 0.1  # a share of the training examples that each epoch leaves out
 _FEW_ENTRIES, _GROWTH = 8, 1.1
@@ -25,7 +25,7 @@ def advice_before(
         *_of_left_out_examples(schedule),
         *_of_plain_lists(model),
         *_of_settings_without_effect(task, settings),
-        *_of_uncalled_methods(task),
+        *_of_unread_names(task),
     ]
     return list(dict.fromkeys(found))  # the same class may be in a model many times
 
@@ -56,11 +56,17 @@ def _of_plain_lists(model: nn.Module) -> Iterator[str]:
                 )
 
 
-def _of_uncalled_methods(task: Task) -> Iterator[str]:
-    known = [name for name in dir(Task) if name[0] != "_" and callable(getattr(Task, name))]
-    for name in uncalled_methods(type(task)):
-        cure = nearest(name, known, "docs/reference/task.md lists the methods of a task")
-        yield f"nothing calls {name}() of {type(task).__name__}: {cure}"
+def _of_unread_names(task: Task) -> Iterator[str]:
+    kind, methods, values = type(task), set[str](), set[str]()
+    for name in dir(Task):
+        if name[0] != "_":
+            (methods if callable(getattr(Task, name)) else values).add(name)
+    for name in unread_names(kind):
+        if callable(getattr(kind, name)):
+            cure = nearest(name, methods, "docs/reference/task.md lists the methods of a task")
+            yield f"nothing calls {name}() of {kind.__name__}: {cure}"
+        else:
+            yield f"nothing reads {name} of {kind.__name__}: {nearest(name, values)}"
 
 
 # A setting, the setting without which it has no effect, and an option for that one.

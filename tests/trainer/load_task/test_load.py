@@ -114,6 +114,7 @@ def test_fields_without_the_decorator_are_reported(write: Callable[[str, str], s
         ("def loss(self, model, batch): ...", "loss", "losses"),
         ("class_name = ('cat', 'dog')", "class_name", "class_names"),
         ("max_epochs = 3", "max_epochs", "epochs"),
+        ("n_epochs = 3", "n_epochs", "epochs"),
         ("bs: int = 3", "bs", "batch_size"),
         ("lr = 0.1", "lr", "learning_rate"),
     ],
@@ -153,7 +154,8 @@ def test_a_method_of_lightning_is_refused_unless_it_is_called_or_beside_ours(
 def test_names_beside_those_that_trainbox_reads_are_accepted(
     write: Callable[[str, str], str],
 ) -> None:
-    methods = "".join(f"    def {n}(self, *_): ...\n" for n in ("losses", "loss", "_metric", "lr"))
+    names = ("losses", "loss", "_metric", "lr", "plot_predictions", "draw_figures")
+    methods = "".join(f"    def {n}(self, *_): ...\n" for n in names)
     fields = "    note: str = ''\n    width: int = 3\n"
     spec = write(
         "own_names.py", f"{HEAD}@dataclass(frozen=True)\nclass T(Task):\n{fields}{methods}"

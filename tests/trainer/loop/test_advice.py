@@ -174,11 +174,16 @@ def test_a_setting_without_effect(task: Tiny, changed: dict[str, Any], advice: s
 
 
 class _Habits(Chance):
-    """Methods of other libraries, and helpers that are called."""
+    """Methods of other libraries, helpers of a notebook, and helpers that are called."""
+
+    warmup_steps: ClassVar[int] = 100
+    layers: ClassVar[int] = 3
 
     def get_optimizer(self) -> None: ...
 
     def on_train_epoch_end(self) -> None: ...
+
+    def plot_predictions(self, model: nn.Module) -> None: ...
 
     def scale(self) -> float:
         return 1.0
@@ -191,12 +196,14 @@ class _Habits(Chance):
         return [part * self.scale() * _Habits.twice(0.5) for part in batch]
 
 
-def test_methods_that_nothing_calls() -> None:
+def test_names_that_nothing_reads() -> None:
     found = advice_before(Schedule(0, 16, 8, 2, ()), nn.Linear(4, 1), _Habits(), Settings())
     assert found == [
+        "nothing reads warmup_steps of _Habits: did you mean warmup_epochs?",
         "nothing calls get_optimizer() of _Habits: did you mean build_optimizer?",
         "nothing calls on_train_epoch_end() of _Habits: docs/reference/task.md lists the methods "
         "of a task",
+        "nothing calls plot_predictions() of _Habits: did you mean predictions?",
     ]
 
 

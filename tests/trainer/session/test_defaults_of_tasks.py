@@ -91,10 +91,10 @@ def test_without_defaults_of_a_task_the_settings_are_those_of_trainbox(here: Her
 @pytest.mark.parametrize(
     ("line", "cure"),
     [
-        ("lr: ClassVar[float] = 0.25", "rename it to learning_rate"),
-        ("lr: float = 0.25", "rename it to learning_rate"),
-        ("seed: int = 3", "remove it, and give --seed"),
-        ("max_steps: ClassVar[int] = 3", "remove it, and give --max-steps"),
+        ("lr: ClassVar[float] = 0.25", "rename it to learning_rate, or"),
+        ("lr: float = 0.25", "rename it to learning_rate, or"),
+        ("seed: int = 3", "remove it and give --seed, or rename it"),
+        ("max_steps: ClassVar[int] = 3", "remove it and give --max-steps, or rename it"),
     ],
 )
 def test_an_option_under_a_name_that_nobody_reads_is_refused(
@@ -102,7 +102,7 @@ def test_an_option_under_a_name_that_nobody_reads_is_refused(
 ) -> None:
     name = f"refused_{line.partition(':')[0]}_{'class' if 'ClassVar' in line else 'field'}"
     err = here.refused("train", _write(here, name, [line]), "--device", "cpu", code=2)
-    assert f"reads {line.partition(':')[0]}: {cure}, or rename it to _" in err
+    assert f"reads {line.partition(':')[0]}: {cure} to _" in err
 
 
 @pytest.mark.parametrize(
