@@ -252,9 +252,9 @@ class Task:
     ) -> float:
         """Return the factor on the learning rate at `step`, which counts from 0.
 
-        `epoch` is the number of epochs before this step, such as 1.5. `validations` has the metrics
-        of each validation before this step, which checkpoints contain.
-        `trainbox.scheduler_factor` returns the factor of a scheduler of torch.
+        The factor is a finite number from 0. `epoch` is the number of epochs before this step, such
+        as 1.5. `validations` has the metrics of each validation before this step, which checkpoints
+        contain. `trainbox.scheduler_factor` returns the factor of a scheduler of torch.
 
         The default rises linearly over `warmup_steps` and then falls to 0 as half a cosine
         (Loshchilov and Hutter, 2017). This must be a pure function, because a resume does not

@@ -264,7 +264,8 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
             "figures": "a dict {name: picture}, which may be empty (is a `return` missing?)",
             "build_optimizer": "a torch.optim.Optimizer or a tuple of them "
             "(is a `return` missing?)",
-            "schedule": "a finite number, the factor on the learning rate (is a `return` missing?)",
+            "schedule": "a finite number from 0, the factor on the learning rate "
+            "(is a `return` missing?)",
         }.items()
     },
     "no return in prepare": (Tiny, {"prepare": _given(None)},
@@ -515,9 +516,14 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a figure of another form": (Tiny, {"figures": _given({"curve": torch.zeros(8, 8)})},
      "task Tiny: figures() returned 'curve' as Tensor of shape (8, 8): return a uint8 picture of "
      "shape (3, H, W)"),
+    "a factor below 0": (Tiny, {"schedule": lambda _task, step, *_: 1 - step},
+     "task Tiny: schedule() returned -1: return a finite number from 0, the factor on the "
+     "learning rate"),
+    "a factor of -inf": (Tiny, {"schedule": _given(float("-inf"))},
+     "task Tiny: schedule() returned -inf: return a finite number from 0, the factor on the "),
     "a factor for each group": (Tiny, {"schedule": _given(torch.ones(2))},
-     "task Tiny: schedule() returned Tensor: return a finite number, the factor on the learning "
-     "rate"),
+     "task Tiny: schedule() returned Tensor: return a finite number from 0, the factor on the "
+     "learning rate"),
     "an optimizer of another model": (Tiny,
      {"build_optimizer": lambda *_args: torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.1)},
      "task Tiny: build_optimizer() returned SGD, which has no parameter of the model: give it "

@@ -54,6 +54,7 @@ _RESULTS: dict[str, tuple[type, str]] = {
     "predictions": (dict, "a dict {name: tensor (B,)}"),
 }
 _NOT_EMPTY = ("losses", "predictions")
+_ROUNDING = 1e-6  # by which a factor on the learning rate may be below 0
 
 # The test that an attribute of a task must pass, and for messages what the attribute must be.
 _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -200,10 +201,10 @@ def checked_factor(task: Task, returned: Any) -> float:
     """Return `returned`, the result of schedule(), as a plain number, or raise WrongUse."""
     with contextlib.suppress(TypeError, ValueError, RuntimeError):
         # A checkpoint has the learning rate, and cannot have a number of NumPy.
-        if not isinstance(returned, str) and math.isfinite(factor := float(returned)):
+        if not isinstance(returned, str) and -_ROUNDING <= (factor := float(returned)) < math.inf:
             return factor
     raise wrong_result(
-        task, "schedule", returned, "a finite number, the factor on the learning rate"
+        task, "schedule", returned, "a finite number from 0, the factor on the learning rate"
     )
 
 
@@ -293,7 +294,8 @@ def wrong_result(task: Task, method: str, value: Any, wanted: str) -> WrongUse:
     """Return the error for a `method` that returned `value` instead of `wanted`."""
     forgotten = " (is a `return` missing?)" if value is None else ""
     found = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-    if value is None or (isinstance(value, dict) and not value):
+    is_empty = isinstance(value, dict) and not value
+    if value is None or isinstance(value, int | float) or is_empty:
         found = str(value)
     return WrongUse(f"task {_name(task)}: {method}() returned {found}: return {wanted}{forgotten}")
 
