@@ -5,7 +5,8 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from trainbox.disclosure.suggested_commands import nearest
 from trainbox.options.config import Config, Settings
@@ -18,12 +19,13 @@ _FEW_ENTRIES, _GROWTH = 8, 1.1
 
 
 def advice_before(
-    schedule: Schedule, model: nn.Module, task: Task, settings: Settings
+    schedule: Schedule, model: nn.Module, optimizer: Optimizer, task: Task, settings: Settings
 ) -> list[str]:
     """Return advice about the steps of an epoch, the parts of the model, and the settings."""
     found = [
         *_of_left_out_examples(schedule),
-        *_of_plain_lists(model),
+        *_of_plain_attributes(model),
+        *_of_other_parameters(model, optimizer),
         *_of_settings_without_effect(task, settings),
         *_of_unread_names(task),
     ]
@@ -40,20 +42,54 @@ def _of_left_out_examples(schedule: Schedule) -> Iterator[str]:
         )
 
 
-def _of_plain_lists(model: nn.Module) -> Iterator[str]:
-    """Find modules in plain lists and dicts, which are not modules of the model."""
-    registered = {*model.modules()}
+def _of_plain_attributes(model: nn.Module) -> Iterator[str]:
+    """Find weights, and modules in lists and dicts, that the model does not have."""
+    # By identity, because tensors are compared by value.
+    registered = {*map(id, model.modules()), *map(id, model.parameters())}
     for module in model.modules():
         for name, value in vars(module).items():
-            if name.startswith("_") or not isinstance(value, list | tuple | dict):
+            if name.startswith("_"):
                 continue
-            values = value.values() if isinstance(value, dict) else value
-            if any(isinstance(part, nn.Module) and part not in registered for part in values):
-                kind = "nn.ModuleDict" if isinstance(value, dict) else "nn.ModuleList"
+            where = f"{type(module).__name__}.{name}"
+            if _is_a_weight(value) and id(value) not in registered:
                 yield (
-                    f"the modules in {type(module).__name__}.{name} are neither trained nor saved: "
-                    f"use {kind} if they should be"
+                    f"the tensor {where} is neither trained nor saved: use nn.Parameter if it "
+                    "should be"
                 )
+            if not isinstance(value, list | tuple | dict):
+                continue
+            container = "Dict" if isinstance(value, dict) else "List"
+            lost = [
+                part
+                for part in (value.values() if isinstance(value, dict) else value)
+                if id(part) not in registered
+                and (isinstance(part, nn.Module) or _is_a_weight(part))
+            ]
+            if lost:
+                is_module = isinstance(lost[0], nn.Module)
+                yield (
+                    f"the {'modules' if is_module else 'tensors'} in {where} are neither trained "
+                    f"nor saved: use nn.{'Module' if is_module else 'Parameter'}{container} if "
+                    "they should be"
+                )
+
+
+def _is_a_weight(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad and value.is_leaf
+
+
+def _of_other_parameters(model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
+    """Find parameters that would get a gradient and that no optimizer has."""
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    all_ = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    others = {name: p for name, p in all_.items() if id(p) not in trained}
+    if others:
+        count, whole = (sum(p.numel() for p in each.values()) for each in (others, all_))
+        yield (
+            f"{count:,} of {whole:,} parameters with requires_grad are in no optimizer, first "
+            f"{next(iter(others))}: give them to an optimizer in build_optimizer(), or set "
+            "requires_grad to False"
+        )
 
 
 def _of_unread_names(task: Task) -> Iterator[str]:

@@ -62,7 +62,12 @@ def header(job: Job) -> None:
         "precision": _precision(job),
         "resume": f"from step {step}, epoch {step // schedule.steps_per_epoch + 1}" if step else "",
         "rehearsal": "" if step else job.rehearsal["result"],
-        "note": _notes([*advice_before(job.schedule, model, job.task, config), *job.notes]),
+        "note": _notes(
+            [
+                *advice_before(schedule, model, job.state.optimizer, job.task, config),
+                *job.notes,
+            ]
+        ),
     }
     _report(job, {name: text for name, text in rows.items() if text})
 

@@ -96,6 +96,13 @@ def test_a_training_prints_its_advice(here: Here) -> None:
     assert "note       the accuracy 0.6000 is no better than the accuracy 0.6000 of the" in end
 
 
+def _before(task: Any, model: nn.Module | None = None, **settings: Any) -> list[str]:
+    model = nn.Linear(4, 1) if model is None else model
+    optimizer = torch.optim.SGD(model.parameters())
+    schedule = Schedule(0, 16, 8, 2, ())
+    return advice_before(schedule, model, optimizer, task, Settings(**settings))
+
+
 class _Listed(nn.Module):
     def __init__(self, layers: Any) -> None:
         super().__init__()
@@ -107,16 +114,44 @@ class _Listed(nn.Module):
     [
         ([nn.Linear(4, 4)], "nn.ModuleList"),
         ({"a": nn.Linear(4, 4)}, "nn.ModuleDict"),
+        ([nn.Parameter(torch.ones(3))], "nn.ParameterList"),
+        ({"a": torch.ones(3, requires_grad=True)}, "nn.ParameterDict"),
         (nn.ModuleList([nn.Linear(4, 4)]), ""),
-        ([4, "relu"], ""),
+        (nn.ParameterList([torch.ones(3)]), ""),
+        ([4, "relu", torch.ones(3)], ""),
     ],
 )
-def test_modules_in_a_plain_list(layers: Any, kind: str) -> None:
-    schedule = Schedule(0, 16, 8, 2, ())
-    text = "the modules in _Listed.layers are neither trained nor saved: use "
-    model = nn.Sequential(_Listed(layers), _Listed(layers))
-    found = advice_before(schedule, model, Tiny(), Settings())
+def test_weights_in_a_plain_list(layers: Any, kind: str) -> None:
+    what = "modules" if "Module" in kind else "tensors"
+    text = f"the {what} in _Listed.layers are neither trained nor saved: use "
+    found = _before(Tiny(), nn.Sequential(_Listed(layers), _Listed(layers)))
     assert found == ([f"{text}{kind} if they should be"] if kind else [])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "is_lost"),
+    [
+        (torch.ones(3, requires_grad=True), True),
+        (torch.ones(3), False),
+        (torch.ones(3, requires_grad=True) * 2, False),  # computed from another tensor
+        (nn.Parameter(torch.ones(3)), False),
+    ],
+)
+def test_a_weight_that_is_no_parameter(tensor: Tensor, is_lost: bool) -> None:
+    text = "the tensor _Listed.layers is neither trained nor saved: use nn.Parameter if it should"
+    assert _before(Tiny(), _Listed(tensor)) == ([f"{text} be"] if is_lost else [])
+
+
+def test_parameters_in_no_optimizer() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(model[2].parameters())
+    arguments = (model, optimizer, Tiny(), Settings())
+    assert advice_before(Schedule(0, 16, 8, 2, ()), *arguments) == [
+        "72 of 99 parameters with requires_grad are in no optimizer, first 0.weight: give them "
+        "to an optimizer in build_optimizer(), or set requires_grad to False"
+    ]
+    model[0].requires_grad_(False)
+    assert advice_before(Schedule(0, 16, 8, 2, ()), *arguments) == []
 
 
 class _Own(Tiny):
@@ -167,8 +202,7 @@ _OF_FIXED = "build_optimizer() of _Fixed does not read its argument"
     ],
 )
 def test_a_setting_without_effect(task: Tiny, changed: dict[str, Any], advice: str) -> None:
-    settings = Settings(**changed)
-    found = advice_before(Schedule(0, 16, 8, 2, ()), nn.Linear(4, 1), task, settings)
+    found = _before(task, **changed)
     assert len(found) == bool(advice)
     assert all(line.startswith(advice) for line in found)
 
@@ -197,8 +231,7 @@ class _Habits(Chance):
 
 
 def test_names_that_nothing_reads() -> None:
-    found = advice_before(Schedule(0, 16, 8, 2, ()), nn.Linear(4, 1), _Habits(), Settings())
-    assert found == [
+    assert _before(_Habits()) == [
         "nothing reads warmup_steps of _Habits: did you mean warmup_epochs?",
         "nothing calls get_optimizer() of _Habits: did you mean build_optimizer?",
         "nothing calls on_train_epoch_end() of _Habits: docs/reference/task.md lists the methods "
