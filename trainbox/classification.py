@@ -197,19 +197,12 @@ def doubtful_outputs(model: nn.Module, batch: Any) -> str:
     """
     before = _random_states(batch[0])
     output = model(batch[0]).float()
-    if output.numel() and bool((output >= 0).all()):
-        sums_B = output.sum(1) if output.ndim == 2 and output.shape[1] > 1 else output
-        if torch.allclose(sums_B, torch.ones_like(sums_B), atol=1e-2):
-            return (
-                "the model's outputs are probabilities: remove its last softmax, because the "
-                "cross-entropy has one"
-            )
-        # A layer that begins with weights of 0 has outputs that are all 0.
-        if bool((output == 0).any()) and bool((output > 0).any()):
-            return (
-                "the model's outputs are never below 0: remove its last ReLU, because the "
-                "cross-entropy needs numbers of any sign"
-            )
+    # A layer that begins with weights of 0 has outputs that are all 0.
+    if bool((output >= 0).all() and (output == 0).any() and (output > 0).any()):
+        return (
+            "the model's outputs are never below 0: remove its last ReLU, because the "
+            "cross-entropy needs numbers of any sign"
+        )
     if before != _random_states(batch[0]):
         return (
             "the model draws random numbers in a validation: use nn.Dropout, or "

@@ -631,9 +631,15 @@ def _relu_last() -> nn.Module:
         (nn.Sequential(nn.Linear(4, 3), nn.Softplus()), ""),
         (
             nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)),
-            "the model's outputs are probabilities: remove its last softmax, because the "
-            "cross-entropy has one",
+            "note       the loss cross_entropy applies a softmax to the output of a softmax: "
+            "remove the softmax of the model, because cross_entropy and log_softmax take logits",
         ),
+        (
+            nn.Sequential(nn.Linear(4, 3), nn.Sigmoid(), nn.Flatten()),
+            "note       the loss cross_entropy applies a softmax to the output of a sigmoid: "
+            "remove the sigmoid of the model, because cross_entropy and log_softmax take logits",
+        ),
+        (nn.Sequential(nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 3)), ""),
         (
             _relu_last(),
             "the model's outputs are never below 0: remove its last ReLU, because the "
@@ -653,7 +659,8 @@ def test_doubtful_outputs_of_a_classification_are_reported_once(
     monkeypatch.setattr(Three, "build_model", lambda _task: copy.deepcopy(model))
     words = ("train", f"{Three.__module__}:Three", "--device", "cpu", "--max-steps", "2")
     lines = here.succeeds(*words, "--run", "r").splitlines()
-    assert [line for line in lines if line.startswith("the model")] == ([advice] if advice else [])
+    found = [line for line in lines if line.startswith(("the model", "note       the loss"))]
+    assert found == ([advice] if advice else [])
 
 
 def test_a_loss_of_two_shapes_is_refused_instead_of_broadcast(here: Here) -> None:

@@ -29,6 +29,7 @@ from trainer.checks.capture import (
     reason_for_eager_steps,
 )
 from trainer.checks.fingerprint import Part, set_numbers
+from trainer.checks.first_forward import first_forward
 from trainer.checks.hidden_state import (
     FAST,
     differing,
@@ -168,7 +169,11 @@ class _Rehearsal:
         total, before = job.schedule.total_steps, steps_before(job.schedule.total_steps)
         self.steps = min(before + deterministic, total)
         start, self.capture.reason = self._state(job), reason_for_eager_steps(job)
-        with self._measured("steps"), job.strategy.lost_writes(job.loss_module) as lost:
+        with (
+            self._measured("steps"),
+            first_forward(job, self.notes),
+            job.strategy.lost_writes(job.loss_module) as lost,
+        ):
             steps = Steps(
                 job, TracedStep, 0 if self.capture.reason else COMPARED_STEPS + LATE_STEPS
             )

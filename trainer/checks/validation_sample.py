@@ -47,7 +47,7 @@ class Sample(NamedTuple):
 def validate_sample(job: Job, is_first: bool = False) -> Sample | None:
     """Validate a sample as in a validation, write nothing, and return digests of what it computed.
 
-    If it `is_first`, report doubtful outputs of a Classification.
+    If it `is_first`, report doubtful outputs of a Classification, and a validation that trains.
 
     Each rank validates the sample alone. A task may fail with a sample that is too small, for
     example if a metric needs two classes. If it fails on any rank, all ranks validate the whole set
@@ -65,7 +65,9 @@ def validate_sample(job: Job, is_first: bool = False) -> Sample | None:
     with _together(job):
         try:
             batches = job.evaluation.sample()
-            found = add_up(job, batches, alone, seed_parts, lambda: False)
+            trains = list[bool]()
+            look = [lambda _batch: trains.append(job.model.training)]
+            found = add_up(job, batches, alone, seed_parts, lambda: False, look)
             assert found is not None
             totals, first_batch, _ = found
             digests = {f"the statistic {name}": d for name, d in tensor_digests(totals).items()}
@@ -77,7 +79,7 @@ def validate_sample(job: Job, is_first: bool = False) -> Sample | None:
             share = len(job.evaluation.own) / max(1, len(batches.own))
             sample = Sample(digests, metrics, totals, share)
             if is_first:
-                _advise(job, first_batch)
+                _advise(job, first_batch, any(trains))
         except Exception as error:
             if isinstance(error, _FOR_ANY_BATCH) or memory_used_up(error):
                 raise
@@ -130,8 +132,16 @@ def impure_methods(task: Task, sample: Sample) -> list[str]:
 
 
 @torch.no_grad()
-def _advise(job: Job, batch: Any) -> None:
-    """Report doubtful outputs of a Classification; all ranks must call this."""
+def _advise(job: Job, batch: Any, trains: bool) -> None:
+    """Report a validation that `trains`, and doubtful outputs of a Classification.
+
+    All ranks must call this.
+    """
+    if trains:
+        job.run.report(
+            "statistics() puts the model in training mode, so that a validation drops activations "
+            "and changes the statistics of batch norm: remove model.train()"
+        )
     if not counts_by_class(job.task):
         return
     with job.evaluating():

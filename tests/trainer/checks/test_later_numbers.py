@@ -12,6 +12,7 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from tests.support.here import Here
@@ -400,6 +401,45 @@ def test_losses_that_depend_on_the_batch_are_noted_with_the_size_of_the_differen
         "note       the loss error of an example depends on the other examples" in out
     ) == depends
     assert not depends or "it differs by up to " in out
+
+
+@pytest.mark.parametrize(
+    ("applied", "takes", "twice"),
+    [
+        (torch.sigmoid, F.binary_cross_entropy_with_logits, True),
+        (lambda output_B: output_B, F.binary_cross_entropy_with_logits, False),
+        (torch.sigmoid, F.binary_cross_entropy, False),
+    ],
+)
+def test_a_sigmoid_before_a_loss_of_logits_is_noted(
+    here: Here, applied: Any, takes: Any, twice: bool
+) -> None:
+    def losses(_task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        found_B = applied(model(batch[0])[:, None])[:, 0]
+        return {"error": takes(found_B, (batch[1] > 0).float(), reduction="none")}
+
+    here.plant(losses=losses)
+    assert (
+        "the loss error applies a sigmoid to the output of a sigmoid: remove the sigmoid of the "
+        "model, because binary_cross_entropy_with_logits takes logits" in here.train()
+    ) == twice
+
+
+@pytest.mark.parametrize("method", ["losses", "statistics", ""])
+def test_a_method_that_leaves_the_model_in_another_mode_is_noted(here: Here, method: str) -> None:
+    before = here.train("plain")
+    if method:
+        usual = getattr(Tiny, method)
+
+        def changing(task: Tiny, model: Any, batch: Any) -> Any:
+            model.train(method == "statistics")
+            return usual(task, model, batch)
+
+        here.plant(**{method: changing})
+    out = here.train("r")
+    assert "leaves the model" not in before and "puts the model" not in before
+    assert ("losses() leaves the model in evaluation mode" in out) == (method == "losses")
+    assert ("statistics() puts the model in training mode" in out) == (method == "statistics")
 
 
 def test_data_in_memory_is_the_same_after_the_comparison(here: Here) -> None:
