@@ -202,6 +202,7 @@ def _check_compiler(device: str) -> None:
 
 # The ends of the names of metrics of which a lower value is better.
 _LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "mape", "nll", "wer", "cer", "fid")
+_HIGHER_IS_BETTER = ("accuracy", "acc", "f1", "auc", "auroc", "iou", "dice", "recall", "bleu")
 
 
 def split_metric(text: str, option: str) -> tuple[str, str]:
@@ -219,6 +220,11 @@ def split_metric(text: str, option: str) -> tuple[str, str]:
     if direction not in ("min", "max") or not name:
         raise WrongUse(f"{option} {text}: write the name of a metric, or min:NAME or max:NAME")
     return direction, name
+
+
+def contradicts_its_name(direction: str, name: str) -> bool:
+    """Return whether `min` or `max` is the worse direction of a metric, by its name."""
+    return name.lower().endswith(_HIGHER_IS_BETTER if direction == "min" else _LOWER_IS_BETTER)
 
 
 def config_in(settings: Mapping[str, Any], path: Path) -> Config:

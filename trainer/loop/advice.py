@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainbox.disclosure.suggested_commands import nearest
-from trainbox.options.config import Config, Settings
+from trainbox.options.config import Config, Settings, contradicts_its_name, split_metric
 from trainbox.task import Task
 from trainer.data.schedule import Schedule
-from trainer.load_task import unread_names
+from trainer.load_task import defines, unread_names
 
 _MANY = 0.1  # a share of the training examples that each epoch leaves out
 _FEW_ENTRIES, _GROWTH = 8, 1.1
@@ -27,6 +27,7 @@ def advice_before(
         *_of_plain_attributes(model),
         *_of_other_parameters(model, optimizer),
         *_of_settings_without_effect(task, settings),
+        *_of_doubtful_settings(schedule, task, settings),
         *_of_unread_names(task),
     ]
     return list(dict.fromkeys(found))  # the same class may be in a model many times
@@ -134,6 +135,34 @@ def _of_settings_without_effect(task: Task, settings: Settings) -> Iterator[str]
                 f"{option} {value:g} has no effect: {method}() of {type(task).__name__} does not "
                 f"read its argument {name.replace('epochs', 'steps')}"
             )
+    code = getattr(type(task).losses, "__code__", None)
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        if code is not None and name in code.co_names:
+            yield (
+                f"{name}() in losses() of {type(task).__name__} has no effect, because there is no "
+                "gradient yet: remove it, and use --clip-norm"
+            )
+
+
+def _of_doubtful_settings(schedule: Schedule, task: Task, settings: Settings) -> Iterator[str]:
+    """Find a metric in its worse direction, and a warm-up that is longer than the training."""
+    for option, spec in (
+        ("--best-by", settings.best_by),
+        ("--early-stopping", settings.early_stopping),
+    ):
+        direction, name = split_metric(spec, option) if spec else ("", "")
+        if spec and contradicts_its_name(direction, name):
+            worst, other = ("highest", "min") if direction == "max" else ("lowest", "max")
+            yield f"{option} {spec} takes the {worst} {name} for the best one: use {other}:{name}"
+    warmup = settings.warmup_epochs
+    given = warmup not in (task.warmup_epochs, Settings.warmup_epochs)
+    given &= not defines(task, "schedule")
+    if given and warmup * schedule.steps_per_epoch >= schedule.total_steps:
+        epochs = schedule.total_steps / schedule.steps_per_epoch
+        yield (
+            f"--warmup-epochs {warmup:g} is not below the {epochs:g} epoch(s) of the training, "
+            "so the learning rate rises to the end: use less"
+        )
 
 
 def _reads_argument(method: Callable[..., Any], place: int) -> bool:

@@ -191,7 +191,7 @@ _OF_FIXED = "build_optimizer() of _Fixed does not read its argument"
         (Tiny(), {"patience": 3}, "--patience 3 has no effect without --early-stopping METRIC"),
         (Tiny(), {"patience": 3, "early_stopping": "loss"}, ""),
         (Tiny(), {"base_batch_size": 8}, "--base-batch-size 8 has no effect without --lr-scaling"),
-        (Tiny(), {"learning_rate": 0.2, "weight_decay": 0.1, "warmup_epochs": 2}, ""),
+        (Tiny(), {"learning_rate": 0.2, "weight_decay": 0.1, "warmup_epochs": 0.5}, ""),
         (_Own(), {"learning_rate": 0.2}, ""),
         (_Own(), {"weight_decay": 0.1}, "--weight-decay 0.1 has no effect: build_optimizer() of"),
         (_Own(), {"warmup_epochs": 2}, ""),  # *others
@@ -205,6 +205,41 @@ def test_a_setting_without_effect(task: Tiny, changed: dict[str, Any], advice: s
     found = _before(task, **changed)
     assert len(found) == bool(advice)
     assert all(line.startswith(advice) for line in found)
+
+
+_OTHERS = ("min:loss", "max:accuracy", "max:val_F1")
+
+
+@pytest.mark.parametrize(
+    ("changed", "advice"),
+    [
+        ({"best_by": "max:loss"}, "--best-by max:loss takes the highest loss for the best one"),
+        ({"best_by": "min:accuracy"}, "--best-by min:accuracy takes the lowest accuracy for the"),
+        ({"early_stopping": "min:val_F1"}, "--early-stopping min:val_F1 takes the lowest val_F1"),
+        ({"best_by": "min:rmse", "early_stopping": "max:accuracy"}, ""),
+        ({"best_by": "max:score", "early_stopping": "min:score"}, ""),
+        ({"warmup_epochs": 2}, "--warmup-epochs 2 is not below the 1 epoch(s) of the training, so"),
+        ({"warmup_epochs": 0.5}, ""),
+    ],
+)
+def test_a_doubtful_setting(changed: dict[str, Any], advice: str) -> None:
+    found = _before(Tiny(), **changed)
+    assert [line.startswith(advice) for line in found] == ([True] if advice else [])
+    assert not advice or found[0].endswith((": use less", *(f"use {d}" for d in _OTHERS)))
+
+
+class _Clips(Tiny):
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        found = super().losses(model, batch)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        return found
+
+
+def test_a_gradient_that_is_clipped_before_there_is_one() -> None:
+    assert _before(_Clips()) == [
+        "clip_grad_norm_() in losses() of _Clips has no effect, because there is no gradient yet: "
+        "remove it, and use --clip-norm"
+    ]
 
 
 class _Habits(Chance):
