@@ -102,9 +102,17 @@ class Classification(Task):
                 f"task {type(self).__name__}: the model returns {_form(logits_BK)} instead of the "
                 "logits (B, K): return the logits from forward()"
             )
+        shape = tuple(logits_BK.shape)
+        if logits_BK.ndim > 2 and shape[-1] == classes:
+            raise WrongUse(
+                f"task {type(self).__name__}: the model returns shape {shape} instead of "
+                f"(B, {classes}): put nn.Flatten() before its last layer, which then gets all "
+                f"numbers of an example, or return the mean over the "
+                "dimensions between"
+            )
         if logits_BK.ndim != 2 or (counts_by_class(self) and logits_BK.shape[1] != classes):
             raise WrongUse(
-                f"task {type(self).__name__}: the model returns shape {tuple(logits_BK.shape)} "
+                f"task {type(self).__name__}: the model returns shape {shape} "
                 f"instead of (B, {classes or 'K'}), one output for each of class_names: change "
                 "build_model() or class_names"
             )

@@ -1,9 +1,25 @@
 """The fixes for the common mistakes in a task's code, by the text of the error."""
 
 import re
+from collections.abc import Callable
+
+
+def _of_matrix(match: re.Match[str]) -> str:
+    """Return the cure for a matrix (rows, columns) that does not fit a layer with (wanted, outs).
+
+    If each example has several rows, a model of pictures lacks nn.Flatten().
+    """
+    rows, columns, wanted, outs = map(int, match.groups()[:4])
+    shape = [int(size) for size in (match[5] or "").split(",") if size.strip()]
+    numbers = rows * columns // shape[0] if shape else 0
+    if len(shape) > 1 and rows != shape[0] and (len(shape) > 3 or numbers == wanted):
+        layer = f"nn.Linear({numbers}, {outs})"
+        return f"put nn.Flatten() before the layer, and write {layer} for all numbers of an example"
+    return f"the layer gets {columns} numbers for each example: write nn.Linear({columns}, {outs})"
+
 
 # Patterns of torch's and Python's errors for common mistakes, with the fix. The first match counts.
-_REMEDIES = {
+_REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"takes 0 positional arguments but 1 was given": (
         "a method of a class needs self as its first parameter"
     ),
@@ -87,9 +103,8 @@ _REMEDIES = {
         "add the channels with inputs.unsqueeze(1) if the inputs have none, or give the first "
         "layer the channels of the inputs"
     ),
-    r"cannot be multiplied \(\d+x(\d+) and \d+x(\d+)\)": (
-        r"the layer gets \1 numbers for each example: write nn.Linear(\1, \2)"
-    ),
+    r"cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)"
+    r"(?:.* of shape \(([\d, ]+)\))?": _of_matrix,
     r"index out of range in self": (
         "nn.Embedding(N, ...) has the indices 0 to N - 1: number from 0, or raise N"
     ),
@@ -168,4 +183,7 @@ _REMEDIES = {
 def remedy(found: str) -> str:
     """Return how to fix `found`, such as `losses() raised ValueError: bad value`, or ""."""
     matches = ((re.search(sign, found), cure) for sign, cure in _REMEDIES.items())
-    return next((match.expand(cure) for match, cure in matches if match), "")
+    return next(
+        (cure(match) if callable(cure) else match.expand(cure) for match, cure in matches if match),
+        "",
+    )

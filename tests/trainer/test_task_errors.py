@@ -51,6 +51,10 @@ def _rows(count: int) -> TensorDataset:
     return TensorDataset(nn.functional.one_hot(labels_N, 4).float(), labels_N)
 
 
+def _pictures(*_: Any) -> TensorDataset:
+    return TensorDataset(torch.zeros(26, 1, 4, 4), torch.arange(26) % 3)
+
+
 class _TimeFirst(nn.Module):
     """A model whose output has one row fewer than the batch."""
 
@@ -335,6 +339,21 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
      "example is or contains None: return tensors or numbers"),
     "float64 inputs": (Three, {"train_dataset": _rows_as(torch.float64)},
      "() raised RuntimeError: mat1 and mat2 must have the same dtype, but got Double and Float ("),
+    "no Flatten": (Three, {"train_dataset": _pictures, "build_model": lambda _task:
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(8, 3))},
+     "(the model got float32 of shape (8, 1, 4, 4)): put nn.Flatten() before the layer, and write "
+     "nn.Linear(8, 3) for all numbers of an example"),
+    "no Flatten, and another size": (Three, {"train_dataset": _pictures, "build_model": lambda _:
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(99, 3))},
+     "put nn.Flatten() before the layer, and write nn.Linear(8, 3) for all numbers of an example"),
+    "no Flatten, and a layer for a row": (Three, {"train_dataset": _pictures,
+     "build_model": lambda _: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(2, 3))},
+     "the model returns shape (8, 2, 2, 3) instead of (B, 3): put nn.Flatten() before its last "
+     "layer, which then gets all numbers of an example, or return the mean over the dimensions"),
+    "a model for other sequences": (Three, {"train_dataset": lambda *_: TensorDataset(
+        torch.zeros(26, 5, 4), torch.zeros(26, dtype=torch.int64)),
+     "build_model": lambda _: nn.Linear(7, 3)},
+     "(the model got float32 of shape (8, 5, 4)): the layer gets 4 numbers for each example"),
     "a model for other inputs": (Three, {"build_model": lambda _task: nn.Linear(5, 3)},
      "shapes cannot be multiplied (8x4 and 5x3) (the model got float32 of shape (8, 4)): the layer "
      "gets 4 numbers for each example: write nn.Linear(4, 3)"),
