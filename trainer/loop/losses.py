@@ -1,6 +1,7 @@
 """Compute the losses of each example in the module that DDP and DataParallel wrap, with checks."""
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -129,15 +130,44 @@ def check_gradients(task: Task, model: nn.Module) -> None:
             )
 
 
+def note_broken_loss(job: Job, number: int, losses_B: Mapping[str, Tensor]) -> None:
+    """Note the first trained loss of the training that is infinite or NaN, and its example.
+
+    The losses are the losses of micro-batch `number` in the first step, before any update.
+    """
+    for name, loss_B in losses_B.items():
+        if job.broken_start or not loss_B.requires_grad or bool(loss_B.isfinite().all()):
+            continue
+        place = int((~loss_B.isfinite()).nonzero()[0])
+        _, micro = next(itertools.islice(job.schedule.indices(0), number, None))
+        job.broken_start = f"the loss {name} of example {int(micro[place])} of the training set"
+
+
+def note_broken_gradient(job: Job) -> None:
+    """Note the first gradient of the training that is infinite or NaN; all ranks must call this."""
+    for name, parameter in job.model.named_parameters():
+        gradient = parameter.grad
+        # Under FSDP, torch asks all ranks whether the whole gradient is finite.
+        if gradient is not None and not bool(gradient.isfinite().all()):
+            job.broken_start = job.broken_start or f"the gradient of {name}"
+            return
+
+
 def not_finite(job: Job, what: str) -> Failure:
     """Return the error for `what`, which is infinite or NaN; all ranks must call this."""
     progress = job.state.progress
     found = next((n for n in job.world.from_each(_bad_example(job)) if n is not None), None)
-    remedy = (
-        "lower --lr, add --warmup-epochs or --clip-norm, or use --precision fp32"
-        if found is None
-        else f"example {found} of the training set has a number that is infinite or NaN: repair it"
-    )
+    start = next(filter(None, job.world.from_each(job.broken_start)), "")
+    remedy = "lower --lr, add --warmup-epochs or --clip-norm, or use --precision fp32"
+    if found is not None:
+        remedy = (
+            f"example {found} of the training set has a number that is infinite or NaN: repair it"
+        )
+    elif start:
+        remedy = (
+            f"{start} was so before the first update: keep 0 out of log(), sqrt() and divisions, "
+            "as in values.clamp(min=1e-6).log()"
+        )
     best = f" (best: step {progress.best_step})" if progress.best_step else ""
     # The checkpoint of the best step may not be complete yet. A rehearsal removes its checkpoints.
     is_kept = progress.best_step and job.checkpoints.durable

@@ -280,6 +280,7 @@ class Job(Inference):
         rehearsal: The entry of the manifest about the rehearsal of this start.
         notes: Lines about what may be wrong with the data or the task, also from the rehearsal.
         eager: Why the steps are not captured as CUDA graphs, or "" if they are.
+        broken_start: Which loss or gradient was infinite or NaN before the first update, or "".
         check_hidden_state: Notes the state outside checkpoints that has changed.
     """
 
@@ -299,6 +300,7 @@ class Job(Inference):
     rehearsal: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     eager: str = "nothing has shown that they may be captured"
+    broken_start: str = ""
     check_hidden_state: Callable[[], None] = lambda: None
     end_step: int = field(init=False)
 

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 from trainbox.errors import WrongUse
 from trainbox.order import derive_seed
-from trainer.loop.losses import check_gradients, check_losses, not_finite
+from trainer.loop.losses import (
+    check_gradients,
+    check_losses,
+    not_finite,
+    note_broken_gradient,
+    note_broken_loss,
+)
 from trainer.loop.out_of_memory import FIRST_STEPS, all_fit
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_factor
@@ -91,6 +97,8 @@ class EagerStep:
 
         # Sum the gradients over the shards of all ranks. Each parameter gets its sum as `grad`.
         job.reduction.finish()
+        if self._is_plain_start():
+            note_broken_gradient(job)
         state.running.steps += 1
         progress.step += 1
 
@@ -105,6 +113,13 @@ class EagerStep:
             parameter.grad = None
         return norm
 
+    def _is_plain_start(self) -> bool:
+        """Return whether no step has changed the weights yet, and losses are not in fp16.
+
+        The scaler of fp16 makes the first gradients infinite.
+        """
+        return self._job.state.progress.step == 0 and not self._job.state.scaler.is_enabled()
+
     def compute(self, number: int, batch: Any, checks: bool) -> dict[str, Tensor]:
         """Add the gradient of the `batch` that is micro-batch `number` of the step.
 
@@ -116,6 +131,8 @@ class EagerStep:
         losses_B: dict[str, Tensor] = job.loss_module(batch)
         if checks:
             check_losses(job.task, losses_B, job.schedule.micros[number].size)
+            if self._is_plain_start():
+                note_broken_loss(job, number, losses_B)
         trained_B = [loss_B for loss_B in losses_B.values() if loss_B.requires_grad]
         weight_B = job.state.scaler.scale(self._weights_B[number])
         torch.autograd.backward(trained_B, [weight_B] * len(trained_B))

@@ -93,3 +93,27 @@ def test_a_rehearsal_that_diverges_does_not_promise_a_checkpoint(
     err = here.refused("train", TINY, "--device", "cpu", "--run", "r", code=6)
     assert "is not finite by step 2: lower --lr" in err and "valid" not in err
     assert list(Path("runs/r").glob("checkpoints/*")) == []
+
+
+@pytest.mark.parametrize(
+    ("compute", "found"),
+    [
+        (lambda error_B, targets_B: error_B + (targets_B * 0).log(), "the loss error of example"),
+        (lambda error_B, targets_B: error_B / (targets_B - targets_B), "the loss error of example"),
+        (lambda error_B, _targets_B: (error_B * 0).sqrt(), "the gradient of linear.weight was"),
+    ],
+)
+def test_what_is_not_finite_before_the_first_update_is_named(
+    here: Here, compute: Any, found: str
+) -> None:
+    """The learning rate cannot be the cause."""
+    losses = Tiny.losses
+    here.plant(
+        losses=lambda task, model, batch: {
+            "error": compute(losses(task, model, batch)["squared_error"], batch[1])
+        }
+    )
+    for words in ((), ("--no-rehearsal", "--shards", "2")):
+        err = here.refused("train", TINY, "--device", "cpu", "--run", "r", *words, code=6)
+        assert f": {found} " in err and "was so before the first update: keep 0 out of" in err
+        assert "--lr" not in err
