@@ -635,6 +635,12 @@ class _AlwaysDrops(nn.Linear):
         return nn.functional.dropout(super().forward(inputs_B4), 0.1)
 
 
+class _Creates(nn.Linear):
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        found: Tensor = super().forward(nn.Linear(4, 4)(inputs_B4))
+        return found
+
+
 def _relu_last() -> nn.Module:
     layer = nn.Linear(4, 3)
     nn.init.zeros_(layer.weight)
@@ -669,6 +675,11 @@ def _relu_last() -> nn.Module:
             "the model draws random numbers in a validation: use nn.Dropout, or "
             "F.dropout(x, training=self.training)",
         ),
+        (
+            _Creates(4, 3),
+            "note       a step creates the layer Linear, which is neither trained nor saved: "
+            "create it in __init__() of the model",
+        ),
     ],
 )
 def test_doubtful_outputs_of_a_classification_are_reported_once(
@@ -678,7 +689,11 @@ def test_doubtful_outputs_of_a_classification_are_reported_once(
     monkeypatch.setattr(Three, "build_model", lambda _task: copy.deepcopy(model))
     words = ("train", f"{Three.__module__}:Three", "--device", "cpu", "--max-steps", "2")
     lines = here.succeeds(*words, "--run", "r").splitlines()
-    found = [line for line in lines if line.startswith(("the model", "note       the loss"))]
+    found = [
+        line
+        for line in lines
+        if line.startswith(("the model", "note       the l", "note       a s"))
+    ]
     assert found == ([advice] if advice else [])
 
 

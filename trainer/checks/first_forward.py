@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from trainer.loop.state import Job
 
@@ -45,8 +46,27 @@ def first_forward(job: Job, notes: list[str]) -> Iterator[None]:
     with (
         job.loss_module.register_forward_pre_hook(before),
         job.loss_module.register_forward_hook(after),
+        new_layers(job.model) as created,
     ):
         yield
+    if created:
+        notes.append(
+            f"a step creates the layer {created[0]}, which is neither trained nor saved: create it "
+            "in __init__() of the model"
+        )
+
+
+@contextlib.contextmanager
+def new_layers(model: nn.Module) -> Iterator[list[str]]:
+    """Run the body, and yield the classes of the layers with parameters that the body creates."""
+    created, known = list[str](), {*map(id, model.modules())}
+
+    def created_in(module: nn.Module, _name: str, _parameter: Any) -> None:
+        if id(module) not in known:
+            created.append(type(module).__name__)
+
+    with register_module_parameter_registration_hook(created_in):
+        yield created
 
 
 def _twice(name: str, loss_B: Tensor) -> str:

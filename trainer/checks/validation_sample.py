@@ -14,6 +14,7 @@ from trainbox.classification import counts_by_class, doubtful_outputs
 from trainbox.errors import WrongUse, text_of
 from trainbox.task import Task
 from trainbox.tensor_trees import copied
+from trainer.checks.first_forward import new_layers
 from trainer.checks.hidden_state import on_any_rank
 from trainer.loop.evaluate import Evaluation, add_up, evaluate
 from trainer.loop.out_of_memory import all_fit, memory_used_up
@@ -144,9 +145,10 @@ def _advise(job: Job, batch: Any, trains: bool) -> None:
         )
     if not counts_by_class(job.task):
         return
-    with job.evaluating():
-        if advice := job.inside(lambda: doubtful_outputs(job.model, copied(batch))):
-            job.run.report(advice)
+    with job.evaluating(), new_layers(job.model) as created:
+        advice = job.inside(lambda: doubtful_outputs(job.model, copied(batch)))
+    if advice and not created:  # a new layer draws its weights, and has a note of its own
+        job.run.report(advice)
 
 
 def _random_numbers() -> str:
