@@ -1,6 +1,7 @@
 """Report an exception of a task's own code in one line: the task, the method, the line, the fix."""
 
 import errno
+import linecache
 import re
 import sysconfig
 import traceback
@@ -38,17 +39,26 @@ _OF_THE_MACHINE = re.compile(
 _AFTER_FRAMES = re.compile(r"^ .*\n([\w.]+(?:: .*)?)$", re.MULTILINE)
 _OF_THE_SYSTEM = re.compile(r"\w+: \[Errno (\d+)\] (.*?)(?:: '(.*)')?")
 
+# An argument without others, such as batch in model(batch).
+_ALONE = re.compile(r"\w\((\w+)\)")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _LONGEST = 500  # characters of an error; the message has a remedy and a path after it
 
 
 class _Frame(NamedTuple):
-    """One line of a traceback. `owner` is the object of the method, if it is known."""
+    """One line of a traceback.
+
+    Attributes:
+        owner: The object of the method, if it is known.
+        given: The name and the value of the argument that the line gives to a function alone, as
+            `batch` in model(batch), or ("", None).
+    """
 
     file: str
     line: int
     function: str
     owner: Any = None
+    given: tuple[str, Any] = ("", None)
 
     @property
     def is_ours(self) -> bool:
@@ -126,6 +136,7 @@ def _found(method: str, error: Exception, own: list[_Frame]) -> str:
     """Return what the `method` raised, with the last of the user's `own` frames and the notes."""
     # A task adds a note, such as on the form of the model's inputs.
     where = [*map(str, own[-1:]), *getattr(error, "__notes__", ())]
+    where += filter(None, [_whole_batch(own)])
     source = original_error(error)
     file = source.filename if isinstance(source, FileNotFoundError) else None
     if isinstance(file, str) and not Path(file).is_absolute():
@@ -140,7 +151,28 @@ def _frames(found: TracebackType | None) -> Iterator[_Frame]:
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         # If the first argument has an attribute of this name, this is a method and its self.
         owner = first if hasattr(type(first), code.co_name) else None
-        yield _Frame(code.co_filename, line, code.co_name, owner)
+        name = _ALONE.search(linecache.getline(code.co_filename, line))
+        given = (name[1], frame.f_locals.get(name[1])) if name else ("", None)
+        yield _Frame(code.co_filename, line, code.co_name, owner, given)
+
+
+def _whole_batch(own: list[_Frame]) -> str:
+    """Return a description of the batch that a task gives to its model without unpacking, or "".
+
+    The last of the user's `own` frames has the same value, so no layer has computed it.
+    """
+    for frame in own:
+        name, value = frame.given
+        values = list(value.values()) if isinstance(value, dict) else value
+        if (
+            isinstance(frame.owner, Task)
+            and own[-1].given[1] is value
+            and isinstance(values, tuple | list)
+            and all(hasattr(part, "shape") for part in values)
+        ):
+            what = ", ".join(map(str, value)) if isinstance(value, dict) else len(values)
+            return f"{name} is a {type(value).__name__} of {what}"
+    return ""
 
 
 def _frames_in(text: str) -> Iterator[_Frame]:

@@ -18,6 +18,13 @@ def _of_matrix(match: re.Match[str]) -> str:
     return f"the layer gets {columns} numbers for each example: write nn.Linear({columns}, {outs})"
 
 
+def _of_whole_batch(match: re.Match[str]) -> str:
+    """Return the cure for a model that is called with the whole batch, a tuple."""
+    name, count = match[1], int(match[2])
+    names = ["inputs", "targets"][:count] if count < 3 else ["inputs", "targets", "*others"]
+    return f"unpack the batch, as in {', '.join(names)}{',' * (count == 1)} = {name}"
+
+
 # Patterns of torch's and Python's errors for common mistakes, with the fix. The first match counts.
 _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"takes 0 positional arguments but 1 was given": (
@@ -25,6 +32,27 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
     ),
     r"import raised (?:TypeError: \w+\.__init__\(\) missing .*|FrozenInstanceError: .*)'(\w+)'": (
         r"remove __init__() and write \1: int = 32 in the class, with the type and default of \1"
+    ),
+    r"Can't call numpy\(\) on Tensor that requires grad": (
+        "a loss needs the functions of torch, as torch.square instead of numpy.square: remove "
+        ".numpy()"
+    ),
+    r"modified by an inplace operation": (
+        "write h = h + 1 instead of h += 1, and leave out inplace=True and the functions that end "
+        "in _"
+    ),
+    r"Float and (?:Half|BFloat16)|(?:Half|BFloat16) and Float": (
+        "half precision meets float32: remove .half() and .bfloat16(), and use --precision bf16"
+    ),
+    r"build_optimizer\(\) raised AttributeError: .* attribute '(\w*(?:parameters|modules))'": (
+        r"write model.\1(): the task is not the model"
+    ),
+    r"schedule\(\) raised KeyError: .*\(.*validations has": (
+        "use one of these names, or return the name from metrics()"
+    ),
+    r"forward\(\) missing .*\(the model got (?!a )": (
+        "a Classification calls model(inputs): return ((x, mask), labels) from the dataset, and "
+        "unpack the pair in forward(self, inputs)"
     ),
     r"elements of input should be between 0 and 1": (
         "the outputs are logits: use F.binary_cross_entropy_with_logits, or a sigmoid as the last "
@@ -44,6 +72,11 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
     ),
     r"the model got (?:text|a tuple of \d+ \(text|a list of \d+ \(text)": (
         "turn text into numbers in __getitem__() of the dataset or in collate()"
+    ),
+    r"(?:must be Tensor, not (?:tuple|list)|'(?:tuple|list)' object has no attribute).*; "
+    r"(\w+) is a (?:tuple|list) of (\d+)\)": _of_whole_batch,
+    r"must be Tensor, not dict.*; (\w+) is a dict of (\w+)": (
+        r"give the model the tensor of a key, as in model(\1['\2'])"
     ),
     r"must be Tensor, not (?:tuple|list)": (
         "if this is text, turn it into numbers in __getitem__() or collate(); if this is the "

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,18 @@ class Three(Classification):
 def _rows(count: int) -> TensorDataset:
     labels_N = torch.arange(count) % 3
     return TensorDataset(nn.functional.one_hot(labels_N, 4).float(), labels_N)
+
+
+def _of_whole_batch(_task: Task, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    return {"error": model(batch)}
+
+
+def _of_val_loss(_task: Task, _step: int, _total: int, _w: int, _epoch: float, found: Any) -> float:
+    return float(sum(metrics["val_loss"] for metrics in found)) or 1.0
+
+
+_of_whole_batch.__code__ = _of_whole_batch.__code__.replace(co_name="losses")
+_of_val_loss.__code__ = _of_val_loss.__code__.replace(co_name="schedule")
 
 
 def _pictures(*_: Any) -> TensorDataset:
@@ -339,6 +352,40 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
      "example is or contains None: return tensors or numbers"),
     "float64 inputs": (Three, {"train_dataset": _rows_as(torch.float64)},
      "() raised RuntimeError: mat1 and mat2 must have the same dtype, but got Double and Float ("),
+    "a pair as the input": (Tiny, {"losses": _of_whole_batch},
+     "; batch is a tuple of 2): unpack the batch, as in inputs, targets = batch; traceback"),
+    "a tuple of one as the input": (Tiny, {
+        "train_dataset": lambda *_: TensorDataset(torch.zeros(26, 4)),
+        "losses": _of_whole_batch},
+     "; batch is a tuple of 1): unpack the batch, as in inputs, = batch; traceback"),
+    "a dict as the input": (Tiny, {
+        "train_dataset": lambda *_: Listed([{"x": torch.zeros(4), "y": 0}] * 26),
+        "losses": _of_whole_batch},
+     "; batch is a dict of x, y): give the model the tensor of a key, as in model(batch['x'])"),
+    "numpy in a loss": (Tiny, {
+        "losses": lambda _task, model, batch: {"l": numpy.square(model(batch[0]).numpy())}},
+     "a loss needs the functions of torch, as torch.square instead of numpy.square: remove "),
+    "numpy of a tensor in a loss": (Tiny, {
+        "losses": lambda _task, model, batch: {"l": numpy.square(model(batch[0]))}},
+     "a loss needs the functions of torch, as torch.square instead of numpy.square: remove "),
+    "an accuracy as the loss": (Three, {"losses": lambda _task, model, batch: {
+        "err": (model(batch[0]).argmax(1) != batch[1]).float()}},
+     "no loss depends on a trained parameter: argmax() and comparisons have no gradient, so "),
+    "a change in place": (Three, {"build_model": lambda _task: _Returning(
+        lambda logits_B3: [h := logits_B3.sigmoid(), h.square(), h.add_(1)][1])},
+     "write h = h + 1 instead of h += 1, and leave out inplace=True and the functions that end"),
+    "half precision": (Three, {"build_model": lambda _task: nn.Linear(4, 3).half()},
+     ": half precision meets float32: remove .half() and .bfloat16(), and use --precision bf16"),
+    "bfloat16": (Three, {"build_model": lambda _task: nn.Linear(4, 3).bfloat16()},
+     ": half precision meets float32: remove .half() and .bfloat16(), and use --precision bf16"),
+    "the parameters of the task": (Tiny, {"build_optimizer": lambda task, *_args:
+        torch.optim.SGD(task.parameters())},
+     ": write model.parameters(): the task is not the model"),
+    "a metric that a schedule lacks": (Tiny, {
+        "schedule": _of_val_loss},
+     "; validations has loss): use one of these names, or return the name from metrics()"),
+    "a model with two inputs": (Three, {"build_model": lambda _task: nn.Bilinear(4, 4, 3)},
+     ": a Classification calls model(inputs): return ((x, mask), labels) from the dataset, and "),
     "no Flatten": (Three, {"train_dataset": _pictures, "build_model": lambda _task:
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(8, 3))},
      "(the model got float32 of shape (8, 1, 4, 4)): put nn.Flatten() before the layer, and write "

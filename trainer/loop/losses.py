@@ -114,9 +114,16 @@ def check_losses(task: Task, losses: dict[str, Tensor], size: int) -> None:
                 f"({size},), one value per example: {remedy}"
             )
     if not any(loss.requires_grad for loss in losses.values()):
+        names = ", ".join(losses)
+        counts = all(bool((loss == loss.round()).all()) for loss in losses.values())
+        cure = (
+            "argmax() and comparisons have no gradient, so return a loss such as F.cross_entropy, "
+            "and name an accuracy in train_metrics"
+            if counts
+            else f"compute {names} from the model's output without detach() or torch.no_grad()"
+        )
         raise WrongUse(
-            f"task {type(task).__name__}: no loss depends on a trained parameter: compute "
-            f"{', '.join(losses)} from the model's output without detach() or torch.no_grad()"
+            f"task {type(task).__name__}: no loss depends on a trained parameter: {cure}"
         )
 
 

@@ -202,7 +202,12 @@ def schedule_factor(job: Job, step: int) -> float:
     total, epoch_steps = job.schedule.total_steps, job.schedule.steps_per_epoch
     warmup_steps = round(job.config.warmup_epochs * epoch_steps)
     validations = job.state.progress.validations
-    factor = job.task.schedule(step, total, warmup_steps, step / epoch_steps, validations)
+    try:
+        factor = job.task.schedule(step, total, warmup_steps, step / epoch_steps, validations)
+    except KeyError as error:
+        if validations:
+            error.add_note(f"validations has {', '.join(validations[-1])}")
+        raise
     return checked_factor(job.task, factor)
 
 
