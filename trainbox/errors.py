@@ -205,7 +205,12 @@ def _where(error: BaseException) -> str:
     """Return the function and the line that raised `error`, outside of Python's own modules."""
     frames = _frames(error)
     library = Path(os.__file__).parent
-    own = [frame for frame in frames if not Path(frame.filename).is_relative_to(library)] or frames
+    own = [
+        frame
+        for frame in frames
+        # exit() is in <frozen _sitebuiltins>.
+        if frame.filename[0] != "<" and not Path(frame.filename).is_relative_to(library)
+    ] or frames
     return f" in {own[-1].name} ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 

@@ -576,8 +576,11 @@ def test_a_task_that_calls_sys_exit_at_import_is_reported(
 ) -> None:
     monkeypatch.syspath_prepend(here.folder)
     (here.folder / "leaves.py").write_text("import sys\nsys.exit()\n", encoding="utf-8")
-    err = here.refused("tasks", "leaves:Leaves", code=1, silent=True)
-    assert "the task called sys.exit() in <module> (" in err
+    (here.folder / "exits.py").write_text("exit()\n", encoding="utf-8")
+    for name in ("leaves", "exits"):
+        err = here.refused("tasks", f"{name}:Leaves", code=1, silent=True)
+        assert "the task called sys.exit() in <module> (" in err
+        assert f"{name}.py, line " in err
 
 
 def test_a_run_and_a_sweep_do_not_share_a_folder(here: Here) -> None:
