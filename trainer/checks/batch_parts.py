@@ -91,6 +91,8 @@ def _difference(
             return (
                 f"the loss {name} of an example depends on the other examples of its batch: in a "
                 f"half of the batch, or alone, it differs by up to {largest:.2g} (its mean is "
-                f"{mean:.2g}). Shards, micro-batches and validation batches are such parts"
+                f"{mean:.2g}). Shards, micro-batches and validation batches are such parts: if "
+                "this is a mistake, use reduction='none', with an output and targets of the same "
+                "shape"
             )
     return None

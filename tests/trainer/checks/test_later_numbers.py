@@ -401,6 +401,7 @@ def test_losses_that_depend_on_the_batch_are_noted_with_the_size_of_the_differen
         "note       the loss error of an example depends on the other examples" in out
     ) == depends
     assert not depends or "it differs by up to " in out
+    assert ("if this is a mistake, use reduction='none', with an output" in out) == depends
 
 
 @pytest.mark.parametrize(
