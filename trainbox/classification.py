@@ -155,11 +155,11 @@ class Classification(Task):
     def figures(
         self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]
     ) -> dict[str, pictures.Picture]:
-        figures: dict[str, pictures.Picture] = {
-            "confusion_matrix": partial(
+        figures: dict[str, pictures.Picture] = {}
+        if "confusion" in totals:  # a task may have other statistics
+            figures["confusion_matrix"] = partial(
                 pictures.confusion_matrix, totals["confusion"], self.class_names
             )
-        }
         inputs, labels_B = batch
         if isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.shape[1] in (1, 3):
             predictions_B = model(inputs).argmax(1)

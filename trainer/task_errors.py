@@ -43,6 +43,7 @@ _OF_THE_SYSTEM = re.compile(r"\w+: \[Errno (\d+)\] (.*?)(?:: '(.*)')?")
 _ALONE = re.compile(r"\w\((\w+)\)")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _LONGEST = 500  # characters of an error; the message has a remedy and a path after it
+_LONGEST_LINE = 150  # characters of each line after the first one
 
 
 class _Frame(NamedTuple):
@@ -126,6 +127,8 @@ def import_mistake(error: Exception, spec: str, source: Path | str) -> WrongUse:
             "the task as package.module:Class, in the parent folder of the package"
         )
     again = f"python {source}" if isinstance(source, Path) else f"python -m {source}"
+    if isinstance(source, Path) and source.parent not in (Path(), Path.cwd()):
+        again = f"PYTHONPATH=. {again}"  # a task's file imports from the current folder as well
     found = _found("its import", error, own)
     return WrongUse(
         f"task {spec}: {found}: {remedy(found) or 'fix it'} (`{again}` shows the traceback)"
@@ -231,9 +234,17 @@ def original_error(error: BaseException) -> BaseException:
     return OSError(int(found[1]), found[2], found[3]) if found else error
 
 
+def _shortened(line: str) -> str:
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
+
+
 def _in_one_line(error: Exception) -> str:
     """Return the error in one line, such as `ValueError: bad value`."""
-    first = next(iter(text_of(error).splitlines()), "").rstrip(". ")
+    lines = [line.strip() for line in text_of(error).splitlines()] or [""]
+    # If the first line ends with a colon, the next lines have what is wrong, such as names of keys.
+    if lines[0].endswith(":"):
+        lines[0] = " ".join([lines[0], *map(_shortened, lines[1:])])
+    first = lines[0].rstrip(". ")
     line = original_line(error) or f"{type(error).__name__}: {first}".removesuffix(": ")
     line = _COLOUR.sub("", line)
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."

@@ -33,6 +33,10 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"import raised (?:TypeError: \w+\.__init__\(\) missing .*|FrozenInstanceError: .*)'(\w+)'": (
         r"remove __init__() and write \1: int = 32 in the class, with the type and default of \1"
     ),
+    r"loading state_dict ": (
+        "remove load_state_dict() and give the file with --init, which loads the tensors whose "
+        "names and shapes fit, also from an entry state_dict and without module."
+    ),
     r"Can't call numpy\(\) on Tensor that requires grad": (
         "a loss needs the functions of torch, as torch.square instead of numpy.square: remove "
         ".numpy()"

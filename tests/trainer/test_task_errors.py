@@ -52,6 +52,12 @@ def _rows(count: int) -> TensorDataset:
     return TensorDataset(nn.functional.one_hot(labels_N, 4).float(), labels_N)
 
 
+def _loaded(weights: Mapping[str, Any]) -> nn.Module:
+    model = nn.Linear(4, 3)
+    model.load_state_dict(weights)
+    return model
+
+
 def _of_whole_batch(_task: Task, model: nn.Module, batch: Any) -> dict[str, Tensor]:
     return {"error": model(batch)}
 
@@ -386,6 +392,15 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
      "; validations has loss): use one of these names, or return the name from metrics()"),
     "a model with two inputs": (Three, {"build_model": lambda _task: nn.Bilinear(4, 4, 3)},
      ": a Classification calls model(inputs): return ((x, mask), labels) from the dataset, and "),
+    "weights of another model": (Three, {"build_model": lambda _task: _loaded({"fc.weight": 1})},
+     'loading state_dict for Linear: Missing key(s) in state_dict: "weight", "bias". Unexpected '
+     'key(s) in state_dict: "fc.weight" ('),
+    "many weights of another model": (Three, {"build_model": lambda _task: _loaded(
+        {f"layer.{number}.weight": 1 for number in range(500)})},
+     'Missing key(s) in state_dict: "weight", "bias". Unexpected key(s) in state_dict: "layer.0.w'),
+    "weights of another size": (Three, {"build_model": lambda _task: _loaded(
+        nn.Linear(4, 5).state_dict())},
+     "): remove load_state_dict() and give the file with --init, which loads the tensors whose "),
     "no Flatten": (Three, {"train_dataset": _pictures, "build_model": lambda _task:
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(8, 3))},
      "(the model got float32 of shape (8, 1, 4, 4)): put nn.Flatten() before the layer, and write "
@@ -742,6 +757,16 @@ def test_doubtful_outputs_of_a_classification_are_reported_once(
         if line.startswith(("the model", "note       the l", "note       a s"))
     ]
     assert found == ([advice] if advice else [])
+
+
+def test_a_classification_with_other_statistics_has_no_confusion_matrix(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Three, "statistics", Task.statistics)
+    monkeypatch.setattr(Three, "metrics", lambda _task, totals: {"loss": float(totals["loss"])})
+    words = ("train", f"{Three.__module__}:Three", "--device", "cpu", "--best-by", "loss")
+    here.succeeds(*words, "--run", "r")
+    assert "loss" in here.entries("validation")[-1]
 
 
 def test_a_loss_of_two_shapes_is_refused_instead_of_broadcast(here: Here) -> None:

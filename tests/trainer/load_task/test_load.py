@@ -1,6 +1,8 @@
 """Find a task by its name and import it, and report what is wrong with it."""
 
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -201,6 +203,28 @@ def test_an_error_inside_a_task_file_is_one_line_with_its_position(
     assert "task importing.py:T: its import raised " in err and error in err
     end = f" (importing.py:1): {remedy} (`python importing.py` shows the traceback)\n"
     assert err.endswith(end)
+
+
+def test_the_traceback_of_a_file_in_a_folder_is_shown_with_the_current_folder(
+    here: Here,
+) -> None:
+    """A task's file imports from the current folder as well."""
+    folder = here.folder / "own_tasks"
+    folder.mkdir()
+    (folder / "shared_names.py").write_text("NAMES = ('a',)\n")
+    (folder / "broken_task.py").write_text("from own_tasks.shared_names import NAMES\n1 / 0\n")
+    err = here.refused("train", "own_tasks/broken_task.py:T", "--device", "cpu", silent=True)
+    line = "PYTHONPATH=. python own_tasks/broken_task.py"
+    assert err.endswith(f": fix it (`{line}` shows the traceback)\n")
+    ended = subprocess.run(
+        [sys.executable, "own_tasks/broken_task.py"],
+        env={**os.environ, "PYTHONPATH": "."},
+        cwd=here.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "ZeroDivisionError" in ended.stderr
 
 
 @pytest.mark.parametrize("end", ["parse_args()", "parse_args(['-h'])"])
