@@ -50,6 +50,7 @@ _OF_MAKE = (
     "BUILDKIT_* MEMORY SHM_SIZE TMP_SIZE GPU_COUNT NETWORK_MODE"
 ).split()
 _DEVELOPMENT = "deploy/development.mk"
+_SIMILAR = 0.8  # TASKS and TASK
 KINDS = ("docker-gpu", "docker-cpu", "venv")
 _OF_RUN = ("verify", "evaluate", "predict", "export")  # these need RUN
 _WITH_CONFIG = ("train", "plan", "sweep")  # of a task
@@ -223,8 +224,11 @@ def check_settings(verb: str, env: Mapping[str, str]) -> None:
             "write options of trainbox in ARGS, as in ARGS='--epochs 5' (`make help` lists the "
             "settings)"
         )
+        near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=_SIMILAR)
         if _matches(name.upper(), known):
             cure = f"write {name.upper()}"
+        elif near:
+            cure = f"write {near[0]}"
         elif env.get("SET"):
             cure = f'quote all fields of the task, as in SET="{env["SET"]} {name}=..."'
         raise Refusal(f"make {verb} does not use {name}: {cure}")

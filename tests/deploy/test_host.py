@@ -137,6 +137,9 @@ _REFUSED: list[tuple[str, dict[str, str], Machine, str]] = [
     ("train", {"MAKEFLAGS": "n -- ARGS=--x\\ Y=1 GPUS=0 TRAINBOX_LR=1 EPOCHS=1"}, Machine(),
      "make train does not use EPOCHS: write options of trainbox in ARGS, as in ARGS='--epochs 5' "
      "(`make help` lists the settings)"),
+    ("train", {"MAKEFLAGS": "n -- TASKS=foo"}, Machine(),
+     "make train does not use TASKS: write TASK"),
+    ("train", {"MAKEFLAGS": "n -- GPU=2"}, Machine(), "make train does not use GPU: write GPUS"),
     # The mount would hide other files of the container.
     *(("train", {"TASK": f"{folder}a.py:A"}, _CPU,
        f"{folder}a.py:A: the container cannot mount the folder of this file: move the file into a "

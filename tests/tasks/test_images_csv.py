@@ -226,6 +226,9 @@ _MISTAKES = [
     ("file,label\ncross/0000,x\ndisc/0000,y\n",
      "D/labels.csv, row 2: D/cross/0000 does not exist (1 more are missing), but "
      "D/cross/0000.jpg does: write 0000.jpg instead of 0000, and so in each row"),
+    ("file,label\ncross/0000.JPG,x\ncross/0001.JPG,y\n",
+     "D/labels.csv, row 3: D/cross/0001.JPG does not exist (1 more are missing), but "
+     "D/cross/0001.jpg does: write 0001.jpg instead of 0001.JPG, and so in each row"),
     ("file,label\n0000.jpg,x\nb.jpg,y\n",
      "D/labels.csv, row 2: D/0000.jpg does not exist (1 more are missing), but "
      "D/cross/0000.jpg does: write cross/0000.jpg instead of 0000.jpg, and so"),

@@ -1,5 +1,6 @@
 """List the pictures and labels of a CSV file, and name the row of each mistake."""
 
+import contextlib
 import csv
 import glob
 import io
@@ -109,7 +110,14 @@ def refuse_missing_files(pictures: Sequence[Picture]) -> None:
 
 
 def _near_file(path: Path) -> Path | None:
-    """Return a file with one more ending, or in a folder beside the missing `path`, or None."""
+    """Return a file whose name has other capital letters or one more ending, or None.
+
+    The file may also be in a folder beside the missing `path`.
+    """
+    with contextlib.suppress(OSError):
+        for near in sorted(path.parent.iterdir()):
+            if near.name.lower() == path.name.lower() and near.is_file():
+                return near
     name = glob.escape(path.name)
     forms = (f"{name}.*", f"*/{name}", f"*/{name}.*")
     found = (near for form in forms for near in sorted(path.parent.glob(form)))
