@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable
 
 import click
 
-from trainbox.commands import mistyped
+from trainbox.commands import habits, mistyped
 from trainbox.disclosure import suggested_commands
 from trainbox.disclosure.variables import LAUNCH_NAMES
 from trainbox.errors import Failure, WrongUse
-from trainbox.options.table import PREFIX
+from trainbox.options.table import PREFIX, SETTINGS_BY_NAME
 from trainbox.processes.environment import Internal
 
 PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
@@ -143,9 +143,19 @@ def check_names(names: Iterable[str], settings: Collection[str]) -> None:
 def _remedy(name: str, settings: Collection[str]) -> str:
     if name.removeprefix(PREFIX) in LAUNCH_NAMES:
         return f"use {name.removeprefix(PREFIX)}"
-    # Compare without the prefix, which would make all names similar.
-    known = sorted(setting.removeprefix(PREFIX) for setting in settings)
-    unset = f"unset it; `{suggested_commands.command('train', '--help')}` lists the settings"
-    return suggested_commands.nearest(
-        name.removeprefix(PREFIX).upper(), known, unset, prefix=PREFIX
-    )
+    # Compare without the prefix, which would make all names similar. Users may know a setting by
+    # another name, as LEARNING_RATE or MAX_EPOCHS.
+    plain = name.removeprefix(PREFIX).upper()
+    options = {known: row.key for known, row in SETTINGS_BY_NAME.items()} | {
+        known: option.split()[0].strip("-") for known, option in habits.OPTIONS.items()
+    }
+    known = {setting.removeprefix(PREFIX): setting for setting in sorted(settings)} | {
+        known.upper().replace("-", "_"): setting
+        for known, key in options.items()
+        if (setting := PREFIX + key.upper().replace("-", "_")) in settings
+    }
+    import difflib
+
+    if near := difflib.get_close_matches(plain, known, n=1):
+        return f"did you mean {known[near[0]]}?"
+    return f"unset it; `{suggested_commands.command('train', '--help')}` lists the settings"

@@ -14,7 +14,8 @@ OPTIONS = {
     **dict.fromkeys(("name", "run-name", "exp-name", "run-id"), "--run"),
     **dict.fromkeys(("data", "data-path", "dataset-dir"), "--data-dir"),
     **dict.fromkeys(("save-steps", "save-every"), "--checkpoint-steps"),
-    **dict.fromkeys(("load", "pretrained", "checkpoint", "ckpt-path"), "--init"),
+    **dict.fromkeys(("load", "pretrained", "checkpoint"), "--init"),
+    **dict.fromkeys(("wd", "l2", "decay", "weight-decay-rate", "reg"), "--weight-decay"),
     **dict.fromkeys(("cpu", "no-cuda", "use-cpu"), "--device cpu"),
     **dict.fromkeys(("accelerator",), "--device"),
     **dict.fromkeys(("dataloader-num-workers", "num-workers"), "--workers"),
@@ -26,7 +27,7 @@ OPTIONS = {
 }
 _OF_TASKS = {
     **dict.fromkeys(
-        ("resume-from-checkpoint", "resume-from", "continue-from"),
+        ("resume-from-checkpoint", "resume-from", "continue-from", "ckpt-path"),
         "the command that started a run resumes it, and --init RUN starts a new run from the "
         "weights of another run",
     ),
@@ -65,13 +66,14 @@ OF_VERBS: dict[str, dict[str, str]] = {
         **dict.fromkeys(
             ("dry-run", "n"), "clean removes nothing until you answer yes or add --yes"
         ),
-        **dict.fromkeys(("force", "f", "all"), "here: --yes"),
+        **dict.fromkeys(("force", "f"), "here: --yes"),
+        "all": "clean keeps each last way to resume; you can remove the folder of a run yourself",
     },
     "cli": dict.fromkeys(("v", "V"), "did you mean --version?"),
     "doctor": dict.fromkeys(("verbose", "v", "full"), "the report has everything already"),
     "evaluate": {
         **dict.fromkeys(("split", "dataset"), "here: --data"),
-        **dict.fromkeys(("ckpt", "epoch"), "here: --checkpoint"),
+        **dict.fromkeys(("ckpt", "ckpt-path", "epoch"), "here: --checkpoint"),
     },
     "export": {
         "onnx": "here: --to onnx",

@@ -179,6 +179,8 @@ def extra_argument(extra: str, words: Sequence[str], command: click.Command) -> 
         return f"did you mean --listen {extra if ':' in extra else f'127.0.0.1:{extra}'}?"
     if not has_fields(command):
         return _of_all_runs(extra, command) if "--runs-dir" in names.values() else ""
+    if words.count(extra) > 1:
+        return f"write {extra} once"
     return _of_task(extra, words[: words.index(extra)] if extra in words else words)
 
 
@@ -206,6 +208,8 @@ def _of_all_runs(extra: str, command: click.Command) -> str:
 
 def _of_task(extra: str, before: Sequence[str]) -> str:
     """Return the cure for a word after the task and other words `before`, or ""."""
+    if ".py:" in extra:
+        return f"one command is for one task: leave out {extra}"
     if before[-1].endswith(".py"):
         return f"did you mean {before[-1]}:{extra}?"
     if "/" in extra:

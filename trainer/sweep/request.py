@@ -183,6 +183,9 @@ def _converted(
                 "give the field another name"
             )
         row = None
+    if row is None and written == "seed" and all(field.name != written for field in fields):
+        count = f"--seeds {len(texts)}" if given.startswith("--grid") else "--seeds N"
+        raise WrongUse(f"{given}: the option is {count}, which counts from --seed {texts[0]}")
     if row is None:
         optional = [dataclasses.replace(field, default=None) for field in fields]
         shown = {written: given}

@@ -622,6 +622,8 @@ _ARGUMENTS = [
     (["--grid", "widht=1,2"], "--grid widht=1,2: task tests.trainer.sweep.tasks:Brittle has no "
      "field widht: did you mean width?"),
     (["--grid", "width=a,2"], "--grid width=a,2: give a value of type int"),
+    (["--grid", "seed=4,5,6"],
+     "--grid seed=4,5,6: the option is --seeds 3, which counts from --seed 4"),
     (["--grid", "lr=0.1,nan"], "--grid lr=0.1,nan: nan is not a finite number above 0"),
     (["--grid", "deterministic=0,1"],
      "--grid deterministic=0,1: --deterministic is a switch without values"),
