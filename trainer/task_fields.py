@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import json
 import math
 import re
 import sys
@@ -141,6 +142,8 @@ def parse_fields(
             fix = nearest(name, known, f"it has {', '.join(known) or 'none'}")
             if option := SETTINGS_BY_NAME.get(name):
                 fix = f"the option is --{option.key} {given[name]}"
+            if re.search(r"\.py:\w+$", str(given[name])):
+                fix = f"a file of --config names the task by name = {json.dumps(given[name])}"
             raise WrongUse(f"{shown[name]}: task {task} has no field {name}: {fix}")
     missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in given]
     if missing:

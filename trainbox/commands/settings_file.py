@@ -247,6 +247,9 @@ def _task(table: str, values: Mapping[str, Any]) -> tuple[str | None, dict[str, 
     name = values.get("name")
     if name is not None and not (isinstance(name, str) and name.isprintable()):
         raise ValueError(f"{table} name is {name!r}: write the task in quotes")
+    if "class" in values:  # no field has this name
+        value = json.dumps(values["class"])
+        raise ValueError(f"{table} class is unknown: write name = {value}")
     inner = values.get("set", {})
     if not isinstance(inner, dict):
         raise ValueError(f"{table} set is not a table: write fields below [task.set]")

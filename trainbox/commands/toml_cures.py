@@ -6,6 +6,7 @@ _PLACE = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _HEADER = re.compile(r"^\s*\[([^\[\]]+)\]", re.MULTILINE)
 _WORD = re.compile(r"[^\s,\]}#]*")
 _NUMBER = re.compile(r"([+-]?)(\d*)\.(\d*)([eE][+-]?\d+)?")
+_COMMA = re.compile(r"([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)")
 _NOTHING = ("null", "none", "nil", "~")
 _SWITCHES = {
     **dict.fromkeys(("true", "yes", "on"), "true"),
@@ -28,6 +29,10 @@ def cure_of(text: str, problem: str) -> str:
         return f"write {key} = {{...}} on one line, or its lines below [{section}]"
     if problem.startswith("Cannot overwrite"):
         return f"remove one of the lines of {key}"
+    if problem.startswith("Cannot declare") and (header := _HEADER.match(line)):
+        return f"write the lines of both [{header[1]}] below one of them"
+    if comma := _COMMA.fullmatch(value.partition("#")[0].strip()):
+        return f"write {comma[1]}.{comma[2]} with a point"
     # tomllib names the start of a value, and for `1.` the place after the 1.
     is_value = problem.startswith("Invalid value")
     word = _WORD.match(rest if is_value else value)[0]  # type: ignore[index]

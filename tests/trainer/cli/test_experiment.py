@@ -186,6 +186,7 @@ _TEXTS = [
     ("[task]\nfolder = '${data}'", "[task] folder = ${data}: the file has no variables such as "),
     ("[launch]\ngpu-ids = '${oc.env:G}'", "[launch] gpu-ids = ${oc.env:G}: the file has no varia"),
     ("[task]\nname = 3", "[task] name is 3: write the task in quotes"),
+    ("[task]\nclass = 'my.py:C'", '[task] class is unknown: write name = "my.py:C"'),
     ("[task]\nset = 3", "[task] set is not a table: write fields below [task.set]"),
     ("[task]\nwidth = 3\n[task.set]\nwidth = 4", "[task.set] width is also in [task]: drop"),
 ]
@@ -213,6 +214,14 @@ _DATAS = [
      "is not TOML: Invalid value (at line 2, column 7): write 0.1\n"),
     (b"[train]\nlr = 1.\n", "is not TOML: Expected newline or end of document after a "
      "statement (at line 2, column 7): write 1.0\n"),
+    (b"[train]\nlr = 0,1\n", "is not TOML: Expected newline or end of document after a "
+     "statement (at line 2, column 7): write 0.1 with a point\n"),
+    (b"[task]\nscale = -1,5e-3 # low\n", "is not TOML: Expected newline or end of document after a "
+     "statement (at line 2, column 11): write -1.5e-3 with a point\n"),
+    (b"[train]\nlr = 1\n[train]\nseed = 2\n", "is not TOML: Cannot declare ('train',) twice (at "
+     "line 3, column 7): write the lines of both [train] below one of them\n"),
+    (b"[task.set]\n[task.set]\n", "is not TOML: Cannot declare ('task', 'set') twice (at line 2, "
+     "column 10): write the lines of both [task.set] below one of them\n"),
     (b"[train]\ncompile = True\n",
      "is not TOML: Invalid value (at line 2, column 11): write true\n"),
     (b"[sweep]\ngrid = {\n  lr = [1, 2],\n}\n",

@@ -163,6 +163,8 @@ _GIVENS = [
     ({"deep": "maybe"}, "--set deep=maybe: give true or false"),
     ({"widht": "3"}, "--set widht=3: task t has no field widht: did you mean width?"),
     ({"lr": "3"}, "--set lr=3: task t has no field lr: the option is --lr 3"),
+    ({"file": "my.py:C"}, "--set file=my.py:C: task t has no field file: a file of --config names "
+     'the task by name = "my.py:C"'),
     ({"zzz": "3"}, "--set zzz=3: task t has no field zzz: it has width, rate, label, deep"),
 ]
 # fmt: on
