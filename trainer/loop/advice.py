@@ -5,9 +5,12 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import Dataset, TensorDataset
 
+from trainbox.classification import counts_by_class
 from trainbox.disclosure.suggested_commands import nearest
 from trainbox.options.config import Config, Settings, contradicts_its_name, split_metric
 from trainbox.task import Task
@@ -16,14 +19,21 @@ from trainer.load_task import defines, unread_names
 
 _MANY = 0.1  # a share of the training examples that each epoch leaves out
 _FEW_ENTRIES, _GROWTH = 8, 1.1
+_MOST_NAMED = 3
 
 
 def advice_before(
-    schedule: Schedule, model: nn.Module, optimizer: Optimizer, task: Task, settings: Settings
+    schedule: Schedule,
+    model: nn.Module,
+    optimizer: Optimizer,
+    task: Task,
+    settings: Settings,
+    train: Dataset[Any],
 ) -> list[str]:
     """Return advice about the steps of an epoch, the parts of the model, and the settings."""
     found = [
         *_of_left_out_examples(schedule),
+        *_of_missing_classes(task, train),
         *_of_plain_attributes(model),
         *_of_other_parameters(model, optimizer),
         *_of_settings_without_effect(task, settings),
@@ -40,6 +50,24 @@ def _of_left_out_examples(schedule: Schedule) -> Iterator[str]:
         yield (
             f"each epoch leaves out its last, incomplete batch of {left:,} of {examples:,} "
             f"training examples: --batch-size {smaller} leaves out {examples % smaller}"
+        )
+
+
+def _of_missing_classes(task: Task, train: Dataset[Any]) -> Iterator[str]:
+    """Find classes of a Classification that no label of a TensorDataset has."""
+    if not (counts_by_class(task) and isinstance(train, TensorDataset) and len(train.tensors) == 2):
+        return
+    labels_N, names = train.tensors[1], getattr(task, "class_names", ())
+    if labels_N.ndim != 1 or labels_N.dtype != torch.int64:
+        return
+    present = set(labels_N.unique().tolist())
+    missing = [name for label, name in enumerate(names) if label not in present]
+    if missing and present < set(range(len(names))):
+        more = ", ..." if len(missing) > _MOST_NAMED else ""
+        yield (
+            f"no training example has the label of {', '.join(missing[:_MOST_NAMED])}{more} "
+            f"({len(missing)} of {len(names)} classes): check the labels, such as a split of "
+            "sorted examples"
         )
 
 

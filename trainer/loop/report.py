@@ -64,7 +64,7 @@ def header(job: Job) -> None:
         "rehearsal": "" if step else job.rehearsal["result"],
         "note": _notes(
             [
-                *advice_before(schedule, model, job.state.optimizer, job.task, config),
+                *advice_before(schedule, model, job.state.optimizer, job.task, config, job.train),
                 *job.notes,
             ]
         ),

@@ -89,6 +89,7 @@ class Chance(Classification):
 def test_a_training_prints_its_advice(here: Here) -> None:
     out = here.train(task=f"{__name__}:Chance", batch_size=8)
     begin, _, end = out.partition("\nbest ")
+    assert "no training example has the label of dog (1 of 2 classes)" in begin
     assert (
         "note       each epoch leaves out its last, incomplete batch of 7 of 15 training "
         "examples: --batch-size 7 leaves out 1\n"
@@ -100,7 +101,8 @@ def _before(task: Any, model: nn.Module | None = None, **settings: Any) -> list[
     model = nn.Linear(4, 1) if model is None else model
     optimizer = torch.optim.SGD(model.parameters())
     schedule = Schedule(0, 16, 8, 2, ())
-    return advice_before(schedule, model, optimizer, task, Settings(**settings))
+    train = task.train_dataset(None)
+    return advice_before(schedule, model, optimizer, task, Settings(**settings), train)
 
 
 class _Listed(nn.Module):
@@ -145,13 +147,34 @@ def test_a_weight_that_is_no_parameter(tensor: Tensor, is_lost: bool) -> None:
 def test_parameters_in_no_optimizer() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
     optimizer = torch.optim.Adam(model[2].parameters())
-    arguments = (model, optimizer, Tiny(), Settings())
+    train = TensorDataset(torch.zeros(16, 8))
+    arguments = (model, optimizer, Tiny(), Settings(), train)
     assert advice_before(Schedule(0, 16, 8, 2, ()), *arguments) == [
         "72 of 99 parameters with requires_grad are in no optimizer, first 0.weight: give them "
         "to an optimizer in build_optimizer(), or set requires_grad to False"
     ]
     model[0].requires_grad_(False)
     assert advice_before(Schedule(0, 16, 8, 2, ()), *arguments) == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "missing"),
+    [
+        ([0] * 6, "b, c, d, ... (4 of 5 classes)"),
+        ([0, 2, 3, 4], "b (1 of 5 classes)"),
+        ([0, 1, 2, 3, 4], ""),
+        ([0, 1, 5], ""),  # which is refused
+    ],
+)
+def test_classes_without_a_training_example(labels: list[int], missing: str) -> None:
+    class Five(Chance):
+        class_names: ClassVar[tuple[str, ...]] = ("a", "b", "c", "d", "e")
+
+        def train_dataset(self, data_dir: Any) -> TensorDataset:
+            return TensorDataset(torch.zeros(len(labels), 4), torch.tensor(labels))
+
+    text = f"no training example has the label of {missing}: check the labels, such as a split of"
+    assert _before(Five()) == ([f"{text} sorted examples"] if missing else [])
 
 
 class _Own(Tiny):
@@ -267,6 +290,8 @@ class _Habits(Chance):
 
 def test_names_that_nothing_reads() -> None:
     assert _before(_Habits()) == [
+        "no training example has the label of dog (1 of 2 classes): check the labels, such as a "
+        "split of sorted examples",
         "nothing reads warmup_steps of _Habits: did you mean warmup_epochs?",
         "nothing calls get_optimizer() of _Habits: did you mean build_optimizer?",
         "nothing calls on_train_epoch_end() of _Habits: docs/reference/task.md lists the methods "
