@@ -120,6 +120,30 @@ class StoredRun:
         return StoredModel(self, job, origin, progress, data_digest, changed)
 
 
+def _task(run: Path, chosen: Settings) -> Task:
+    """Return the task of a run.
+
+    Raises:
+        WrongUse: It cannot be loaded. If its file or its class is missing, the message has the run.
+    """
+    source, _, name = chosen.task.rpartition(":")
+    of_run = f"{run} is a run of the task {chosen.task}"
+    if source.endswith(".py") and not Path(source).is_file():
+        raise WrongUse(
+            f"{of_run}, and the current folder ({Path.cwd()}) has no such file: start "
+            f"the command in the folder that has {source}"
+        )
+    try:
+        return load_task(chosen.task, chosen.fields)
+    except WrongUse as error:
+        if f"does not define a Task named {name}:" not in str(error):
+            raise
+        raise WrongUse(
+            f"{of_run}, and {source} does not define {name}: if the class has another name now, "
+            f"write {name} = NEW_NAME below it, and add --anyway"
+        ) from error
+
+
 @contextlib.contextmanager
 def opened(
     request: Request, out: Path | None = None, log: str = "", **settings: Any
@@ -155,7 +179,7 @@ def opened(
         check(chosen, world.device.type)
         stack.enter_context(torchscript_repeats(chosen.deterministic))
         world.seed(chosen.seed, "task")
-        task = load_task(chosen.task, chosen.fields)
+        task = _task(request.run, chosen)
 
         # Make the folder of the results, and attribute errors from here on to the task.
         console, path = None, None

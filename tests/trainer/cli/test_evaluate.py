@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -192,6 +193,27 @@ def test_other_data_and_test_data_are_not_compared(here: Here) -> None:
     model.load_state_dict(here.state(found["step"])["model"])
     loss = float((model(inputs_N4).detach() - targets_N).square().mean())
     assert found["figures"]["loss"] == pytest.approx(loss, rel=1e-6)
+
+
+def test_a_task_that_is_not_here_is_named_with_its_run(here: Here) -> None:
+    text = "from tests.support.tiny import Tiny\nclass Old(Tiny): ...\n"
+    file = here.folder / "renamed_tasks" / "moving_task.py"
+    file.parent.mkdir()
+    file.write_text(text)
+    here.train(task="renamed_tasks/moving_task.py:Old", max_steps=2)
+    file.rename("elsewhere.py")
+    assert here.refused(*_EVALUATE).endswith(
+        f"is a run of the task renamed_tasks/moving_task.py:Old, and the current folder "
+        f"({here.folder}) has no such file: start the command in the folder that has "
+        "renamed_tasks/moving_task.py\n"
+    )
+    file.write_text(text.replace("Old", "New"))
+    sys.modules.pop("moving_task")
+    cure = "if the class has another name now, write Old = NEW_NAME below it, and add --anyway\n"
+    assert here.refused(*_EVALUATE).endswith(f"moving_task.py does not define Old: {cure}")
+    file.write_text(f"{text.replace('Old', 'New')}Old = New\n")
+    sys.modules.pop("moving_task")
+    assert "equal to the training's validation" in here.succeeds(*_EVALUATE, "--anyway")
 
 
 def test_a_task_without_test_dataset_is_refused(here: Here) -> None:
