@@ -226,6 +226,11 @@ _MISTAKES = [
     ("file,label\ncross/0000,x\ndisc/0000,y\n",
      "D/labels.csv, row 2: D/cross/0000 does not exist (1 more are missing), but "
      "D/cross/0000.jpg does: write 0000.jpg instead of 0000, and so in each row"),
+    ("file,label\ncross/0000.jpg,0.5\ncross/0001.jpg,1.25\ncross/0002.jpg,2\n",
+     "data/shapes: the labels are numbers, such as 0.5, which no picture for validation has: train "
+     "the task images_regression"),
+    ("file,label\ncross/0000.jpg,1\ncross/0001.jpg,2\ncross/0002.jpg,3\n",
+     "data/shapes: class 1 has no picture for validation: add pictures, or choose"),
     ("file,label\ncross/0000.JPG,x\ncross/0001.JPG,y\n",
      "D/labels.csv, row 3: D/cross/0001.JPG does not exist (1 more are missing), but "
      "D/cross/0001.jpg does: write 0001.jpg instead of 0001.JPG, and so in each row"),

@@ -1,6 +1,7 @@
 """List the pictures of class folders, and check that each part has all classes."""
 
 import filecmp
+import math
 import os
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -94,6 +95,13 @@ def refuse_other_classes(folder: Path, classes: Sequence[str], train: Path, purp
         )
 
 
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
 def refuse_missing_classes(
     folder: Path,
     classes: Sequence[str],
@@ -108,6 +116,11 @@ def refuse_missing_classes(
     present = {label for picture in part for label in picture.labels}
     if missing := [name for name in classes if name not in present]:
         besides = f" (damaged pictures are skipped, such as {min(skipped)})" if skipped else ""
+        if all(map(_is_number, classes)) and not all(name.isdigit() for name in classes):
+            raise WrongUse(
+                f"{folder}: the labels are numbers, such as {missing[0]}, which no picture for "
+                f"{purpose} has: train the task images_regression, whose targets are numbers"
+            )
         raise WrongUse(
             f"{folder}: class {missing[0]} has no picture for {purpose}{besides}: add pictures, or "
             "choose the pictures of each part by the folders train, val and test"
