@@ -105,14 +105,14 @@ OF_VERBS: dict[str, dict[str, str]] = {
 # Verbs.
 VERBS = {
     **dict.fromkeys(("fit", "start", "launch"), "train"),
-    **dict.fromkeys(("status", "list", "history"), "runs"),
+    **dict.fromkeys(("status", "list", "ls", "history"), "runs"),
     **dict.fromkeys(("help", "usage"), "--help"),
     "version": "--version",
     **dict.fromkeys(("delete", "prune", "remove", "gc"), "clean"),
     **dict.fromkeys(("tune", "search", "hpo", "multirun"), "sweep"),
     **dict.fromkeys(("benchmark", "profile"), "bench"),
     **dict.fromkeys(("exec", "script"), "run"),
-    **dict.fromkeys(("eval", "validate", "score"), "evaluate"),
+    **dict.fromkeys(("eval", "test", "validate", "score"), "evaluate"),
     **dict.fromkeys(("infer", "inference", "classify"), "predict"),
     **dict.fromkeys(("convert", "save"), "export"),
     **dict.fromkeys(("create", "template", "scaffold"), "new"),
@@ -127,6 +127,9 @@ NO_VERBS = {
     **dict.fromkeys(
         ("show", "info"),
         "`trainbox runs` lists the runs, and `trainbox config RUN` has the settings of a run",
+    ),
+    **dict.fromkeys(
+        ("tensorboard", "board"), "`tensorboard --logdir runs` shows the curves of the runs"
     ),
     "sbatch": "docs/guides/slurm.md shows the batch script",
     "resume": "the command that started a run resumes it",

@@ -27,18 +27,22 @@ def cure_of(text: str, problem: str) -> str:
         headers = _HEADER.findall("\n".join(lines[:number]))
         section = ".".join([*headers[-1:], key])
         return f"write {key} = {{...}} on one line, or its lines below [{section}]"
-    if problem.startswith("Cannot overwrite"):
-        return f"remove one of the lines of {key}"
-    if problem.startswith("Cannot declare") and (header := _HEADER.match(line)):
-        return f"write the lines of both [{header[1]}] below one of them"
-    if comma := _COMMA.fullmatch(value.partition("#")[0].strip()):
-        return f"write {comma[1]}.{comma[2]} with a point"
+    if problem.startswith("Cannot "):
+        header = _HEADER.match(line)
+        return (
+            f"write the lines of both [{header[1]}] below one of them"
+            if header
+            else f"remove one of the lines of {key}"
+        )
     # tomllib names the start of a value, and for `1.` the place after the 1.
     is_value = problem.startswith("Invalid value")
     word = _WORD.match(rest if is_value else value)[0]  # type: ignore[index]
+    comma = None if is_value else _COMMA.fullmatch(value.partition("#")[0].strip())
     if (digits := _NUMBER.fullmatch(word)) and bool(digits[2]) != bool(digits[3]):
         sign, whole, fraction, exponent = digits.groups("")
         return f"write {sign}{whole or 0}.{fraction or 0}{exponent}"
+    if comma:
+        return f"write {comma[1]}.{comma[2]} with a point"
     return _of_word(key, word) if is_value and word else ""
 
 

@@ -93,6 +93,12 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> str:
     norms = dict(_norms(model))
     for pattern in patterns:
         if not any(_matches(name, pattern) for name in (*trained, *norms)):
+            parts = [part.strip() for part in pattern.split(",") if part.strip()]
+            if len(parts) > 1:
+                raise WrongUse(
+                    f"--freeze {pattern} matches no trained tensor of the model: write one option "
+                    f"for each, as in --freeze {' --freeze '.join(parts)}"
+                )
             raise WrongUse(
                 f"--freeze {pattern} matches no trained tensor of the model: use the name of one "
                 f"({_some(list(trained))}), or of its module, with * for any characters"

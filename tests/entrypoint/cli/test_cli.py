@@ -745,6 +745,8 @@ def test_an_option_of_torchrun_is_left_out(
         ("eval runs/a", "evaluate runs/a"),
         ("tune digits --seeds 2", "sweep digits --seeds 2"),
         ("list runs", "runs"),
+        ("ls", "runs"),
+        ("test runs/a", "evaluate runs/a"),
         ("help", "--help"),
         ("help train", "train --help"),
         ("version", "--version"),
@@ -763,6 +765,7 @@ def test_the_verb_of_another_program_has_a_cure(
         ("python x.py --lr 3", "leave out python: `trainbox run x.py -- --lr 3`"),
         ("torchrun --standalone x.py", "leave out torchrun: `trainbox run x.py`"),
         ("accelerate launch x.py", "use `trainbox run x.py` instead"),
+        ("tensorboard runs", "`tensorboard --logdir runs` shows the curves of the runs"),
         ("sbatch job.sh", "docs/guides/slurm.md shows the batch script"),
     ],
 )

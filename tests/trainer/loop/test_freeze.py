@@ -12,6 +12,8 @@ def test_tensors_that_the_task_has_frozen_do_not_count() -> None:
     model[0].requires_grad_(False)
     with pytest.raises(WrongUse, match=r"--freeze 0 matches no trained tensor of the model"):
         freeze(model, ["0"])
+    with pytest.raises(WrongUse, match="write one option for each, as in --freeze 0 --freeze 1"):
+        freeze(model, ["0, 1"])
     with pytest.raises(WrongUse, match="matches all 2 trained tensors, so nothing would train"):
         freeze(model, ["1"])
     assert freeze(model, ["1.bias"]) == "1 of 2 tensors (1 of 3 parameters)"
