@@ -175,8 +175,6 @@ def extra_argument(extra: str, words: Sequence[str], command: click.Command) -> 
         if meant[0].startswith("--set") and len(meant) == 1:
             return f"a field of the task is set by {meant[0]}"
         return f"did you mean {' '.join(meant)}?"
-    if "listen" in names and re.fullmatch(r"(.*:)?\d+", extra):
-        return f"did you mean --listen {extra if ':' in extra else f'127.0.0.1:{extra}'}?"
     if not has_fields(command):
         return _of_all_runs(extra, command) if "--runs-dir" in names.values() else ""
     if words.count(extra) > 1:
@@ -200,6 +198,8 @@ def _meant(word: str, command: click.Command, names: Mapping[str, str]) -> str:
 
 def _of_all_runs(extra: str, command: click.Command) -> str:
     """Return the cure for an argument of a command for all runs, or ""."""
+    if command.name == "health" and re.fullmatch(r"(.*:)?\d+", extra):
+        return f"did you mean --listen {extra if ':' in extra else f'127.0.0.1:{extra}'}?"
     # These never raise, also for a word that is no path.
     if os.path.isdir(extra) and not os.path.isfile(f"{extra}/config.json"):  # noqa: PTH112, PTH113
         return f"the folder of all runs is set by --runs-dir {extra}"
