@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from entrypoint.cli import commands as cli
 from entrypoint.cli import launching, planning, stored
+from entrypoint.cli import training as _training  # noqa: F401 - before make_launch is replaced
 from entrypoint.launch.children import (
     SCRIPT_RUN,
     SCRIPT_SWEEP,
