@@ -207,7 +207,7 @@ def test_a_task_that_is_not_here_is_named_with_its_run(here: Here) -> None:
         f"({here.folder}) has no such file: start the command in the folder that has "
         "renamed_tasks/moving_task.py\n"
     )
-    file.write_text(text.replace("Old", "New"))
+    file.write_text(text.replace("Old", "Newer"))  # of another size, for the cache of Python
     sys.modules.pop("moving_task")
     cure = "if the class has another name now, write Old = NEW_NAME below it, and add --anyway\n"
     assert here.refused(*_EVALUATE).endswith(f"moving_task.py does not define Old: {cure}")
