@@ -170,7 +170,7 @@ def not_finite(job: Job, what: str) -> Failure:
         remedy = (
             f"example {found} of the training set has a number that is infinite or NaN: repair it"
         )
-    elif start:
+    elif start and progress.skipped in (0, progress.step):  # later steps have updated the weights
         remedy = (
             f"{start} was so before the first update: keep 0 out of log(), sqrt() and divisions, "
             "as in values.clamp(min=1e-6).log()"

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from tests.support.here import Here
 from tests.support.tiny import TINY, Tiny
+from trainbox.errors import Failure
 
 _BAD = 17
 
@@ -117,3 +119,16 @@ def test_what_is_not_finite_before_the_first_update_is_named(
         err = here.refused("train", TINY, "--device", "cpu", "--run", "r", *words, code=6)
         assert f": {found} " in err and "was so before the first update: keep 0 out of" in err
         assert "--lr" not in err
+
+
+def test_a_first_step_that_was_skipped_is_not_the_cause_of_a_later_loss(here: Here) -> None:
+    losses = Tiny.losses
+
+    def broken(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+        loss_B = losses(task, model, batch)["squared_error"]
+        is_bad = model.training and int(model.forwards) in (1, 5, 6)
+        return {"error": loss_B * torch.nan if is_bad else loss_B}
+
+    here.plant(losses=broken)
+    with pytest.raises(Failure, match="2 steps in a row .*: lower --lr"):
+        here.train(skip_nonfinite=1)
