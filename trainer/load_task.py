@@ -8,6 +8,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import sys
 import textwrap
 import types
@@ -20,6 +21,7 @@ from trainbox.disclosure.suggested_commands import command, nearest
 from trainbox.errors import WrongUse
 from trainbox.options.config import OF_THE_TASK
 from trainbox.options.optimizers import OPTIMIZERS
+from trainbox.options.table import SETTINGS_BY_NAME
 from trainbox.processes.environment import user_folders
 from trainbox.task import Task
 from trainbox.task_names.task_spec import (
@@ -43,7 +45,18 @@ _OF_LIGHTNING = {
     "val_dataloader": "validation_dataset",
     "test_dataloader": "test_dataset",
 }
-_OURS = ("trainer.", "trainbox.")
+# Other names that other programs call or read, and what they are in a task.
+_OPTIMIZER, _SCHEDULE = "write build_optimizer()", "write schedule()"
+_OF_OTHERS = {
+    **dict.fromkeys(("get_optimizer", "create_optimizer", "make_optimizer"), _OPTIMIZER),
+    **dict.fromkeys(("get_scheduler", "create_scheduler", "lr_schedule", "lr_lambda"), _SCHEDULE),
+    **dict.fromkeys(("train_sampler", "get_sampler", "sampler"), "Trainbox draws the examples"),
+    "collate_fn": "write collate()",
+    "compute_metrics": "write metrics()",
+    "compute_loss": "write losses()",
+    "warmup_steps": "write warmup_epochs",
+}
+_HOOK = re.compile(r"on_\w+_(start|end)|\w+_(epoch|batch|step)_(start|end)")
 _SIMILAR = 0.8  # the similarity of `loss` and `losses`
 _MOST_EDITS = 2  # letters of a misspelt name, such as `learnig_rate`, or `loss` for `losses`
 
@@ -157,21 +170,51 @@ def _check_names(spec: str, cls: type[Task]) -> None:
     Raises:
         WrongUse: it does.
     """
-    from trainbox.classification import Classification  # torch, which an imported task has loaded
 
     unwritten = _unwritten(cls)
-    read = _reads(cls).names.union(dir(Classification))
-    for name in sorted(name for name in _own(cls) - read if name[0] != "_"):
+    for name in _unread(cls):
         if (meant := _OF_LIGHTNING.get(name)) in unwritten:
             raise WrongUse(
                 f"task {spec}: Trainbox does not call {name}(): write {meant}() instead, or rename "
                 f"it to _{name} if it is your own"
             )
-        if (near := _similar(name, cls)) and _edits(name, near) <= _MOST_EDITS:
+        if near := "" if _reads(cls).passes_itself else _misspelt(name, cls):
             raise WrongUse(
                 f"task {spec}: Trainbox does not read {name}: rename it to {near}, or to "
                 f"_{name} if it is your own"
             )
+
+
+def doubtful_names(cls: type[Task]) -> dict[str, str]:
+    """Return the names of a user's task that nothing reads, with what may be meant.
+
+    These are names that other programs read, and misspelt names that code outside of the task's
+    files may read.
+    """
+    settings = {
+        name.replace("-", "_"): f"write {row.parameter}"
+        for name, option in habits.OPTIONS.items()
+        if (row := SETTINGS_BY_NAME.get(option.strip("-").replace("-", "_")))
+        and row.parameter in OF_THE_TASK
+    }
+    found = dict[str, str]()
+    for name in _unread(cls):
+        cure = (settings | _OF_OTHERS).get(name, "")
+        if _HOOK.fullmatch(name):
+            cure = "Trainbox calls no hooks"
+        elif not cure and (near := _misspelt(name, cls)):
+            cure = f"did you mean {near}?"
+        if cure:
+            found[name] = cure
+    return found
+
+
+def _unread(cls: type[Task]) -> list[str]:
+    """Return the public names of a user's task that neither Trainbox nor the task's files read."""
+    from trainbox.classification import Classification
+
+    read = _reads(cls).names.union(dir(Classification))
+    return sorted(name for name in _own(cls) - read if name[0] != "_")
 
 
 def _unwritten(cls: type[Task]) -> set[str]:
@@ -194,8 +237,8 @@ def _own(cls: type[Task]) -> set[str]:
     }
 
 
-def _similar(name: str, cls: type[Task]) -> str:
-    """Return the similar name that Trainbox reads and the class does not define, or ""."""
+def _misspelt(name: str, cls: type[Task]) -> str:
+    """Return the name that differs by one or two letters, and that the class does not define."""
     from trainbox.classification import Classification
 
     # A method for a method, and a value for a value.
@@ -203,7 +246,8 @@ def _similar(name: str, cls: type[Task]) -> str:
     alike = [
         other for other in _unwritten(cls) if callable(getattr(Classification, other)) is is_method
     ]
-    return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=_SIMILAR)), "")
+    near = difflib.get_close_matches(name, alike, n=1, cutoff=_SIMILAR)
+    return near[0] if near and _edits(name, near[0]) <= _MOST_EDITS else ""
 
 
 def _edits(name: str, other: str) -> int:
@@ -217,16 +261,9 @@ _HARMLESS = {"super", "replace", "isinstance", "type", "repr", "hash", "__setatt
 
 
 class _Reads(NamedTuple):
-    """What a task's own files read.
-
-    Attributes:
-        names: The attributes that they read of the task.
-        of_anything: The attributes that they read of any object.
-        passes_itself: Whether other code may read more of the task.
-    """
+    """The attributes that a task's own files read of it, and whether other code may read more."""
 
     names: frozenset[str]
-    of_anything: frozenset[str]
     passes_itself: bool
 
 
@@ -234,50 +271,36 @@ def _reads(cls: type[Task]) -> _Reads:
     """Read the files that define the task, without Trainbox's files."""
     from trainbox.classification import Classification
 
-    names, attributes, passes = set[str](), set[str](), False
-    for base in cls.__mro__:
-        if base in Classification.__mro__:
-            continue
+    own = [base for base in cls.__mro__ if base not in Classification.__mro__]
+    known = {"self", "cls", "task", *(base.__name__ for base in own)}
+
+    def is_task(node: ast.AST) -> bool:
+        if isinstance(node, ast.Call):  # type(self)
+            return getattr(node.func, "id", "") == "type" and any(map(is_task, node.args))
+        if isinstance(node, ast.Attribute):
+            return node.attr == "__class__" and is_task(node.value)
+        return isinstance(node, ast.Name) and node.id in known
+
+    def is_self(node: ast.AST) -> bool:
+        return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+    names, passes = set[str](), False
+    for base in own:
         try:
             tree = ast.parse(inspect.getsource(sys.modules[base.__module__]))
         except (OSError, TypeError, SyntaxError):
-            return _Reads(frozenset(), frozenset(), True)
+            return _Reads(frozenset(), True)
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute):
-                attributes.add(node.attr)
-                names |= {node.attr} if _is_self(node.value) else set()
+            if isinstance(node, ast.Attribute) and is_task(node.value):
+                names.add(node.attr)
             elif isinstance(node, ast.Call):
                 called = getattr(node.func, "attr", getattr(node.func, "id", ""))
                 if called in ("getattr", "attrgetter"):
                     names |= {str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)}
-                passes |= called not in _HARMLESS and any(map(_is_self, node.args))
-            passes |= isinstance(node, ast.Match) and _is_self(node.subject)
+                passes |= called not in _HARMLESS and any(map(is_self, node.args))
+            passes |= isinstance(node, ast.Match) and is_self(node.subject)
     passes |= bool({"__dict__", "__dataclass_fields__"} & names)
-    return _Reads(frozenset(names), frozenset(names | attributes), passes)
-
-
-def unread_names(cls: type[Task]) -> list[str]:
-    """Return the public names of a user's task that nothing reads, by the task's own files.
-
-    These are methods, and values whose names are similar to a name that Trainbox reads.
-    """
-    reads = _reads(cls)
-    if reads.passes_itself:
-        return []
-    of_users = [base for base in cls.__mro__ if not base.__module__.startswith(_OURS)]
-    read = reads.of_anything.union(*(dir(base) for base in cls.__mro__ if base not in of_users))
-    return [
-        name
-        for base in of_users
-        for name, value in vars(base).items()
-        if name[0] != "_"
-        and name not in read
-        and (isinstance(value, types.FunctionType) or (not callable(value) and _similar(name, cls)))
-    ]
-
-
-def _is_self(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+    return _Reads(frozenset(names), passes)
 
 
 def defaults_of(task: Task) -> dict[str, Any]:
@@ -305,7 +328,6 @@ def _check_settings(spec: str, cls: type[Task]) -> None:
         WrongUse: It does. The message has the right name.
     """
     from trainbox.classification import Classification
-    from trainbox.options.table import SETTINGS_BY_NAME
 
     values = {
         name
@@ -314,17 +336,10 @@ def _check_settings(spec: str, cls: type[Task]) -> None:
         for name, value in vars(base).items()
         if not callable(value) and not isinstance(value, property | functools.cached_property)
     } | {field.name for field in dataclasses.fields(cls)}
-    settings = SETTINGS_BY_NAME | {
-        name.replace("-", "_"): row
-        for name, option in habits.OPTIONS.items()
-        if (row := SETTINGS_BY_NAME.get(option.strip("-").replace("-", "_")))
-        and row.parameter in OF_THE_TASK
-    }
-    found = sorted(values & settings.keys() - {*OF_THE_TASK})
-    for name in found:
+    for name in sorted(values & SETTINGS_BY_NAME.keys() - {*OF_THE_TASK}):
         if name in _reads(cls).names or _reads(cls).passes_itself:
             continue
-        row = settings[name]
+        row = SETTINGS_BY_NAME[name]
         cure = (
             f"rename it to {row.parameter}, or"
             if row.parameter in OF_THE_TASK

@@ -52,7 +52,7 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
         r"write model.\1(): the task is not the model"
     ),
     r"schedule\(\) raised KeyError: .*\(.*validations has": (
-        "use one of these names, or return the name from metrics()"
+        "a key of validations is one of these names, which metrics() returns"
     ),
     r"forward\(\) missing .*\(the model got (?!a )": (
         "a Classification calls model(inputs): return ((x, mask), labels) from the dataset, and "

@@ -389,7 +389,7 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
      ": write model.parameters(): the task is not the model"),
     "a metric that a schedule lacks": (Tiny, {
         "schedule": _of_val_loss},
-     "; validations has loss): use one of these names, or return the name from metrics()"),
+     "; validations has loss): a key of validations is one of these names, which metrics() "),
     "a model with two inputs": (Three, {"build_model": lambda _task: nn.Bilinear(4, 4, 3)},
      ": a Classification calls model(inputs): return ((x, mask), labels) from the dataset, and "),
     "weights of another model": (Three, {"build_model": lambda _task: _loaded({"fc.weight": 1})},

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -200,9 +201,10 @@ def _check_compiler(device: str) -> None:
         )
 
 
-# The ends of the names of metrics of which a lower value is better.
-_LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "mape", "nll", "wer", "cer", "fid")
-_HIGHER_IS_BETTER = ("accuracy", "acc", "f1", "auc", "auroc", "iou", "dice", "recall", "bleu")
+# The last words of the names of metrics of which a lower or a higher value is better.
+_LOWER_ENDS = ("loss", "error", "perplexity", "mse", "mae", "mape", "nll")  # as in rmse
+_LOWER_WORDS = ("wer", "cer", "fid")
+_HIGHER_WORDS = ("accuracy", "acc", "f1", "auc", "auroc", "iou", "dice", "recall", "bleu")
 
 
 def split_metric(text: str, option: str) -> tuple[str, str]:
@@ -216,7 +218,7 @@ def split_metric(text: str, option: str) -> tuple[str, str]:
     """
     direction, colon, name = text.rpartition(":")
     if not colon:
-        direction = "min" if name.endswith(_LOWER_IS_BETTER) else "max"
+        direction = _direction_of(name) or "max"
     if direction not in ("min", "max") or not name:
         raise WrongUse(f"{option} {text}: write the name of a metric, or min:NAME or max:NAME")
     return direction, name
@@ -224,7 +226,15 @@ def split_metric(text: str, option: str) -> tuple[str, str]:
 
 def contradicts_its_name(direction: str, name: str) -> bool:
     """Return whether `min` or `max` is the worse direction of a metric, by its name."""
-    return name.lower().endswith(_HIGHER_IS_BETTER if direction == "min" else _LOWER_IS_BETTER)
+    return _direction_of(name) not in ("", direction)
+
+
+def _direction_of(name: str) -> str:
+    """Return `min` or `max`, by the last word of the name of a metric, or "" if it is unknown."""
+    words = re.findall(r"[a-z0-9]+", name.lower()) or [""]
+    if words[-1].endswith(_LOWER_ENDS) or words[-1] in _LOWER_WORDS:
+        return "max" if words[0] == "neg" else "min"  # as scikit-learn's neg_mean_squared_error
+    return "max" if words[-1] in _HIGHER_WORDS else ""
 
 
 def config_in(settings: Mapping[str, Any], path: Path) -> Config:

@@ -1,7 +1,7 @@
 """Look at the losses of the first step of a rehearsal for what is allowed but looks wrong."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ _OF_LOGITS = {
     ),
 }
 _ACTIVATIONS = {"SigmoidBackward0": "sigmoid", "SoftmaxBackward0": "softmax"}
+# Operations between the logarithms of a loss that takes logits and the loss of an example.
+_REDUCING = ("NllLoss", "NllLoss2D", "NllLossNd", "Mean", "Sum", "Neg", "Gather")
 # Operations that only arrange or convert numbers, without their ending Backward and a digit.
 _ARRANGING = (
     *("View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Select", "Slice", "T"),
@@ -58,35 +60,51 @@ def first_forward(job: Job, notes: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def new_layers(model: nn.Module) -> Iterator[list[str]]:
-    """Run the body, and yield the classes of the layers with parameters that the body creates."""
-    created, known = list[str](), {*map(id, model.modules())}
+    """Run the body, and yield the classes of the layers that forwards of the model create.
+
+    These are layers with parameters that get a gradient.
+    """
+    found, created, running = list[str](), list[nn.Module](), list[nn.Module]()
+    known = {*map(id, model.modules())}
 
     def created_in(module: nn.Module, _name: str, _parameter: Any) -> None:
-        if id(module) not in known:
-            created.append(type(module).__name__)
+        if running and id(module) not in known:
+            created.append(module)
 
-    with register_module_parameter_registration_hook(created_in):
-        yield created
+    def ends(_module: Any, _inputs: Any, _output: Any) -> None:
+        running.clear()
+        found.extend(
+            type(module).__name__
+            for module in created
+            if any(parameter.requires_grad for parameter in module.parameters())
+        )
+        created.clear()
+
+    with (
+        register_module_parameter_registration_hook(created_in),
+        model.register_forward_pre_hook(lambda module, _: running.append(module)),
+        model.register_forward_hook(ends, always_call=True),
+    ):
+        yield found
 
 
 def _twice(name: str, loss_B: Tensor) -> str:
     """Return a note if a loss takes logits but gets the output of a sigmoid or a softmax."""
-    seen, left = set[Any](), [loss_B.grad_fn]
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        sources = [source for source, _ in node.next_functions]
-        left += sources
-        if (found := _OF_LOGITS.get(node.name())) and sources:
-            source = sources[0]
-            while source is not None and source.name().partition("Backward")[0] in _ARRANGING:
-                source = source.next_functions[0][0]
-            if source is not None and (first := _ACTIVATIONS.get(source.name())):
-                applied, takes = found
-                return (
-                    f"the loss {name} applies a {applied} to the output of a {first}: remove the "
-                    f"{first} of the model, because {takes} logits"
-                )
+    node = _before(loss_B.grad_fn, (*_REDUCING, *_ARRANGING))
+    applied, takes = _OF_LOGITS.get(node.name() if node else "", ("", ""))
+    if not (node and applied and node.next_functions):
+        return ""
+    source = _before(node.next_functions[0][0], _ARRANGING)
+    if first := _ACTIVATIONS.get(source.name() if source else "", ""):
+        return (
+            f"the loss {name} applies a {applied} to the output of a {first}: remove the "
+            f"{first} of the model, because {takes} logits"
+        )
     return ""
+
+
+def _before(node: Any, passed: Sequence[str]) -> Any:
+    """Return the first operation from `node` backwards that is not `passed`, or None."""
+    while node is not None and node.name().partition("Backward")[0] in passed:
+        node = node.next_functions[0][0]
+    return node

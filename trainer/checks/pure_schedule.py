@@ -1,21 +1,22 @@
 """Call schedule() for the steps of a training before the first one."""
 
+import math
 import time
 
 from trainbox.errors import WrongUse
-from trainer.load_task import defines
 from trainer.loop.state import Job
 from trainer.loop.step import schedule_factor
 
 _MOST_S = 0.1
 _MOST_STEPS = 2000
-_LOW_FACTOR = 0.1
+_SAME = 0.01
 
 
 def check_schedule(job: Job) -> list[str]:
     """Call schedule() twice for each step on rank 0; if there are many steps, for some of them.
 
-    Return a note if it seems to return learning rates instead of factors.
+    Return a note if it seems to return learning rates instead of factors: its highest value is the
+    learning rate.
 
     Raises:
         WrongUse: It returned no number, or two different ones for the same step.
@@ -34,7 +35,7 @@ def check_schedule(job: Job) -> list[str]:
             return []
         highest = max(highest, one)
     rate = job.config.learning_rate
-    if not (highest < _LOW_FACTOR and rate < 1 and defines(job.task, "schedule")):
+    if not (math.isclose(highest, rate, rel_tol=_SAME) and rate < 1):
         return []
     return [
         f"schedule() returns at most {highest:g}, so the learning rate is at most "

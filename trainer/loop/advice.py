@@ -11,11 +11,10 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, TensorDataset
 
 from trainbox.classification import counts_by_class
-from trainbox.disclosure.suggested_commands import nearest
 from trainbox.options.config import Config, Settings, contradicts_its_name, split_metric
 from trainbox.task import Task
 from trainer.data.schedule import Schedule
-from trainer.load_task import defines, unread_names
+from trainer.load_task import defines, doubtful_names
 
 _MANY = 0.1  # a share of the training examples that each epoch leaves out
 _FEW_ENTRIES, _GROWTH = 8, 1.1
@@ -73,6 +72,8 @@ def _of_missing_classes(task: Task, train: Dataset[Any]) -> Iterator[str]:
 
 def _of_plain_attributes(model: nn.Module) -> Iterator[str]:
     """Find weights, and modules in lists and dicts, that the model does not have."""
+    # FSDP replaces the parameters by shares of them, so that a list has other objects.
+    is_sharded = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
     # By identity, because tensors are compared by value.
     registered = {*map(id, model.modules()), *map(id, model.parameters())}
     for module in model.modules():
@@ -80,7 +81,7 @@ def _of_plain_attributes(model: nn.Module) -> Iterator[str]:
             if name.startswith("_"):
                 continue
             where = f"{type(module).__name__}.{name}"
-            if _is_a_weight(value) and id(value) not in registered:
+            if _is_a_weight(value) and id(value) not in registered and not is_sharded:
                 yield (
                     f"the tensor {where} is neither trained nor saved: use nn.Parameter if it "
                     "should be"
@@ -92,7 +93,7 @@ def _of_plain_attributes(model: nn.Module) -> Iterator[str]:
                 part
                 for part in (value.values() if isinstance(value, dict) else value)
                 if id(part) not in registered
-                and (isinstance(part, nn.Module) or _is_a_weight(part))
+                and (isinstance(part, nn.Module) or (_is_a_weight(part) and not is_sharded))
             ]
             if lost:
                 is_module = isinstance(lost[0], nn.Module)
@@ -122,16 +123,10 @@ def _of_other_parameters(model: nn.Module, optimizer: Optimizer) -> Iterator[str
 
 
 def _of_unread_names(task: Task) -> Iterator[str]:
-    kind, methods, values = type(task), set[str](), set[str]()
-    for name in dir(Task):
-        if name[0] != "_":
-            (methods if callable(getattr(Task, name)) else values).add(name)
-    for name in unread_names(kind):
-        if callable(getattr(kind, name)):
-            cure = nearest(name, methods, "docs/reference/task.md lists the methods of a task")
-            yield f"nothing calls {name}() of {kind.__name__}: {cure}"
-        else:
-            yield f"nothing reads {name} of {kind.__name__}: {nearest(name, values)}"
+    kind = type(task)
+    for name, cure in doubtful_names(kind).items():
+        what = f"calls {name}()" if callable(getattr(kind, name)) else f"reads {name}"
+        yield f"nothing {what} of {kind.__name__}: {cure}"
 
 
 # A setting, the setting without which it has no effect, and an option for that one.
@@ -164,8 +159,9 @@ def _of_settings_without_effect(task: Task, settings: Settings) -> Iterator[str]
                 f"read its argument {name.replace('epochs', 'steps')}"
             )
     code = getattr(type(task).losses, "__code__", None)
+    called = code.co_names if code is not None else ()
     for name in ("clip_grad_norm_", "clip_grad_value_"):
-        if code is not None and name in code.co_names:
+        if name in called and "backward" not in called:
             yield (
                 f"{name}() in losses() of {type(task).__name__} has no effect, because there is no "
                 "gradient yet: remove it, and use --clip-norm"

@@ -172,8 +172,9 @@ def not_finite(job: Job, what: str) -> Failure:
         )
     elif start and progress.skipped in (0, progress.step):  # later steps have updated the weights
         remedy = (
-            f"{start} was so before the first update: keep 0 out of log(), sqrt() and divisions, "
-            "as in values.clamp(min=1e-6).log()"
+            f"{start} was so before the first update: check the first weights and the size of the "
+            "inputs, and keep 0 out of log(), sqrt() and divisions, as in "
+            "values.clamp(min=1e-6).log()"
         )
     best = f" (best: step {progress.best_step})" if progress.best_step else ""
     # The checkpoint of the best step may not be complete yet. A rehearsal removes its checkpoints.

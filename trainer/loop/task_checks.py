@@ -202,7 +202,7 @@ def checked_factor(task: Task, returned: Any) -> float:
     with contextlib.suppress(TypeError, ValueError, RuntimeError):
         # A checkpoint has the learning rate, and cannot have a number of NumPy.
         if not isinstance(returned, str) and -_ROUNDING <= (factor := float(returned)) < math.inf:
-            return factor
+            return max(0.0, factor)
     raise wrong_result(
         task, "schedule", returned, "a finite number from 0, the factor on the learning rate"
     )

@@ -426,6 +426,20 @@ def test_a_sigmoid_before_a_loss_of_logits_is_noted(
     ) == twice
 
 
+def test_an_activation_elsewhere_in_the_loss_and_a_frozen_layer_are_not_noted(here: Here) -> None:
+    """Such as gates of the model, and the frozen network of a loss."""
+
+    def losses(_task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        frozen = torch.nn.Linear(4, 4)
+        gates_B4 = torch.sigmoid(model.linear.weight * batch[0]).log_softmax(1)
+        error_B = F.mse_loss(model(frozen(batch[0]).detach()), batch[1], reduction="none")
+        return {"error": error_B + gates_B4.square().mean(1)}
+
+    here.plant(losses=losses)
+    out = here.train()
+    assert "applies a softmax" not in out and "creates the layer" not in out
+
+
 @pytest.mark.parametrize("method", ["losses", "statistics", ""])
 def test_a_method_that_leaves_the_model_in_another_mode_is_noted(here: Here, method: str) -> None:
     before = here.train("plain")

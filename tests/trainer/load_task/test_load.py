@@ -115,9 +115,6 @@ def test_fields_without_the_decorator_are_reported(write: Callable[[str, str], s
         ("def metric(self, totals): ...", "metric", "metrics"),
         ("def loss(self, model, batch): ...", "loss", "losses"),
         ("class_name = ('cat', 'dog')", "class_name", "class_names"),
-        ("max_epochs = 3", "max_epochs", "epochs"),
-        ("n_epochs = 3", "n_epochs", "epochs"),
-        ("bs: int = 3", "bs", "batch_size"),
         ("lr = 0.1", "lr", "learning_rate"),
     ],
 )
@@ -151,6 +148,24 @@ def test_a_method_of_lightning_is_refused_unless_it_is_called_or_beside_ours(
     for file, more in (("calls_it.py", called), ("has_both.py", beside)):
         spec = write(file, HEAD + text + more)
         assert type(load_task(f"{spec}:T", {})).__name__ == "T"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "patch_size = 4\n    def build_model(self): return Patches(self)",
+        "patch_size = 4\n    def build_model(self): return type(self).patch_size",
+        "@staticmethod\n    def metric(value): ...\n"
+        "    def metrics(self, totals): return T.metric(totals)",
+        "lr = 0.1\n    def build_model(self): return self.__class__.lr",
+    ],
+)
+def test_a_name_that_the_class_or_other_code_reads_is_not_misspelt(
+    write: Callable[[str, str], str], body: str
+) -> None:
+    name = f"read_otherwise_{abs(hash(body))}.py"
+    spec = write(name, f"{HEAD}class T(Task):\n    {body}\n")
+    assert type(load_task(f"{spec}:T", {})).__name__ == "T"
 
 
 def test_names_beside_those_that_trainbox_reads_are_accepted(
