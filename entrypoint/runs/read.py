@@ -171,7 +171,10 @@ def stored_run(folder: Path, runs_dir: Path | None = None) -> StoredRun | None:
     size, changed_unix_s = _size(folder)
     state, why = _state(folder, manifest or {}, step)
     is_script = "script" in (config or {}) or "starts" in (manifest or {})
-    if state != "running" and (damage := _damage(folder, config, manifest, saved, sidecar)):
+    is_complete = state == "complete"
+    if state != "running" and (
+        damage := _damage(folder, config, manifest, saved, sidecar, is_complete)
+    ):
         state, why = "damaged", damage
     elif state == "complete" and not is_script and (recorded < step or not newest):
         state, why = "damaged", f"{METRICS} ends at step {recorded}"
@@ -255,6 +258,7 @@ def _damage(
     manifest: Mapping[str, Any] | None,
     saved: int,
     sidecar: Mapping[str, Any] | None,
+    is_complete: bool,
 ) -> str | None:
     """Return which file of a run that has ended is damaged, missing or of another run, or None.
 
@@ -271,7 +275,7 @@ def _damage(
         return None
     if saved and (problem := _contradiction(folder, config, manifest, saved, sidecar)):
         return problem
-    return lost_checkpoints(folder, manifest.get("run_id"))
+    return lost_checkpoints(folder, manifest.get("run_id"), is_complete)
 
 
 def _contradiction(

@@ -9,15 +9,17 @@ from pathlib import Path
 from trainbox.files.entries import parsed, step_of
 from trainbox.files.regular_files import open_from
 from trainbox.files.sidecar import FIRST_CHECKPOINT, checkpoint_path, sidecar_if_valid, steps_in
-from trainbox.folders.record_folder import CHECKPOINTS, DIGESTS
+from trainbox.folders.record_folder import CHECKPOINTS, DIGESTS, WEIGHTS
 
 _ENDS = (".json", ".json.tmp")  # A start finishes a save that lacks only the rename of its sidecar.
 
 
-def lost_checkpoints(folder: Path, run_id: object) -> str | None:
-    """Return the newest loss of a run without any usable checkpoint, or None if it can resume.
+def lost_checkpoints(folder: Path, run_id: object, is_complete: bool) -> str | None:
+    """Return the newest loss of a run without any usable checkpoint, or None without a loss.
 
-    A run that has never completed a checkpoint begins again, and has lost nothing.
+    A run that has never completed a checkpoint begins again, and has lost nothing. A run that is
+    complete has nothing to resume: if all its checkpoints were deleted, its best weights are the
+    result.
     """
     checkpoints = folder / CHECKPOINTS
     listed = set(steps_in(checkpoints))
@@ -31,10 +33,11 @@ def lost_checkpoints(folder: Path, run_id: object) -> str | None:
             problems.append(problem)
     if problems:
         return problems[0]
-    had_some = os.path.lexists(folder / FIRST_CHECKPOINT) or any(
-        checkpoints.glob("step-*.damaged*")
+    needs_them = not (is_complete and (folder / WEIGHTS).is_file())
+    is_lost = any(checkpoints.glob("step-*.damaged*")) or (
+        needs_them and os.path.lexists(folder / FIRST_CHECKPOINT)
     )
-    return f"{CHECKPOINTS} has no checkpoint" if had_some else None
+    return f"{CHECKPOINTS} has no checkpoint" if is_lost else None
 
 
 def _problem(folder: Path, step: int, run_id: object) -> str | None:

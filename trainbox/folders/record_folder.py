@@ -22,6 +22,7 @@ from trainbox.folders.write_failures import writing
 
 CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
 DIGESTS = "digests.jsonl"
+WEIGHTS = "model.safetensors"  # of the best step of a training
 CHECKPOINTS, REHEARSAL = "checkpoints", "rehearsal"  # folders in the folder of a training
 EVENTS = "events.out.tfevents."  # how the names of TensorBoard's files begin
 CURVES = "curves.png"

@@ -20,12 +20,11 @@ from trainbox.files.sidecar import (
     short,
     steps_in,
 )
-from trainbox.folders.record_folder import CONFIG, DIGESTS, MANIFEST, METRICS
+from trainbox.folders.record_folder import CONFIG, DIGESTS, MANIFEST, METRICS, WEIGHTS
 from trainbox.folders.write_failures import writing
 from trainbox.stored_checkpoints import StoredCheckpoints
 from trainer.records.digest import digest_of_digests, saved_digests, tensor_digests
 from trainer.records.jsonl import digest_problem, read_entries
-from trainer.records.run_folder import WEIGHTS
 
 _FILES_BESIDE = (CONFIG, MANIFEST, METRICS, DIGESTS, WEIGHTS, FIRST_CHECKPOINT)
 _OPTIMIZER = "optimizer."  # the prefix of the optimizer's tensors in digests.jsonl

@@ -15,12 +15,11 @@ from trainbox.folders.record_folder import (
     LOGS,
     MANIFEST,
     METRICS,
+    WEIGHTS,
     RecordFolder,
     is_sweep,
 )
 from trainer.records.jsonl import read_entries
-
-WEIGHTS = "model.safetensors"
 
 
 class RunFolder(RecordFolder):

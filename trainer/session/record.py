@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from trainbox.classification import Classification
 from trainbox.disclosure.recorded_values import edited_settings, listed_changes
 from trainbox.errors import Changed, ExitCode, Failure, StorageFailure, WrongUse, text_of
-from trainbox.folders.record_folder import CONFIG, MANIFEST
+from trainbox.folders.record_folder import CONFIG, MANIFEST, WEIGHTS
 from trainbox.options.config import FREE_AT_RESUME, Config
 from trainer.checks.hidden_state import DRILL, named
 from trainer.loop.state import Inference, Job
@@ -20,7 +20,6 @@ from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy
 from trainer.records import manifest
 from trainer.records.compare_runs import cannot_resume, changes_bits, manifest_differences
-from trainer.records.run_folder import WEIGHTS
 from trainer.records.run_log import RunLog
 from trainer.records.run_record import manifest_of_another_run, read_manifest
 from trainer.session.same_on_all_ranks import refuse_difference, refuse_other_classes

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from entrypoint.runs.read import stored_runs
-from tests.support.here import Here
-from trainbox.errors import ExitCode, StorageFailure, WrongUse
+from tests.support.here import Here, StopAfter
+from trainbox.errors import ExitCode, Preempted, StorageFailure, WrongUse
 
 _Change = Callable[[Path], object]
 
@@ -38,6 +38,20 @@ def _set_aside(run: Path) -> None:
     (run / "first_checkpoint.json").unlink()
 
 
+def _empty_checkpoints(run: Path) -> None:
+    for path in (run / "checkpoints").iterdir():
+        path.unlink()
+
+
+def _delete_checkpoints(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+
+
+def _delete_checkpoints_and_weights(run: Path) -> None:
+    _delete_checkpoints(run)
+    (run / "model.safetensors").unlink()
+
+
 _LOSSES: dict[str, tuple[str, _Change]] = {
     "nothing": ("", lambda _run: None),
     "last sidecar": ("", lambda run: (run / "checkpoints/step-00000012.json").unlink()),
@@ -58,13 +72,9 @@ _LOSSES: dict[str, tuple[str, _Change]] = {
         _on_each(_cut, "checkpoints/*.pt"),
     ),
     "set aside": ("checkpoints has no checkpoint", _set_aside),
-    "checkpoints emptied": (
+    "checkpoints and best weights": (
         "checkpoints has no checkpoint",
-        _on_each(Path.unlink, "checkpoints/*"),
-    ),
-    "checkpoints": (
-        "checkpoints has no checkpoint",
-        lambda run: shutil.rmtree(run / "checkpoints"),
+        _delete_checkpoints_and_weights,
     ),
     "digests": ("digests.jsonl is missing", lambda run: (run / "digests.jsonl").unlink()),
     "digests emptied": (
@@ -88,6 +98,27 @@ def test_a_run_is_damaged_if_the_same_command_cannot_resume_it(here: Here, loss:
     with pytest.raises(StorageFailure) as refused:
         here.train(epochs=2, keep=5)
     assert refused.value.exit_code == ExitCode.STORAGE
+
+
+@pytest.mark.parametrize("delete", [_empty_checkpoints, _delete_checkpoints])
+def test_a_complete_run_needs_no_checkpoints_beside_its_best_weights(
+    here: Here, delete: _Change
+) -> None:
+    here.train(epochs=2)
+    delete(here.path())
+    (found,) = stored_runs(here.folder / "runs", False)
+    assert (found.state, found.why) == ("complete", "")
+    assert here.command("evaluate", "runs/r")[0] == 0
+
+
+@pytest.mark.parametrize("delete", [_empty_checkpoints, _delete_checkpoints])
+def test_a_stopped_run_without_its_checkpoints_is_damaged(here: Here, delete: _Change) -> None:
+    with pytest.raises(Preempted):
+        here.train(epochs=2, stop=StopAfter(8))
+    assert (here.path() / "model.safetensors").exists()
+    delete(here.path())
+    (found,) = stored_runs(here.folder / "runs", False)
+    assert (found.state, found.why) == ("damaged", "checkpoints has no checkpoint")
 
 
 def test_a_manifest_of_another_run_is_named(here: Here) -> None:
