@@ -7,6 +7,8 @@ _HEADER = re.compile(r"^\s*\[([^\[\]]+)\]", re.MULTILINE)
 _WORD = re.compile(r"[^\s,\]}#]*")
 _NUMBER = re.compile(r"([+-]?)(\d*)\.(\d*)([eE][+-]?\d+)?")
 _COMMA = re.compile(r"([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)")
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
+_LISTS = ("sweep.grid.", "sweep.range.")  # how the names of keys begin whose values are lists
 _NOTHING = ("null", "none", "nil", "~")
 _SWITCHES = {
     **dict.fromkeys(("true", "yes", "on"), "true"),
@@ -23,8 +25,8 @@ def cure_of(text: str, problem: str) -> str:
     line = lines[number - 1]
     key, _, value = (part.strip() for part in line.partition("="))
     rest = line[column - 1 :].lstrip()
+    headers = _HEADER.findall("\n".join(lines[:number]))
     if value.startswith("{") and (not rest or rest.startswith("#")):
-        headers = _HEADER.findall("\n".join(lines[:number]))
         section = ".".join([*headers[-1:], key])
         return f"write {key} = {{...}} on one line, or its lines below [{section}]"
     if problem.startswith("Cannot "):
@@ -37,13 +39,24 @@ def cure_of(text: str, problem: str) -> str:
     # tomllib names the start of a value, and for `1.` the place after the 1.
     is_value = problem.startswith("Invalid value")
     word = _WORD.match(rest if is_value else value)[0]  # type: ignore[index]
-    comma = None if is_value else _COMMA.fullmatch(value.partition("#")[0].strip())
     if (digits := _NUMBER.fullmatch(word)) and bool(digits[2]) != bool(digits[3]):
         sign, whole, fraction, exponent = digits.groups("")
         return f"write {sign}{whole or 0}.{fraction or 0}{exponent}"
-    if comma:
-        return f"write {comma[1]}.{comma[2]} with a point"
-    return _of_word(key, word) if is_value and word else ""
+    if not is_value:
+        return _of_commas(".".join([*headers[-1:], key]), value.partition("#")[0].strip())
+    return _of_word(key, word) if word else ""
+
+
+def _of_commas(key: str, value: str) -> str:
+    """Return the cure of a value with commas: of a list, of thousands, or of a decimal comma."""
+    if "," in value and key.startswith(_LISTS):
+        return f"write [{value}]"
+    decimal = _COMMA.fullmatch(value)
+    point = f"{decimal[1]}.{decimal[2]} with a point" if decimal else ""
+    if _THOUSANDS.fullmatch(value):
+        whole = f"write {value.replace(',', '')} without commas"
+        return f"{whole}, or {point}" if point else whole
+    return f"write {point}" if point else ""
 
 
 def _of_word(key: str, word: str) -> str:

@@ -218,6 +218,16 @@ _DATAS = [
      "statement (at line 2, column 7): write 0.1 with a point\n"),
     (b"[task]\nscale = -1,5e-3 # low\n", "is not TOML: Expected newline or end of document after a "
      "statement (at line 2, column 11): write -1.5e-3 with a point\n"),
+    (b"[train]\nbatch_size = 1,024\n", "is not TOML: Expected newline or end of document after a "
+     "statement (at line 2, column 15): write 1024 without commas, or 1.024 with a point\n"),
+    (b"[train]\nmax-steps = 1,000,000\n", "is not TOML: Expected newline or end of document after "
+     "a statement (at line 2, column 14): write 1000000 without commas\n"),
+    (b"[train]\nlr = 0,001\n", "is not TOML: Expected newline or end of document after a "
+     "statement (at line 2, column 7): write 0.001 with a point\n"),
+    (b"[train]\nlr = 1\n[sweep.grid]\nwidth = 64,128 # both\n", "is not TOML: Expected newline or "
+     "end of document after a statement (at line 4, column 11): write [64,128]\n"),
+    (b"[sweep]\ngrid.optimizer = 'sgd', 'adam'\n", "is not TOML: Expected newline or end of "
+     "document after a statement (at line 2, column 23): write ['sgd', 'adam']\n"),
     (b"[train]\nlr = 1\n[train]\nseed = 2\n", "is not TOML: Cannot declare ('train',) twice (at "
      "line 3, column 7): write the lines of both [train] below one of them\n"),
     (b"[task.set]\n[task.set]\n", "is not TOML: Cannot declare ('task', 'set') twice (at line 2, "
