@@ -248,8 +248,10 @@ def _task(table: str, values: Mapping[str, Any]) -> tuple[str | None, dict[str, 
     if name is not None and not (isinstance(name, str) and name.isprintable()):
         raise ValueError(f"{table} name is {name!r}: write the task in quotes")
     if "class" in values:  # no field has this name
-        value = json.dumps(values["class"])
-        raise ValueError(f"{table} class is unknown: write name = {value}")
+        cure = f"write name = {json.dumps(values['class'])}"
+        if name is not None:
+            cure = 'remove it; a name such as "my_tasks/rings.py:Rings" has the file and the class'
+        raise ValueError(f"{table} class is unknown: {cure}")
     inner = values.get("set", {})
     if not isinstance(inner, dict):
         raise ValueError(f"{table} set is not a table: write fields below [task.set]")

@@ -187,6 +187,9 @@ _TEXTS = [
     ("[launch]\ngpu-ids = '${oc.env:G}'", "[launch] gpu-ids = ${oc.env:G}: the file has no varia"),
     ("[task]\nname = 3", "[task] name is 3: write the task in quotes"),
     ("[task]\nclass = 'my.py:C'", '[task] class is unknown: write name = "my.py:C"'),
+    ("[task]\nname = 'my.py:C'\nclass = 'C'", "[task] class is unknown: remove it; a name such as "
+     '"my_tasks/rings.py:Rings" has the file and the class'),
+    ("[task]\nclass = 'C'\nname = 'my.py'", "[task] class is unknown: remove it; a name such as "),
     ("[task]\nset = 3", "[task] set is not a table: write fields below [task.set]"),
     ("[task]\nwidth = 3\n[task.set]\nwidth = 4", "[task.set] width is also in [task]: drop"),
 ]
