@@ -147,6 +147,9 @@ class Record:
     seconds: float | None = None
 
 
+TRIAL_FOLDERS = "trial-" + 5 * "[0-9]"  # the pattern of what `trial_folder` returns
+
+
 def trial_folder(sweep: Path, number: int) -> Path:
     """Return the run folder of trial `number` in the folder of the `sweep`."""
     return sweep / f"trial-{number:05d}"

@@ -24,7 +24,7 @@ from trainbox.disclosure.suggested_commands import command
 from trainbox.errors import StorageFailure, WrongUse
 from trainbox.folders.record_folder import CONFIG, STUDY
 from trainbox.processes.identity import is_alive, own_name
-from trainer.sweep.grid import NO_METRIC, Record, Sweep, Trial, from_identity
+from trainer.sweep.grid import NO_METRIC, TRIAL_FOLDERS, Record, Sweep, Trial, from_identity
 from trainer.sweep.samplers import distributions, draw, make_sampler
 from trainer.sweep.script_template import Script, not_reported
 from trainer.sweep.trial_owner import Heartbeats
@@ -300,7 +300,7 @@ def open_study(folder: Path, sweep: Sweep | None) -> Study:
     """
     try:
         storage = open_journal(folder, read_only=sweep is None)
-        if not storage.get_all_studies() and any(folder.glob(f"trial-*/{CONFIG}")):
+        if not storage.get_all_studies() and any(folder.glob(f"{TRIAL_FOLDERS}/{CONFIG}")):
             raise StorageFailure(
                 f"{folder / STUDY} is lost or empty, and new trials would continue those in "
                 f"{folder}: restore it from a backup, or start a new sweep with another --name"

@@ -19,7 +19,7 @@ from trainbox.options.config import Config
 from trainbox.processes import identity
 from trainer.sweep import samplers, trial_owner
 from trainer.sweep.call import _wait_for
-from trainer.sweep.grid import Range, Record, Sweep
+from trainer.sweep.grid import TRIAL_FOLDERS, Range, Record, Sweep, trial_folder
 from trainer.sweep.script_template import Script
 from trainer.sweep.study import Study, open_journal, open_study
 from trainer.system.signals import StopRequest
@@ -380,6 +380,20 @@ def test_a_sweep_that_has_lost_its_record_does_not_begin_again_in_its_trials(
         err = here.refused(*command.split(), code=4, silent=True)
         assert "trainbox: runs/s/study.journal is " in err
         assert "restore it from a backup, or start a new sweep with another --name" in err
+
+
+@pytest.mark.parametrize("name", ["trial-1", "trial-run", "trial-0000a"])
+def test_a_sweep_begins_beside_runs_with_similar_names(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.json").touch()
+    assert claimed(open_study(tmp_path, _SWEEP)).number == 0
+
+
+def test_the_folders_of_all_trials_have_the_pattern_of_trials(tmp_path: Path) -> None:
+    folders = [trial_folder(tmp_path, number) for number in (0, 7, 99_999)]
+    for folder in folders:
+        folder.mkdir()
+    assert sorted(tmp_path.glob(TRIAL_FOLDERS)) == folders
 
 
 def test_a_machine_that_waits_for_a_sweep_heeds_signals(tmp_path: Path) -> None:
