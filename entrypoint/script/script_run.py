@@ -154,12 +154,25 @@ def _explained(code: int, asked: ScriptRun, signalled: bool) -> int:
     if code and is_alone and (missing := _in_log(asked.folder.path, _NEEDS_TORCHRUN)):
         message(f"the script needs the variables of torchrun, such as {missing}: add --torchrun")
     if code and (module := _in_log(asked.folder.path, _MISSING_MODULE)):
-        python = asked.target.python or Python()
-        message(
-            f"{python.command[0]} ({python.origin}) has no module {module}: install it there, or "
-            "name another Python with --python"
-        )
+        message(_missing(module, asked.target.python or Python()))
     return code
+
+
+def _missing(module: str, python: Python) -> str:
+    """Return what is wrong with a module that Python cannot import, with cures.
+
+    Python names `a.b` only if it has imported the package a, of the user or an installed one.
+    """
+    package, _, name = module.rpartition(".")
+    if package:
+        return (
+            f"the package {package} has no module {name}: correct the import, or use another "
+            f"version of {package}"
+        )
+    return (
+        f"{python.command[0]} ({python.origin}) has no module {module}: install it there, name "
+        "another Python with --python, or set PYTHONPATH to the folder that has the module"
+    )
 
 
 def _in_log(run: Path, error: re.Pattern[bytes]) -> str | None:

@@ -200,13 +200,41 @@ def test_a_module_that_the_python_of_a_script_lacks_is_named(forked: Trainbox) -
     ended = forked(*ONE, script(forked, "import notthere.part"))
     assert ended.code == 1
     assert (
-        f"trainbox: {sys.executable} (Trainbox) has no module notthere: install it there, or name "
-        "another Python with --python\n"
+        f"trainbox: {sys.executable} (Trainbox) has no module notthere: install it there, name "
+        "another Python with --python, or set PYTHONPATH to the folder that has the module\n"
     ) in ended.err
     caught = (
         "try:\n    import notthere\nexcept ImportError:\n    print('none')\nraise SystemExit(1)"
     )
     assert "has no module" not in forked(*ONE, "--run", "b", script(forked, caught)).err
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "name"),
+    [
+        ("lib.nothere", "lib", "nothere"),
+        ("lib.nets.no.deep", "lib.nets", "no"),
+        ("json.nothere", "json", "nothere"),
+    ],
+)
+def test_a_module_that_a_package_lacks_is_not_to_be_installed(
+    forked: Trainbox, module: str, package: str, name: str
+) -> None:
+    (forked.folder / "lib/nets").mkdir(parents=True)
+    (forked.folder / "lib/nets/__init__.py").touch()
+    ended = forked(*ONE, script(forked, f"import {module}"))
+    expected = f"trainbox: the package {package} has no module {name}: correct the import, or use "
+    assert f"{expected}another version of {package}\n" in ended.err
+    assert "install" not in ended.err
+
+
+def test_a_module_in_another_folder_is_found_by_pythonpath(forked: Trainbox) -> None:
+    (forked.folder / "other").mkdir()
+    (forked.folder / "other/helper2.py").touch()
+    name = script(forked, "import helper2")
+    ended = forked(*ONE, name)
+    assert "or set PYTHONPATH to the folder that has the module\n" in ended.err
+    assert forked(*ONE, name, env={"PYTHONPATH": "other"}).code == 0
 
 
 @pytest.mark.parametrize(
