@@ -53,6 +53,7 @@ _DEVELOPMENT = "deploy/development.mk"
 _SIMILAR = 0.8  # TASKS and TASK
 KINDS = ("docker-gpu", "docker-cpu", "venv")
 _OF_RUN = ("verify", "evaluate", "predict", "export")  # these need RUN
+_LISTS = ("FILES", "PYTEST_ARGS")  # settings with several values
 _WITH_CONFIG = ("train", "plan", "sweep")  # of a task
 # Their output is for other programs or for pasting, so V=1 does not print their command.
 _FOR_PROGRAMS = ("plan", "predict", "runs", "tasks", "health", "doctor")
@@ -145,16 +146,29 @@ def targets(makefiles: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(" ".join(found).split()))
 
 
-# The setting of a value that is written without it, by the end of the value or of its file.
-_BY_ENDING = {".toml": "CONFIG", ".py": "SCRIPT"}
+def setting_of(verb: str, value: str) -> str:
+    """Return the setting of the verb that takes a value which is written without it, or ""."""
+    ending, is_path = os.path.splitext(value)[1], "/" in value
+    if verb.startswith("test"):
+        return "PYTEST_ARGS" if is_path or ending == ".py" else ""
+    if ".py:" in value:
+        return "TASK"
+    if verb in _OF_RUN and value.removeprefix("./").startswith("runs/"):
+        return "RUN"
+    if verb == "predict" and (is_path or ending):
+        return "FILES"
+    if ending == ".toml" and verb in _WITH_CONFIG:
+        return "CONFIG"
+    return "SCRIPT" if ending == ".py" else ""
 
 
-def check_goals(goals: Sequence[str], known: Sequence[str], venv: str) -> None:
-    """Check the targets of make's command line; those in `venv` are files.
+def check_goals(goals: Sequence[str], known: Sequence[str], env: Mapping[str, str]) -> None:
+    """Check the targets of make's command line; those in the virtual environment are files.
 
     Raises:
         Refusal: one of them does not exist.
     """
+    venv = env.get("VENV") or ".venv"
     for goal in goals:
         if goal in known or goal.startswith(f"{venv}/"):
             continue
@@ -164,10 +178,16 @@ def check_goals(goals: Sequence[str], known: Sequence[str], venv: str) -> None:
                 "entrypoint/templates/classification.py.txt my_tasks/mine.py, and train it with "
                 "make train TASK=my_tasks/mine.py:Gestures"
             )
-        near = difflib.get_close_matches(goal, known, n=1)
-        setting = "TASK" if ".py:" in goal else _BY_ENDING.get(os.path.splitext(goal)[1])
-        if setting and goals[0] in known:
-            verb = "run" if setting == "SCRIPT" else goals[0]
+        near = [] if "/" in goal else difflib.get_close_matches(goal, known, n=1)
+        verb = goals[0]
+        if verb in known and (setting := setting_of(verb, goal)):
+            if setting in _LISTS and env.get(setting):
+                raise Refusal(
+                    f"{goal} is not a target of make: quote a value with spaces, as in make "
+                    f'{verb} {setting}="{env[setting]} {goal}"'
+                )
+            if setting == "SCRIPT" and not is_of_script(verb, {setting: goal}):
+                verb = "run"
             raise Refusal(
                 f"{goal} is not a target of make: did you mean make {verb} {setting}={goal}?"
             )
@@ -515,7 +535,7 @@ def main(verb: str) -> None:
     goals = env.pop("MAKECMDGOALS", "").split()
     with open("Makefile", encoding="utf-8") as one, open(_DEVELOPMENT, encoding="utf-8") as other:
         known = targets((one.read(), other.read()))
-    check_goals(goals, known, env.get("VENV") or ".venv")
+    check_goals(goals, known, env)
     if verb == "clean":
         check_clean(env)
         return

@@ -459,6 +459,37 @@ def test_clean_keeps_runs_data_and_tasks(make: Make) -> None:
             "work/train.py is not a target of make: did you mean make run SCRIPT=work/train.py?",
         ),
         (["sweep", "a.toml"], "a.toml is not a target of make: did you mean make sweep CONFIG=a.t"),
+        (["drill", "a.py"], "a.py is not a target of make: did you mean make drill SCRIPT=a.py?"),
+        (
+            ["evaluate", "runs/one"],
+            "runs/one is not a target of make: did you mean make evaluate RUN",
+        ),
+        (
+            ["export", "runs/a/"],
+            "runs/a/ is not a target of make: did you mean make export RUN=",
+        ),
+        (
+            ["predict", "data/a.jpg"],
+            "data/a.jpg is not a target of make: did you mean make predict FILES=data/a.jpg?",
+        ),
+        (
+            ["predict", "runs/a", "b.jpg"],
+            "runs/a is not a target of make: did you mean make predict R",
+        ),
+        (
+            ["predict", "RUN=runs/a", "FILES=a.jpg", "b.jpg"],
+            "b.jpg is not a target of make: quote a value with spaces, as in make predict "
+            'FILES="a.jpg b.jpg"',
+        ),
+        (
+            ["train", "runs/x"],
+            "runs/x is not a target of make: quote a value with spaces, as in make",
+        ),
+        (["runs/x"], "runs/x is not a target of make: `make help` lists them"),
+        (
+            ["evaluate", "a.toml"],
+            "a.toml is not a target of make: quote a value with spaces, as in",
+        ),
         (["train", "task=mnist"], "make train does not use task: write TASK"),
         (
             ["train", "SET=width=8", "depth=3"],
@@ -475,6 +506,27 @@ def test_a_mistyped_command_line_of_make(make: Make, arguments: list[str], text:
     assert ended.returncode == 2
     assert f"trainbox: {text}" in ended.stderr
     assert not ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("goals", "cure"),
+    [
+        (["test", "tests/deploy"], "did you mean make test PYTEST_ARGS=tests/deploy?"),
+        (["test-slow", "tests/a.py"], "did you mean make test-slow PYTEST_ARGS=tests/a.py?"),
+        (["test", "tests/a.py::test_b"], "did you mean make test PYTEST_ARGS=tests/a.py::test_b?"),
+        (["test", "sweeep"], "did you mean make sweep?"),
+        (["train", ".venvs/a"], 'quote a value with spaces, as in make train ARGS="--epochs 3"'),
+    ],
+)
+def test_a_goal_that_is_no_target(goals: list[str], cure: str) -> None:
+    with pytest.raises(host.Refusal) as refused:
+        host.check_goals(goals, ["test", "test-slow", "train", "sweep"], {})
+    assert str(refused.value) == f"{goals[1]} is not a target of make: {cure}"
+
+
+def test_a_file_of_the_virtual_environment_is_a_goal() -> None:
+    host.check_goals([".venv/.dev", "train"], ["train"], {})
+    host.check_goals(["x/.dev"], [], {"VENV": "x"})
 
 
 def test_the_environment_of_a_running_training_is_not_removed(make: Make, tmp_path: Path) -> None:
