@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trainbox.commands.command_page import PAGE, Command, variable_of
+from trainbox.commands.command_page import PAGE, Command, check_names, unknown_names, variable_of
 from trainbox.commands.mistyped import option_of_torchrun, unknown_option
 from trainbox.commands.settings_file import FileSettings, read_settings
 from trainbox.disclosure import suggested_commands
@@ -24,6 +24,7 @@ _ALTERNATIVES = (
 )
 _FROM_FILE = click.core.ParameterSource.DEFAULT_MAP
 _FROM_USER = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
+_LIKE_AN_OPTION = 0.85  # GPU and GPUS
 _FILE = "trainbox.file"  # the key of the file's settings in the context
 
 
@@ -38,11 +39,17 @@ class Verb(Command):
     """A command that refuses unknown variables with our prefix."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        from trainbox.commands.command_page import check_names
-
         settings = {name for rows in COMMANDS.values() for name in table.variables(rows)}
-        check_names(os.environ, {name for name in settings if name.startswith(PREFIX)})
+        self.check_names({name for name in settings if name.startswith(PREFIX)})
         return super().invoke(ctx)
+
+    def check_names(self, settings: set[str]) -> None:
+        """Check the names of the environment; `settings` are the variables of all commands.
+
+        Raises:
+            WrongUse: a name is unknown.
+        """
+        check_names(os.environ, settings)
 
 
 class Sectioned(Verb):
@@ -157,6 +164,25 @@ class ScriptCommand(Verb):
     def __init__(self, *arguments: Any, example: str, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
         self.example = example
+
+    def check_names(self, settings: set[str]) -> None:
+        """Refuse an unknown name that is like an option; the script may read any other name."""
+        import difflib
+
+        meant: dict[str, str] = {}
+        for param in self.params:
+            if isinstance(param, click.Option) and not param.hidden:
+                option = max(param.opts, key=len)
+                variables = [param.envvar] if isinstance(param.envvar, str) else param.envvar or ()
+                meant[option.lstrip("-").replace("-", "_").upper()] = f"use {option}"
+                for name in reversed(variables):
+                    is_ours = name.startswith(PREFIX)
+                    cure = f"did you mean {name}?" if is_ours else f"use {name}"
+                    meant[name.removeprefix(PREFIX)] = cure
+        for name in unknown_names(os.environ, settings):
+            plain = name.removeprefix(PREFIX).upper()
+            if near := difflib.get_close_matches(plain, meant, n=1, cutoff=_LIKE_AN_OPTION):
+                raise WrongUse(f"{name} is not a setting: {meant[near[0]]}")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)  # click consumes `args`

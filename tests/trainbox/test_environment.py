@@ -94,6 +94,8 @@ def test_a_run_of_a_script_refuses_a_name_that_it_would_ignore(forked: Trainbox)
     (forked.folder / "train.py").write_text("print('runs')")
     for name, cure in (
         ("GPUS", "use GPUS"),
+        ("GPU", "use GPUS"),
+        ("RESTARTS", "use --restarts"),
         ("HANG_MINUTE", "did you mean TRAINBOX_HANG_MINUTES?"),
     ):
         ended = forked("run", "train.py", env={f"TRAINBOX_{name}": "2"})
@@ -101,6 +103,15 @@ def test_a_run_of_a_script_refuses_a_name_that_it_would_ignore(forked: Trainbox)
         assert ended.err == f"trainbox: TRAINBOX_{name} is not a setting: {cure}\n"
     others = {"TRAINBOX_EPOCHS": "2", "TRAINBOX_RUN": "/home/me/runs/a"}
     assert forked("run", "--device", "cpu", "train.py", env=others).code == 0
+
+
+@pytest.mark.parametrize("name", ["TEMPLATE", "TASK", "EPOCS", "API_KEY"])
+def test_a_script_may_read_any_name_that_is_not_like_an_option(forked: Trainbox, name: str) -> None:
+    (forked.folder / "train.py").write_text("import os\nprint(os.environ['TRAINBOX_" + name + "'])")
+    words = ("--device", "cpu", "train.py")
+    ended = forked("run", *words, env={f"TRAINBOX_{name}": "1"})
+    assert (ended.code, ended.out.splitlines()[0]) == (0, "1"), ended.err
+    assert forked("plan", "run", *words, env={f"TRAINBOX_{name}": "1"}).code == 0
 
 
 def test_a_misspelt_name_exits_with_code_2_except_with_help(

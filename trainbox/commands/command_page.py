@@ -122,13 +122,9 @@ def variable_of(param: click.Parameter) -> str:
     return next(name for name in names if os.environ.get(name))
 
 
-def check_names(names: Iterable[str], settings: Collection[str]) -> None:
-    """Check that each TRAINBOX_ name is one of `settings` or in NOT_SETTINGS.
-
-    Raises:
-        WrongUse: a name is unknown. The message suggests the nearest setting.
-    """
-    unknown = sorted(
+def unknown_names(names: Iterable[str], settings: Collection[str]) -> list[str]:
+    """Return the names with our prefix that are neither in `settings` nor in NOT_SETTINGS."""
+    return sorted(
         name
         for name in names
         if name.startswith(PREFIX)
@@ -136,7 +132,15 @@ def check_names(names: Iterable[str], settings: Collection[str]) -> None:
         and name not in NOT_SETTINGS
         and not _OF_A_SERVICE.search(name)
     )
-    if unknown:
+
+
+def check_names(names: Iterable[str], settings: Collection[str]) -> None:
+    """Check that each TRAINBOX_ name is one of `settings` or in NOT_SETTINGS.
+
+    Raises:
+        WrongUse: a name is unknown. The message suggests the nearest setting.
+    """
+    if unknown := unknown_names(names, settings):
         raise WrongUse(f"{unknown[0]} is not a setting: {_remedy(unknown[0], settings)}")
 
 
