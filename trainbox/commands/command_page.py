@@ -144,6 +144,16 @@ def check_names(names: Iterable[str], settings: Collection[str]) -> None:
         raise WrongUse(f"{unknown[0]} is not a setting: {_remedy(unknown[0], settings)}")
 
 
+def _setting(option: str, settings: Collection[str]) -> str:
+    """Return the variable of an option, or `NAME=VALUE` for `device cpu`; "" without a variable."""
+    key, _, value = option.partition(" ")
+    plain = key.upper().replace("-", "_")
+    name = plain if plain in LAUNCH_NAMES else PREFIX + plain
+    if name not in (plain, *settings):
+        return ""
+    return f"{name}={value}" if value else name
+
+
 def _remedy(name: str, settings: Collection[str]) -> str:
     if name.removeprefix(PREFIX) in LAUNCH_NAMES:
         return f"use {name.removeprefix(PREFIX)}"
@@ -151,12 +161,12 @@ def _remedy(name: str, settings: Collection[str]) -> str:
     # another name, as LEARNING_RATE or MAX_EPOCHS.
     plain = name.removeprefix(PREFIX).upper()
     options = {known: row.key for known, row in SETTINGS_BY_NAME.items()} | {
-        known: option.split()[0].strip("-") for known, option in habits.OPTIONS.items()
+        known: option.strip("-") for known, option in habits.OPTIONS.items()
     }
     known = {setting.removeprefix(PREFIX): setting for setting in sorted(settings)} | {
         known.upper().replace("-", "_"): setting
-        for known, key in options.items()
-        if (setting := PREFIX + key.upper().replace("-", "_")) in settings
+        for known, option in options.items()
+        if (setting := _setting(option, settings))
     }
     import difflib
 
