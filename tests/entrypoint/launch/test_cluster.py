@@ -66,6 +66,8 @@ ALLOCATIONS: dict[str, tuple[dict[str, str], tuple[str, int] | None]] = {
     "slurm counts none": (_IN_JOB | {"SLURM_GPUS_ON_NODE": "0", "SLURM_GPUS": "2"}, None),
     "slurm has a batch script": (
         _IN_JOB | {"SLURM_JOB_GPUS": "0,3"}, ("SLURM_JOB_GPUS=0,3", 2)),
+    "slurm names a shared GPU for each task": (
+        _IN_STEP | {"SLURM_STEP_GPUS": "0,0,1"}, ("SLURM_STEP_GPUS=0,0,1", 2)),
     "slurm has a step": (
         _IN_STEP | {"SLURM_STEP_GPUS": "2", "SLURM_JOB_GPUS": "0,1"}, ("SLURM_STEP_GPUS=2", 1)),
     "a step may have no GPU of its job": (
@@ -161,3 +163,29 @@ def test_a_refused_environment_and_its_message(env: dict[str, str], text: str) -
 )
 def test_the_first_host_of_a_compressed_list(nodelist: str, host: str) -> None:
     assert first_host(nodelist) == host
+
+
+@pytest.mark.parametrize(
+    ("env", "remedy"),
+    [
+        (
+            {"NVIDIA_VISIBLE_DEVICES": "0,1"},
+            "start the container with its GPUs (docker run --gpus), or use --device cpu",
+        ),
+        (
+            _IN_JOB | {"SLURM_JOB_GPUS": "0,1"},
+            "check the driver of this node, or request fewer with --gpus N, or --device cpu",
+        ),
+        (
+            _IN_JOB | {"SLURM_GPUS_ON_NODE": "2", "NVIDIA_VISIBLE_DEVICES": "0"},
+            "check the driver of this node, or request fewer with --gpus N, or --device cpu",
+        ),
+    ],
+)
+def test_the_remedy_for_missing_gpus_is_for_what_allocates_them(
+    env: dict[str, str], remedy: str
+) -> None:
+    allocation = allocation_of(env)
+    assert allocation is not None
+    assert allocation.missing(0) == f"{allocation.named} and 0 GPU(s) found: {remedy}"
+    assert allocation.missing(2) is None
