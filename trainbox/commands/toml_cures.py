@@ -2,6 +2,9 @@
 
 import re
 
+from trainbox.options import table
+from trainbox.options.types import Number
+
 _PLACE = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _HEADER = re.compile(r"^\s*\[([^\[\]]+)\]", re.MULTILINE)
 _WORD = re.compile(r"[^\s,\]}#]*")
@@ -9,6 +12,16 @@ _NUMBER = re.compile(r"([+-]?)(\d*)\.(\d*)([eE][+-]?\d+)?")
 _COMMA = re.compile(r"([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)")
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
 _LISTS = ("sweep.grid.", "sweep.range.")  # how the names of keys begin whose values are lists
+# The types of the keys, such as train.lr.
+_TYPES = {
+    f"{name}.{row.key}": type(row.type)
+    for name, rows in (
+        ("train", table.KEYS_OF_TRAIN),
+        ("launch", table.LAUNCH),
+        ("sweep", table.KEYS_OF_SWEEP),
+    )
+    for row in rows
+}
 _NOTHING = ("null", "none", "nil", "~")
 _SWITCHES = {
     **dict.fromkeys(("true", "yes", "on"), "true"),
@@ -52,7 +65,11 @@ def _of_commas(key: str, value: str) -> str:
     if "," in value and key.startswith(_LISTS):
         return f"write [{value}]"
     decimal = _COMMA.fullmatch(value)
-    point = f"{decimal[1]}.{decimal[2]} with a point" if decimal else ""
+    # Without an option of this name, it is a field of the task, which may be any number.
+    kind = _TYPES.get(key.replace("_", "-"), Number)
+    if decimal and kind is type(None):
+        return _of_word(key.rpartition(".")[2], value)
+    point = f"{decimal[1]}.{decimal[2]} with a point" if decimal and kind is Number else ""
     if _THOUSANDS.fullmatch(value):
         whole = f"write {value.replace(',', '')} without commas"
         return f"{whole}, or {point}" if point else whole

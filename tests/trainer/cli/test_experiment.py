@@ -222,7 +222,13 @@ _DATAS = [
     (b"[task]\nscale = -1,5e-3 # low\n", "is not TOML: Expected newline or end of document after a "
      "statement (at line 2, column 11): write -1.5e-3 with a point\n"),
     (b"[train]\nbatch_size = 1,024\n", "is not TOML: Expected newline or end of document after a "
-     "statement (at line 2, column 15): write 1024 without commas, or 1.024 with a point\n"),
+     "statement (at line 2, column 15): write 1024 without commas\n"),
+    (b"[task]\nscale = 1,024\n", "is not TOML: Expected newline or end of document after a "
+     "statement (at line 2, column 10): write 1024 without commas, or 1.024 with a point\n"),
+    (b"[train]\nepochs = 1,5\n", "is not TOML: Expected newline or end of document after a "
+     "statement (at line 2, column 11)\n"),
+    (b"[launch]\ngpu_ids = 0,2\n", "is not TOML: Expected newline or end of document after a "
+     "statement (at line 2, column 12): write the text of gpu_ids in quotes\n"),
     (b"[train]\nmax-steps = 1,000,000\n", "is not TOML: Expected newline or end of document after "
      "a statement (at line 2, column 14): write 1000000 without commas\n"),
     (b"[train]\nlr = 0,001\n", "is not TOML: Expected newline or end of document after a "
