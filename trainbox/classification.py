@@ -107,8 +107,7 @@ class Classification(Task):
             raise WrongUse(
                 f"task {type(self).__name__}: the model returns shape {shape} instead of "
                 f"(B, {classes}): put nn.Flatten() before its last layer, which then gets all "
-                f"numbers of an example, or return the mean over the "
-                "dimensions between"
+                "numbers of an example, or return the mean over the dimensions between"
             )
         if logits_BK.ndim != 2 or (counts_by_class(self) and logits_BK.shape[1] != classes):
             raise WrongUse(

@@ -267,6 +267,7 @@ class _Reads(NamedTuple):
     passes_itself: bool
 
 
+@functools.cache  # a task with many bases takes tens of milliseconds to parse
 def _reads(cls: type[Task]) -> _Reads:
     """Read the files that define the task, without Trainbox's files."""
     from trainbox.classification import Classification

@@ -269,6 +269,12 @@ class _ClipsACopy(Tiny):
         return super().losses(model, batch)
 
 
+def test_a_warm_up_that_ends_at_the_learning_rate_is_no_schedule_of_rates(here: Here) -> None:
+    """The factor of the last of 5 steps is 5 / 10, and the learning rate is 0.5."""
+    words = {"learning_rate": 0.5, "max_steps": 5, "batch_size": 5, "warmup_epochs": 1.0}
+    assert "schedule() returns" not in here.train(rehearses=True, **words)
+
+
 def test_a_gradient_that_is_clipped_before_there_is_one() -> None:
     assert _before(_ClipsACopy()) == []
     assert _before(_Clips()) == [
