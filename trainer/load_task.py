@@ -228,13 +228,17 @@ def _unwritten(cls: type[Task]) -> set[str]:
 
 
 def _own(cls: type[Task]) -> set[str]:
-    """Return the names that the user's classes define."""
-    from trainbox.classification import Classification
-
-    classes = [base for base in cls.__mro__ if base not in Classification.__mro__]
-    return {name for base in classes for name in vars(base)} | {
+    """Return the names that the task's own classes define."""
+    return {name for base in _own_classes(cls) for name in vars(base)} | {
         field.name for field in dataclasses.fields(cls)
     }
+
+
+def _own_classes(cls: type[Task]) -> tuple[type, ...]:
+    """Return the classes that define the task, without those of Trainbox's library."""
+    from trainbox.classification import Classification
+
+    return tuple(base for base in cls.__mro__ if base not in Classification.__mro__)
 
 
 def _misspelt(name: str, cls: type[Task]) -> str:
@@ -267,12 +271,13 @@ class _Reads(NamedTuple):
     passes_itself: bool
 
 
-@functools.cache  # a task with many bases takes tens of milliseconds to parse
 def _reads(cls: type[Task]) -> _Reads:
-    """Read the files that define the task, without Trainbox's files."""
-    from trainbox.classification import Classification
+    """Read the files that define the task, without those of Trainbox's library."""
+    return _reads_of(_own_classes(cls))
 
-    own = [base for base in cls.__mro__ if base not in Classification.__mro__]
+
+@functools.cache  # the files of a task with many bases take 10 ms
+def _reads_of(own: tuple[type, ...]) -> _Reads:
     known = {"self", "cls", "task", *(base.__name__ for base in own)}
 
     def is_task(node: ast.AST) -> bool:
@@ -328,12 +333,9 @@ def _check_settings(spec: str, cls: type[Task]) -> None:
     Raises:
         WrongUse: It does. The message has the right name.
     """
-    from trainbox.classification import Classification
-
     values = {
         name
-        for base in cls.__mro__
-        if base not in Classification.__mro__
+        for base in _own_classes(cls)
         for name, value in vars(base).items()
         if not callable(value) and not isinstance(value, property | functools.cached_property)
     } | {field.name for field in dataclasses.fields(cls)}
