@@ -25,6 +25,7 @@ from entrypoint.cli.planning import Launch
 from tests.support.commands import HIDDEN_GPUS
 from tests.support.tiny import TINY, Tiny
 from trainbox.errors import Preempted
+from trainbox.files.sidecar import steps_in
 from trainbox.options.config import Config
 from trainbox.processes.environment import launch_facts
 from trainbox.task import Task
@@ -231,8 +232,8 @@ class Here:
         return state
 
     def weights(self, run: str = "r") -> dict[str, Tensor]:
-        """Return the weights of the newest checkpoint."""
-        model = self.state(self.steps(run)[-1], run)["model"]
+        """Return the weights of the newest checkpoint. Older ones may be damaged."""
+        model = self.state(steps_in(self.path(run) / "checkpoints")[-1], run)["model"]
         assert isinstance(model, dict)
         return model
 

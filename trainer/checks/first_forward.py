@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
@@ -66,6 +67,9 @@ def new_layers(model: nn.Module) -> Iterator[list[str]]:
     """
     found, created, running = list[str](), list[nn.Module](), list[nn.Module]()
     known = {*map(id, model.modules())}
+    if isinstance(model, torch.jit.ScriptModule):  # a compiled forward cannot create layers
+        yield found
+        return
 
     def created_in(module: nn.Module, _name: str, _parameter: Any) -> None:
         if running and id(module) not in known:

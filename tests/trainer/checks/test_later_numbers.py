@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from tests.support.here import Here
-from tests.support.kinds import slow_but
+from tests.support.kinds import slow_after, slow_but
 from tests.support.tiny import StepCounter, Tiny
 from trainbox.errors import Failure, WrongUse
 
@@ -472,36 +472,48 @@ def test_data_in_memory_is_the_same_after_the_comparison(here: Here) -> None:
     assert here.entries("validation", "rehearsed") is not None
 
 
-@pytest.mark.slow
+class _Part(nn.Module):
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.forwards = nn.Parameter(torch.zeros(()), requires_grad=False)
+        self.part = part
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        found: Tensor = self.part(inputs_B4).squeeze(1)
+        return found
+
+
+def _layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_scripted_and_traced_models_train_and_resume(here: Here) -> None:
-    class Part(nn.Module):
-        def __init__(self, compiled: Callable[[], nn.Module]) -> None:
-            super().__init__()
-            self.forwards = nn.Parameter(torch.zeros(()), requires_grad=False)
-            self.part = compiled()
-
-        def forward(self, inputs_B4: Tensor) -> Tensor:
-            found: Tensor = self.part(inputs_B4).squeeze(1)
-            return found
-
-    def layers() -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
-
-    here.plant(losses=lambda _t, m, b: {"error": (m(b[0]).reshape(-1) - b[1]).square()})
+@pytest.mark.parametrize(
+    "build",
+    slow_after(
+        1,
+        [
+            lambda: torch.jit.script(_layers()),
+            lambda: _Part(torch.jit.script(_layers())),
+            lambda: torch.jit.trace(_layers(), torch.randn(8, 4)),
+        ],
+    ),
+    ids=["script", "part", "trace"],
+)
+def test_scripted_and_traced_models_train_and_resume(
+    here: Here, build: Callable[[], nn.Module]
+) -> None:
+    here.plant(
+        losses=lambda _t, m, b: {"error": (m(b[0]).reshape(-1) - b[1]).square()},
+        build_model=lambda _task: build(),
+    )
     with pytest.warns(FutureWarning, match="deprecated"):
-        for name, build in {
-            "script": lambda: torch.jit.script(layers()),
-            "part": lambda: Part(lambda: torch.jit.script(layers())),
-            "trace": lambda: torch.jit.trace(layers(), torch.randn(8, 4)),
-        }.items():
-            here.plant(build_model=lambda _task, build=build: build())
-            for shards in (1, 2):
-                run = f"{name}-{shards}"
-                here.train(f"{run}-whole", shards=shards, threads=1)
-                here.stopped(5, run, shards=shards, threads=1)
-                here.train(run, shards=shards, threads=1)
-                assert here.digest(run) == here.digest(f"{run}-whole")
+        for shards in (1, 2):
+            run = f"shards-{shards}"
+            here.train(f"{run}-whole", shards=shards, threads=1)
+            here.stopped(5, run, shards=shards, threads=1)
+            here.train(run, shards=shards, threads=1)
+            assert here.digest(run) == here.digest(f"{run}-whole")
 
 
 def test_a_buffer_that_is_registered_again_with_another_size_is_refused(
