@@ -10,21 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from entrypoint.runs.resumable import lost_checkpoints
+from entrypoint.runs.resumable import ListedCheckpoints
 from trainbox.disclosure.recorded_values import edited_settings, listed_changes
 from trainbox.disclosure.secret_rule import arguments_without_secrets
 from trainbox.errors import ExitCode, WrongUse, signal_of
 from trainbox.files.entries import newest_entry
 from trainbox.files.regular_files import object_if_valid, read_text
-from trainbox.files.sidecar import (
-    FIRST_CHECKPOINT,
-    checkpoint_path,
-    sidecar_if_valid,
-    steps_in,
-)
+from trainbox.files.sidecar import FIRST_CHECKPOINT, checkpoint_path
 from trainbox.folders.lease import LEASE, is_leased
 from trainbox.folders.record_folder import (
-    CHECKPOINTS,
     CONFIG,
     LOGS,
     MANIFEST,
@@ -163,23 +157,22 @@ def stored_run(folder: Path, runs_dir: Path | None = None) -> StoredRun | None:
     manifest = object_if_valid(folder / MANIFEST)
     if config is None and not (folder / LOGS).is_dir():
         return None
-    saved = max(steps_in(folder / CHECKPOINTS), default=0)
-    sidecar = sidecar_if_valid(checkpoint_path(folder / CHECKPOINTS, saved)) if saved else None
+    checkpoints = ListedCheckpoints(folder)
     newest = newest_entry(folder / METRICS)
     recorded = newest.get("step", 0)
-    step = max(recorded, saved)
+    step = max(recorded, checkpoints.newest)
     size, changed_unix_s = _size(folder)
     state, why = _state(folder, manifest or {}, step)
     is_script = "script" in (config or {}) or "starts" in (manifest or {})
     is_complete = state == "complete"
     if state != "running" and (
-        damage := _damage(folder, config, manifest, saved, sidecar, is_complete)
+        damage := _damage(folder, config, manifest, checkpoints, is_complete)
     ):
         state, why = "damaged", damage
     elif state == "complete" and not is_script and (recorded < step or not newest):
         state, why = "damaged", f"{METRICS} ends at step {recorded}"
     config, manifest = config or {}, manifest or {}
-    best = _newest(folder, newest) if is_script else _best(folder, config, sidecar)
+    best = _newest(folder, newest) if is_script else _best(config, checkpoints)
     planned = manifest.get("steps")
     return StoredRun(
         name=str(folder.relative_to(runs_dir or folder.parent)),
@@ -256,16 +249,14 @@ def _damage(
     folder: Path,
     config: Mapping[str, Any] | None,
     manifest: Mapping[str, Any] | None,
-    saved: int,
-    sidecar: Mapping[str, Any] | None,
+    checkpoints: ListedCheckpoints,
     is_complete: bool,
 ) -> str | None:
     """Return which file of a run that has ended is damaged, missing or of another run, or None.
 
-    `saved` is the step of the newest checkpoint, with the fields of its `sidecar` if it is valid.
     The content of checkpoints is not read: `trainbox verify` compares all files.
     """
-    is_missing = {CONFIG: manifest is not None, MANIFEST: bool(saved)}
+    is_missing = {CONFIG: manifest is not None, MANIFEST: bool(checkpoints.newest)}
     for name, content in ((CONFIG, config), (MANIFEST, manifest)):
         if content is None and os.path.lexists(folder / name):
             return f"{name} cannot be read"
@@ -273,20 +264,19 @@ def _damage(
             return f"{name} is missing"
     if config is None or manifest is None or "script" in config:
         return None
-    if saved and (problem := _contradiction(folder, config, manifest, saved, sidecar)):
+    if checkpoints.newest and (problem := _contradiction(folder, config, manifest, checkpoints)):
         return problem
-    return lost_checkpoints(folder, manifest.get("run_id"), is_complete)
+    return checkpoints.lost(manifest.get("run_id"), is_complete)
 
 
 def _contradiction(
     folder: Path,
     config: Mapping[str, Any],
     manifest: Mapping[str, Any],
-    saved: int,
-    sidecar: Mapping[str, Any] | None,
+    checkpoints: ListedCheckpoints,
 ) -> str | None:
     """Return which of a run's files contradicts the others, or None. See `_damage`."""
-    run_id = manifest.get("run_id")
+    run_id, sidecar = manifest.get("run_id"), checkpoints.sidecar(checkpoints.newest)
     edited = edited_settings(manifest, config)
     is_other = sidecar is not None and sidecar.get("run_id") != run_id
     if edited or is_other:
@@ -296,25 +286,23 @@ def _contradiction(
     if edited:
         return f"{CONFIG} was edited ({listed_changes(edited)})"
     if sidecar is None or is_other:
-        name = checkpoint_path(folder, saved).name
+        name = checkpoint_path(folder, checkpoints.newest).name
         return f"{name} is {'of another run' if sidecar else 'damaged'}"
     return None
 
 
 def _best(
-    folder: Path, config: Mapping[str, Any], sidecar: Mapping[str, Any] | None
+    config: Mapping[str, Any], checkpoints: ListedCheckpoints
 ) -> tuple[tuple[str, float], float] | None:
-    """Return the best metric, whose step the newest `sidecar` has, and its rank."""
+    """Return the best metric, whose step the newest sidecar has, and its rank."""
     try:
         direction, name = split_metric(str(config["best_by"]), "--best-by")
     except (KeyError, WrongUse):
         return None
-    if sidecar is None or not isinstance(step := sidecar.get("best_step"), int):
+    newest = checkpoints.sidecar(checkpoints.newest)
+    if newest is None or not isinstance(step := newest.get("best_step"), int):
         return None
-    best = sidecar
-    if step != sidecar.get("step"):
-        best = sidecar_if_valid(checkpoint_path(folder / CHECKPOINTS, step)) or {}
-    metrics = best.get("metrics")
+    metrics = (checkpoints.sidecar(step) or {}).get("metrics")
     value = metrics.get(name) if isinstance(metrics, dict) else None
     if not isinstance(value, int | float) or not math.isfinite(value):
         return None

@@ -28,10 +28,19 @@ def checkpoint_path(folder: Path, step: int, suffix: str = ".json") -> Path:
 
 def steps_in(folder: Path, suffix: str = ".json") -> list[int]:
     """Return the steps that have a file with `suffix`, oldest first."""
+    return steps_of(names_in(folder), suffix)
+
+
+def names_in(folder: Path) -> frozenset[str]:
+    """Return the names of what is in `folder`; none if it cannot be listed."""
     try:
-        names = os.listdir(folder)  # noqa: PTH208 - a list of many runs needs their folders fast
+        return frozenset(os.listdir(folder))  # noqa: PTH208 - many runs need their folders fast
     except OSError:
-        return []
+        return frozenset()
+
+
+def steps_of(names: Iterable[str], suffix: str = ".json") -> list[int]:
+    """Return the steps whose file with `suffix` is one of `names`, oldest first."""
     pattern = re.compile(r"step-([0-9]{8,})" + re.escape(suffix))
     found = ((name, int(match[1])) for name in names if (match := pattern.fullmatch(name)))
     # A name with more zeros is of another program.
