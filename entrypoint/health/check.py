@@ -124,11 +124,13 @@ def ask(detect: Callable[[], Detection], question: Question) -> Question | Verdi
         visible = visible_to_cuda(found) if may_need_gpus or not found.absent else ()
         chosen = select(visible, gpu_ids, "--gpu-ids") if gpu_ids else visible
         requested = len(chosen) if gpu_ids or gpus is None else gpus
-        if not wanted and may_need_gpus and (allocated := allocation_of(os.environ)):
-            requested = max(len(chosen), allocated.least)
-            wanted = allocated.named if allocated.least else ""
-        # "all" requests at least one GPU.
-        count = max(1, len(chosen)) if requested == "all" else int(requested)
+        if requested == "all":  # at least one
+            requested = max(1, len(chosen))
+        is_open = gpus in (None, "all") and not gpu_ids
+        if is_open and may_need_gpus and (allocated := allocation_of(os.environ)):
+            requested = max(int(requested), allocated.least)
+            wanted = allocated.named if allocated.least else wanted
+        count = int(requested)
         selection = Selection(chosen[:count], missing=max(0, count - len(chosen)))
     except DeviceMissing as error:
         selection, wanted = Selection(missing=len((gpu_ids or "").split(","))), str(error)

@@ -71,7 +71,7 @@ def _refuse_smaller_job(request: LaunchRequest, found: int, cluster: Cluster) ->
             f"PET_NPROC_PER_NODE={decided} and {found} GPU(s): set numProcPerNode of the TrainJob "
             "to the number of GPUs that each pod requests"
         )
-    is_open = request.gpus is None and not request.gpu_ids
+    is_open = request.gpus in (None, "all") and not request.gpu_ids
     if is_open and request.allocation and (missing := request.allocation.missing(found)):
         raise DeviceMissing(missing)
 

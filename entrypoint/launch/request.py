@@ -37,7 +37,7 @@ class Allocation:
     def missing(self, found: int) -> str | None:
         """Return that there are fewer than allocated if `found` are here, with a remedy, or None.
 
-        An option may choose fewer.
+        An option with a number or a list may choose fewer.
         """
         if found >= self.least:
             return None

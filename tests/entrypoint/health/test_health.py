@@ -339,10 +339,12 @@ def test_fewer_gpus_than_allocated_close_the_gate(
 ) -> None:
     config = put(tmp_path, "h100")
     job = {"SLURM_JOB_ID": "3"}
-    for number, code in (("1", 0), ("9", 1)):
-        gate = health(forked, library, config, "--gate", **job, SLURM_GPUS_ON_NODE=number)
+    for number, given, code in (("1", [], 0), ("9", [], 1), ("9", ["--gpus", "all"], 1)):
+        gate = health(forked, library, config, "--gate", *given, **job, SLURM_GPUS_ON_NODE=number)
         assert gate.code == code, gate.out
         assert ("limit  SLURM_GPUS_ON_NODE=9 (you)" in gate.out) is bool(code)
+    job["SLURM_GPUS_ON_NODE"] = "9"
+    assert health(forked, library, config, "--gate", "--gpus", "1", **job).code == 0
 
 
 def test_a_required_driver_closes_a_machine_without_gpus(

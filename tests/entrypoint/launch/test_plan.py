@@ -430,9 +430,19 @@ def test_fewer_gpus_than_are_allocated_are_no_smaller_job(gpus: tuple[Gpu, ...])
     assert len(plan_launch(ask(**given), TWO, SLURM).gpus) == 2
 
 
-def test_a_sweep_does_not_use_cpus_instead_of_allocated_gpus() -> None:
-    with pytest.raises(DeviceMissing, match=r"^NVIDIA_VISIBLE_DEVICES=0 and 0 GPU\(s\) found"):
-        plan_sweep(ask(allocation=Allocation("NVIDIA_VISIBLE_DEVICES=0", 1)), (), per_gpu=1)
+def test_all_gpus_are_all_that_are_allocated() -> None:
+    of_two = Allocation("SLURM_GPUS_ON_NODE=2", 2)
+    with pytest.raises(DeviceMissing, match=r"^SLURM_GPUS_ON_NODE=2 and 1 GPU\(s\) found"):
+        plan_launch(ask(gpus="all", allocation=of_two), ONE, SLURM)
+    assert len(plan_launch(ask(gpus="all", allocation=of_two), TWO, SLURM).gpus) == 2
+
+
+@pytest.mark.parametrize("gpus", [(), ONE])
+def test_a_sweep_does_not_use_fewer_gpus_than_are_allocated(gpus: tuple[Gpu, ...]) -> None:
+    given = {"allocation": Allocation("SLURM_GPUS_ON_NODE=2", 2)}
+    with pytest.raises(DeviceMissing, match=r"^SLURM_GPUS_ON_NODE=2 and . GPU\(s\) found"):
+        plan_sweep(ask(**given), gpus, per_gpu=1)
+    assert len(plan_sweep(ask(gpus=1, **given), ONE, per_gpu=1).gpus) == 1
 
 
 def test_gpus_of_the_job_that_may_be_elsewhere_are_named() -> None:
