@@ -155,6 +155,11 @@ def trial_folder(sweep: Path, number: int) -> Path:
     return sweep / f"trial-{number:05d}"
 
 
+def trial_number(folder: Path) -> int:
+    """Return the number of the trial in `folder`, whose name has the pattern of a trial."""
+    return int(folder.name.rpartition("-")[2])
+
+
 def from_identity(stored: Mapping[str, Any]) -> Sweep:
     """Return the sweep with one seed that has this `identity`."""
     ranges = {name: Range(**drawn) for name, drawn in stored["ranges"].items()}

@@ -8,7 +8,7 @@ pending again. It keeps its number and its folder.
 import contextlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,15 @@ from trainbox.disclosure.suggested_commands import command
 from trainbox.errors import StorageFailure, WrongUse
 from trainbox.folders.record_folder import CONFIG, STUDY
 from trainbox.processes.identity import is_alive, own_name
-from trainer.sweep.grid import NO_METRIC, TRIAL_FOLDERS, Record, Sweep, Trial, from_identity
+from trainer.sweep.grid import (
+    NO_METRIC,
+    TRIAL_FOLDERS,
+    Record,
+    Sweep,
+    Trial,
+    from_identity,
+    trial_number,
+)
 from trainer.sweep.samplers import distributions, draw, make_sampler
 from trainer.sweep.script_template import Script, not_reported
 from trainer.sweep.trial_owner import Heartbeats
@@ -46,21 +54,33 @@ class Study:
     """The view of one process on the study `name`."""
 
     def __init__(
-        self, storage: BaseStorage, name: str, sweep: Sweep | None, owner: str | None = None
+        self,
+        storage: BaseStorage,
+        name: str,
+        sweep: Sweep | None,
+        owner: str | None = None,
+        begun: Collection[int] = (),
     ) -> None:
         """Open the study, or create it. Without `sweep`, only read it.
 
         Raises:
+            KeyError: the study has no total.
+            StorageFailure: the study lacks a trial that has `begun`.
             WrongUse: the study does not exist, or has other settings.
         """
         self.owner = owner or own_name()
         self._storage, self._beats, self._heartbeats = storage, 0, Heartbeats()
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._study = _load_or_create(storage, name, sweep)
+        self._study = _load_or_create(storage, name, sweep, begun)
+        # A trial is claimed before it has a folder.
+        claimed = {number for number, trial in self._numbered() if "owner" in trial.user_attrs}
+        if lost := {*begun} - claimed:
+            raise _lost(name, lost)
         stored = self._identity(name, sweep)
         # More seeds or trials than before extend the sweep. Fewer do not shorten it.
-        self.total: int = max(self._study.user_attrs.get("total", 0), sweep.total if sweep else 0)
-        if self.total > self._study.user_attrs.get("total", 0):
+        known = self._study.user_attrs
+        self.total: int = max(known.get("total", 0), sweep.total) if sweep else known["total"]
+        if sweep and self.total > known.get("total", 0):
             self._study.set_user_attr("total", self.total)
         # Trial N is the Nth combination of the grid, in the order of the sweep's first start.
         self.sweep = (
@@ -85,6 +105,7 @@ class Study:
                     f"the study {name} does not belong to a sweep: choose another --name"
                 )
             stored = sweep.identity()
+            self._study.set_user_attr("total", sweep.total)  # first, for those who only read
             self._study.set_user_attr("sweep", stored)
         if sweep is not None and stored != sweep.identity():
             changed = _difference(stored, sweep.identity())
@@ -296,16 +317,13 @@ def open_study(folder: Path, sweep: Sweep | None) -> Study:
 
     Raises:
         WrongUse: the study does not exist, or has other settings.
-        StorageFailure: the study is damaged, or lost beside its trials.
+        StorageFailure: the study is damaged, or lacks trials that have begun.
     """
+    # Another machine may claim a trial meanwhile, so these are found before the journal is read.
+    begun = {trial_number(path.parent) for path in folder.glob(f"{TRIAL_FOLDERS}/{CONFIG}")}
     try:
         storage = open_journal(folder, read_only=sweep is None)
-        if not storage.get_all_studies() and any(folder.glob(f"{TRIAL_FOLDERS}/{CONFIG}")):
-            raise StorageFailure(
-                f"{folder / STUDY} is lost or empty, and new trials would continue those in "
-                f"{folder}: restore it from a backup, or start a new sweep with another --name"
-            )
-        study = Study(storage, folder.absolute().name, sweep)
+        study = Study(storage, folder.absolute().name, sweep, begun=begun)
         study.records()
     except _DAMAGE as error:
         raise StorageFailure(
@@ -330,15 +348,30 @@ def open_journal(folder: Path, read_only: bool = False) -> JournalStorage:
     return JournalStorage(backend)
 
 
-def _load_or_create(storage: BaseStorage, name: str, sweep: Sweep | None) -> optuna.Study:
+def _lost(name: str, numbers: Collection[int]) -> StorageFailure:
+    """Return that the study lacks trials. New trials with their numbers would continue them."""
+    first, *others = sorted(numbers)
+    more = f" and {len(others)} more" if others else ""
+    return StorageFailure(
+        f"{STUDY} of the sweep {name} has lost trial {first}{more}, whose folder another trial "
+        "would continue: restore the file from a backup, or start a new sweep with another --name"
+    )
+
+
+def _load_or_create(
+    storage: BaseStorage, name: str, sweep: Sweep | None, begun: Collection[int]
+) -> optuna.Study:
     """Return Optuna's study. Create it for `sweep` if it does not exist.
 
     Raises:
+        StorageFailure: the study does not exist, and trials have `begun`.
         WrongUse: the study does not exist, and `sweep` is None.
     """
     try:
         return optuna.load_study(study_name=_STUDY_NAME, storage=storage)
     except KeyError:
+        if begun:
+            raise _lost(name, begun) from None
         if sweep is None:
             raise WrongUse(
                 f"sweep {name} does not exist: start it with "

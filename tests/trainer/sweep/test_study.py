@@ -360,26 +360,45 @@ def test_both_commands_exit_with_code_4_for_a_damaged_study(here: Here) -> None:
     assert (folder / "study.journal").read_bytes() == damaged
 
 
-@pytest.mark.parametrize("text", ["", None, "one line"])
-def test_a_sweep_that_has_lost_its_record_does_not_begin_again_in_its_trials(
-    here: Here, text: str | None
+@pytest.mark.parametrize("kept", [None, 0, 1, "no first line", "no last trial"])
+def test_a_sweep_that_has_lost_trials_does_not_begin_again_in_their_folders(
+    here: Here, kept: int | str | None
 ) -> None:
     """The new trials would resume the old ones, which have other settings."""
     folder = here.folder / "runs" / "s"
     folder.mkdir(parents=True)
-    claimed(open_study(folder, _SWEEP))
-    (folder / "trial-00000").mkdir()
-    (folder / "trial-00000/config.json").touch()
+    journal = folder / "study.journal"
+    for number in (0, 1):
+        before = journal.read_text() if journal.exists() else ""
+        claimed(open_study(folder, _SWEEP))
+        trial_folder(folder, number).mkdir()
+        (trial_folder(folder, number) / "config.json").touch()
+    assert [record.number for record in open_study(folder, None).records()] == [*range(12)]
+    lines = journal.read_text().splitlines(keepends=True)
+    left = {0: "", 1: lines[0], "no first line": "".join(lines[1:]), "no last trial": before}
+    journal.unlink()
+    if kept is not None:
+        journal.write_text(left[kept])
+    lost = "trial 1, whose" if kept == "no last trial" else "trial 0 and 1 more, whose"
+    begins_again = "sweep digits --name s --grid width=5,6"
+    for command in (begins_again, *([] if kept is None else ["sweep-show s"])):
+        err = here.refused(*command.split(), code=4, silent=True)
+        assert f"trainbox: study.journal of the sweep s has lost {lost} folder" in err
+        assert "from a backup, or start a new sweep with another --name" in err
+
+
+def test_a_sweep_without_its_total_is_damaged_until_it_is_started_again(here: Here) -> None:
+    folder = here.folder / "runs" / "s"
+    folder.mkdir(parents=True)
+    view = open_study(folder, _SWEEP)
+    view.done(claimed(view), {"loss": 1.0}, 1.0)
     journal = folder / "study.journal"
     lines = journal.read_text().splitlines(keepends=True)
-    journal.unlink()
-    if text is not None:
-        journal.write_text("".join(lines[1:]) if text else "")
-    begins_again = "sweep digits --name s --grid width=5,6"
-    for command in (begins_again, *([] if text is None else ["sweep-show s"])):
-        err = here.refused(*command.split(), code=4, silent=True)
-        assert "trainbox: runs/s/study.journal is " in err
-        assert "restore it from a backup, or start a new sweep with another --name" in err
+    journal.write_text("".join(line for line in lines if '"total"' not in line))
+    err = here.refused("sweep-show", "s", code=4, silent=True)
+    assert "trainbox: runs/s/study.journal is damaged (KeyError('total')): " in err
+    assert len(open_study(folder, _SWEEP).records()) == 12
+    assert len(open_study(folder, None).records()) == 12
 
 
 @pytest.mark.parametrize("name", ["trial-1", "trial-run", "trial-0000a"])
