@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.runs.read import StoredRun
-from trainbox.files.sidecar import damage, sidecar_if_valid
+from entrypoint.runs.resumable import ListedCheckpoints
+from trainbox.files.regular_files import object_if_valid
+from trainbox.files.sidecar import damage, names_in, steps_of
 from trainbox.folders.lease import LEASE
 from trainbox.folders.record_folder import (
     CHECKPOINTS,
@@ -57,31 +59,39 @@ def leftovers(run: StoredRun, folder: Path) -> list[Leftover]:
     """
     if run.state in ("running", "unreadable") or run.is_script or is_sweep(folder):
         return []
-    checkpoints = sorted((folder / CHECKPOINTS).glob("step-*.pt"))
     names = {path.name for path in folder.iterdir() if not path.name.startswith(EVENTS)}
-    is_empty = not (run.step or checkpoints) and names <= _OF_A_START
+    has_files = any(steps_of(names_in(folder / CHECKPOINTS), ".pt"))
+    is_empty = not (run.step or has_files) and names <= _OF_A_START
     if run.state in ("failed", "not trained") and is_empty:
         return [Leftover(run.name, "a start that has trained nothing", (folder,))]
     found = []
     if (folder / REHEARSAL).is_dir():
         found.append(Leftover(run.name, "a rehearsal that was killed", (folder / REHEARSAL,)))
-    if run.state == "complete" and (unneeded := _unneeded(checkpoints)):
+    if run.state == "complete" and (unneeded := _unneeded(folder)):
         number = len(unneeded) // 2
         what = f"{number} older checkpoints" if number > 1 else "an older checkpoint"
         found.append(Leftover(run.name, what, unneeded))
     return found
 
 
-def _unneeded(checkpoints: list[Path]) -> tuple[Path, ...]:
-    """Return the checkpoints and sidecars that neither are the best nor resume the run.
+def _unneeded(folder: Path) -> tuple[Path, ...]:
+    """Return the files of the checkpoints that neither are the best nor resume the run.
 
-    The run resumes from its newest intact checkpoint, or from the one before it if that one has
-    other bits than the records of the run.
+    The run resumes from its newest usable checkpoint, or from the usable one before it if that one
+    has other bits than the records of the run.
     """
-    for place, path in reversed(list(enumerate(checkpoints))):
-        sidecar = sidecar_if_valid(path.with_suffix(".json"))
-        if sidecar is not None and not damage(path, sidecar):
-            best = f"step-{sidecar.get('best_step') or 0:08d}"
-            older = [each for each in checkpoints[: max(0, place - 1)] if each.stem != best]
-            return tuple(file for each in older for file in (each, each.with_suffix(".json")))
-    return ()
+    run_id = (object_if_valid(folder / MANIFEST) or {}).get("run_id")
+    checkpoints = ListedCheckpoints(folder, run_id)
+    usable = (step for step in reversed(checkpoints.steps) if _is_usable(checkpoints, step))
+    newest, second = next(usable, None), next(usable, None)
+    if newest is None or second is None:
+        return ()
+    best = (checkpoints.sidecar(newest) or {}).get("best_step")
+    older = [step for step in checkpoints.steps if step < second and step != best]
+    return tuple(path for step in older for path in checkpoints.paths(step))
+
+
+def _is_usable(checkpoints: ListedCheckpoints, step: int) -> bool:
+    file, _ = checkpoints.paths(step)
+    sidecar = checkpoints.sidecar(step)
+    return checkpoints.problem(step) is None and sidecar is not None and not damage(file, sidecar)

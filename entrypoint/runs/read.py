@@ -157,7 +157,7 @@ def stored_run(folder: Path, runs_dir: Path | None = None) -> StoredRun | None:
     manifest = object_if_valid(folder / MANIFEST)
     if config is None and not (folder / LOGS).is_dir():
         return None
-    checkpoints = ListedCheckpoints(folder)
+    checkpoints = ListedCheckpoints(folder, (manifest or {}).get("run_id"))
     newest = newest_entry(folder / METRICS)
     recorded = newest.get("step", 0)
     step = max(recorded, checkpoints.newest)
@@ -266,7 +266,7 @@ def _damage(
         return None
     if checkpoints.newest and (problem := _contradiction(folder, config, manifest, checkpoints)):
         return problem
-    return checkpoints.lost(manifest.get("run_id"), is_complete)
+    return checkpoints.lost(is_complete)
 
 
 def _contradiction(

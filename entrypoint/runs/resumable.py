@@ -26,14 +26,16 @@ class ListedCheckpoints:
     """The checkpoints of a run. Their folder is listed once, and each sidecar is read once.
 
     Attributes:
+        steps: The steps that have a sidecar, oldest first.
         newest: The step of the newest sidecar, or 0.
     """
 
-    def __init__(self, run: Path) -> None:
-        self._run, self._folder = run, run / CHECKPOINTS
+    def __init__(self, run: Path, run_id: object) -> None:
+        """List the checkpoints of the run with the id `run_id`, which its manifest has."""
+        self._run, self._run_id, self._folder = run, run_id, run / CHECKPOINTS
         self._names = names_in(self._folder)
-        self._listed = steps_of(self._names)
-        self.newest = self._listed[-1] if self._listed else 0
+        self.steps = steps_of(self._names)
+        self.newest = self.steps[-1] if self.steps else 0
         self.sidecar = cache(self._sidecar)
 
     def _sidecar(self, step: int, end: str = ".json") -> dict[str, Any] | None:
@@ -41,7 +43,12 @@ class ListedCheckpoints:
         path = checkpoint_path(self._folder, step, end)
         return sidecar_if_valid(path) if path.name in self._names else None
 
-    def lost(self, run_id: object, is_complete: bool) -> str | None:
+    def paths(self, step: int) -> tuple[Path, Path]:
+        """Return the file and the sidecar of the checkpoint of `step`."""
+        file = checkpoint_path(self._folder, step, ".pt")
+        return file, file.with_suffix(".json")
+
+    def lost(self, is_complete: bool) -> str | None:
         """Return the newest loss of a run without any usable checkpoint, or None without a loss.
 
         A run that has never completed a checkpoint begins again, and has lost nothing. A run that
@@ -49,13 +56,13 @@ class ListedCheckpoints:
         the result.
         """
         files = steps_of(self._names, ".pt")
-        steps = {*self._listed, *files, *steps_of(self._names, ".json.tmp")}
+        steps = {*self.steps, *files, *steps_of(self._names, ".json.tmp")}
         problems = []
         for step in sorted(steps, reverse=True):
-            if (problem := self._problem(step, run_id)) is None:
+            if (problem := self.problem(step)) is None:
                 return None
             # A start removes a sidecar under a temporary name whose checkpoint is not whole.
-            if step in self._listed or step in files:
+            if step in self.steps or step in files:
                 problems.append(problem)
         if problems:
             return problems[0]
@@ -65,16 +72,16 @@ class ListedCheckpoints:
         )
         return f"{CHECKPOINTS} has no checkpoint" if is_lost else None
 
-    def _problem(self, step: int, run_id: object) -> str | None:
+    def problem(self, step: int) -> str | None:
         """Return which file of the checkpoint of `step` is missing or damaged, or None."""
-        file, name = (checkpoint_path(self._folder, step, end) for end in (".pt", ".json"))
+        file, path = self.paths(step)
         sidecars = [fields for end in _ENDS if (fields := self.sidecar(step, end)) is not None]
         if not sidecars:
-            return f"{name.name} is {'damaged' if name.name in self._names else 'missing'}"
-        of_run = [each for each in sidecars if each.get("run_id") == run_id]
+            return f"{path.name} is {'damaged' if path.name in self._names else 'missing'}"
+        of_run = [each for each in sidecars if each.get("run_id") == self._run_id]
         of_run = [each for each in of_run if each.get("step") == step]
         if not of_run:
-            return f"{name.name} is of another run or step"
+            return f"{path.name} is of another run or step"
         try:
             size = file.stat().st_size
         except OSError:

@@ -314,6 +314,17 @@ def test_the_best_checkpoint_and_the_last_two_stay(tmp_path: Path) -> None:
     assert _gone(folder) == []
 
 
+@pytest.mark.parametrize("recorded", [3, 2, 1, 0])
+def test_a_checkpoint_without_a_record_is_no_way_to_resume(tmp_path: Path, recorded: int) -> None:
+    """Older checkpoints stay unless a training could resume from two newer ones."""
+    folder = _run(tmp_path / "a", COMPLETE)
+    lines = (folder / "digests.jsonl").read_text().splitlines(keepends=True)
+    (folder / "digests.jsonl").write_text("".join(lines[:recorded]))
+    assert _gone(folder) == []
+    (folder / "digests.jsonl").write_text("".join([*lines[:1], lines[3]]))
+    assert _gone(folder) == []
+
+
 @pytest.mark.parametrize("end", [STOPPED, FAILED, None])
 def test_a_run_that_can_resume_keeps_all_checkpoints(tmp_path: Path, end: Any) -> None:
     folder = _run(tmp_path / "a", end)
