@@ -52,6 +52,16 @@ class StoredCheckpoints:
         """Return the steps that have a sidecar, oldest first."""
         return steps_in(self.folder)
 
+    def without_sidecar(self) -> dict[int, str]:
+        """Return the problems of files whose sidecar is missing, also under a temporary name."""
+        return {
+            step: f"its sidecar {self.path(step).name} is missing"
+            for step in steps_in(self.folder, ".pt")
+            # A training may rename the sidecar, or remove the checkpoint, between two looks.
+            if not any(self.path(step, end).exists() for end in (".json.tmp", ".json", ".json.tmp"))
+            and os.path.lexists(self.path(step, ".pt"))
+        }
+
     def run_id_found(self) -> str | None:
         """Return the run's id from the marker or its newest readable sidecar."""
         for path in (self.marker, *map(self.path, reversed(self.steps()))):
@@ -106,13 +116,13 @@ class StoredCheckpoints:
     def first_valid(
         self,
         steps: Iterable[int],
-        lost: Callable[[], Mapping[int, str]] = dict,
         problem_of: Callable[[int], str | None] | None = None,
     ) -> int | None:
         """Return the first valid checkpoint of `steps`, or None if the run never completed one.
 
         `problem_of` is `problem` by default. If a checkpoint is valid, the damaged ones before it
-        and the `lost` ones, which have only a part of their files, are renamed to `.damaged`.
+        in `steps` and newer files without a sidecar are renamed to `.damaged`. An older file may be
+        of another program.
 
         Raises:
             StorageFailure: The run had checkpoints, and none of them is valid. A restart would hide
@@ -125,7 +135,8 @@ class StoredCheckpoints:
                 valid = step
                 break
             problems[step] = problem
-        problems |= lost()
+        lost = self.without_sidecar()
+        problems |= {step: lost[step] for step in lost if valid is None or step > valid}
         if valid is None:
             self.refuse_to_restart(problems)
             return None

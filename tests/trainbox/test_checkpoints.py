@@ -406,6 +406,25 @@ def test_a_folder_that_has_lost_its_checkpoints_does_not_restart(tmp_path: Path)
         Checkpoints(tmp_path).load()
 
 
+def test_checkpoints_without_sidecars_are_no_new_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _save_all(Checkpoints(tmp_path), 1, 2)
+    (tmp_path / "step-00000002.json").unlink()
+    assert _value(Checkpoints(tmp_path)) == (1, 1)
+    assert "step-00000002.pt is damaged (its sidecar step-00000002.json is missing): set aside" in (
+        capsys.readouterr().err
+    )
+    for path in tmp_path.glob("*.json"):
+        path.unlink()
+    before = _names(tmp_path)
+    for best in (False, True):
+        lost = r"\(step-00000001.pt: its sidecar step-00000001.json is missing\): restore"
+        with pytest.raises(StorageFailure, match=lost):
+            Checkpoints(tmp_path).load(best=best)
+    assert _names(tmp_path) == before
+
+
 def test_a_first_save_that_lacks_its_last_rename_is_finished(tmp_path: Path) -> None:
     _save_all(Checkpoints(tmp_path), 1)
     (tmp_path / "first_checkpoint.json").unlink()

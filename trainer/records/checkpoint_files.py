@@ -1,7 +1,6 @@
 """The files of checkpoints: how they are named, verified, loaded, kept and removed."""
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from trainbox.files.sidecar import (
     remove_temporary,
     set_aside,
     short,
-    steps_in,
 )
 from trainbox.folders.record_folder import CONFIG, DIGESTS, MANIFEST, METRICS, WEIGHTS
 from trainbox.folders.write_failures import writing
@@ -78,7 +76,7 @@ class CheckpointFiles(StoredCheckpoints):
                 this loss. Nothing is renamed.
         """
         problem_of = self.problem_in_run if recorded else self.problem
-        return self.first_valid(reversed(self.steps()), self.without_sidecar, problem_of)
+        return self.first_valid(reversed(self.steps()), problem_of)
 
     def problem_in_run(self, step: int) -> str | None:
         """Return what is wrong with the checkpoint of `step`, or None.
@@ -92,16 +90,6 @@ class CheckpointFiles(StoredCheckpoints):
         if any("saved" in entry for entry in self.entries(step)):
             return None
         return f"step {step} has no entry of a checkpoint in {DIGESTS}"
-
-    def without_sidecar(self) -> dict[int, str]:
-        """Return the problems of files whose sidecar is missing, also under a temporary name."""
-        return {
-            step: f"its sidecar {self.path(step).name} is missing"
-            for step in steps_in(self.folder, ".pt")
-            # A training may rename the sidecar, or remove the checkpoint, between two looks.
-            if not any(self.path(step, end).exists() for end in (".json.tmp", ".json", ".json.tmp"))
-            and os.path.lexists(self.path(step, ".pt"))
-        }
 
     def load(self, step: int, mapped: bool | None = None) -> dict[str, Any]:
         """Return the state saved at `step`, without its identity. See the base class."""
