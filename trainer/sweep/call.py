@@ -19,7 +19,7 @@ from trainer.sweep.runner import POLL_S, SweepRun, print_above_bar
 from trainer.sweep.script_template import Script
 from trainer.sweep.slots import Slot
 from trainer.sweep.study import Study, open_study
-from trainer.sweep.trial_work import Work, again, starts_of
+from trainer.sweep.trial_work import Work, again, sources_of, starts_of
 from trainer.system.signals import StopRequest
 
 _JOIN_S = 600.0
@@ -102,7 +102,13 @@ def show(
         return again(study.sweep, numbered[number], folder, gpus)
 
     combinations = results.best_first(rows, goal) if is_drawn else rows
-    lines = [results.same_line(records), results.best_line(rows, goal, repeated)]
+    done = (record.number for record in records if record.state == "done")
+    sources = {number: sources_of(trial_folder(folder, number)) for number in done}
+    lines = [
+        results.changed_line(sources),
+        results.same_line(records),
+        results.best_line(rows, goal, repeated),
+    ]
     return "\n".join(filter(None, [results.table(combinations, name), *lines]))
 
 

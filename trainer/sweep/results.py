@@ -8,7 +8,7 @@ import re
 import statistics
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,6 +141,28 @@ def same_line(records: Sequence[Record]) -> str:
     return (
         f"same:      all values of {', '.join(unused)} gave the same metrics: check that the task "
         "uses them"
+    )
+
+
+def changed_line(sources: Mapping[int, Mapping[str, str]]) -> str:
+    """Return a line about files that have changed between the trials; else an empty one.
+
+    `sources` has the digests of the files of each trial, by the number of the trial. A trial may
+    import files that others do not need, so only files of several trials are compared.
+    """
+    first: dict[str, tuple[int, str]] = {}
+    changed: dict[str, tuple[int, int]] = {}
+    for number, digests in sorted(sources.items()):
+        for name, digest in digests.items():
+            before, known = first.setdefault(name, (number, digest))
+            if digest != known:
+                changed.setdefault(name, (before, number))
+    if not changed:
+        return ""
+    one, other = next(iter(changed.values()))
+    return (
+        f"changed:   {', '.join(changed)} differs between trials such as {one} and {other}: check "
+        "whether their results compare, or train all again with another --name"
     )
 
 

@@ -122,3 +122,16 @@ def starts_of(run: Path) -> list[dict[str, Any]]:
     """Return the ended starts of a script in its run folder, or none if they are not known."""
     starts = (object_if_valid(run / MANIFEST) or {}).get("starts")
     return starts if isinstance(starts, list) else []
+
+
+def sources_of(run: Path) -> dict[str, str]:
+    """Return the digests of the user's files that a trial was trained with, by their names.
+
+    A script may be in a repository, whose revision is one more. Nothing is returned if the manifest
+    of the trial is lost.
+    """
+    manifest = object_if_valid(run / MANIFEST) or {}
+    sources = manifest.get("sources")
+    found = sources if isinstance(sources, dict) else {}
+    revision = manifest.get("revision")
+    return {**found, "revision": revision} if isinstance(revision, str) else found

@@ -20,6 +20,7 @@ from trainer.sweep.results import (
     as_csv,
     best_first,
     best_line,
+    changed_line,
     goal_of,
     rows,
     same_line,
@@ -202,3 +203,12 @@ def test_one_setting_of_two_that_changes_nothing_is_named(
         for number, (point, loss) in enumerate(zip(points, losses, strict=True))
     ]
     assert f"all values of {names} gave the same metrics" in same_line(records)
+
+
+def test_files_that_have_changed_between_trials_are_named() -> None:
+    before, after = {"mine": "1", "helper": "2"}, {"mine": "3", "other": "4"}
+    assert changed_line({0: before, 1: before, 2: {**before, "other": "4"}, 3: {}}) == ""
+    assert changed_line({0: before, 1: before, 2: after, 3: before}) == (
+        "changed:   mine differs between trials such as 0 and 2: check whether their results "
+        "compare, or train all again with another --name"
+    )

@@ -30,7 +30,8 @@ from trainbox.folders.lease import Lease
 from trainbox.options.config import Config
 from trainbox.processes.environment import LaunchFacts
 from trainer.records.jsonl import read_entries
-from trainer.sweep.grid import Record, Sweep, Trial
+from trainer.sweep.call import show
+from trainer.sweep.grid import Record, Sweep, Trial, trial_folder
 from trainer.sweep.runner import SweepRun
 from trainer.sweep.slots import Slot, exit_cause, last_output
 from trainer.sweep.study import open_study
@@ -692,6 +693,16 @@ def test_the_results_of_a_moved_sweep_are_shown(here: Here) -> None:
     assert "--figure f.txt: Format 'txt' is not supported" in err
     err = here.refused("sweep", "show", "moved", "--figure", "f.svg", "--csv")
     assert err == "trainbox: --csv and --figure exclude each other: give one of them\n"
+
+
+def test_a_sweep_over_a_file_that_was_edited_says_so(tmp_path: Path) -> None:
+    study = open_study(tmp_path, Sweep(Config(), {}, seeds=2))
+    for number in (0, 1):
+        study.done(claimed(study), {"loss": 1.0}, 1.0)
+        trial_folder(tmp_path, number).mkdir()
+        manifest = {"sources": {"mine": f"version {number}"}}
+        (trial_folder(tmp_path, number) / "manifest.json").write_text(json.dumps(manifest))
+    assert "\nchanged:   mine differs between trials such as 0 and 1: " in show(study, tmp_path)
 
 
 def test_showing_a_sweep_that_does_not_exist(here: Here) -> None:
