@@ -18,7 +18,7 @@ from trainbox.errors import StorageFailure, WrongUse
 from trainbox.files.entries import plain
 from trainbox.folders.lease import Lease
 from trainbox.folders.record_folder import MANIFEST
-from trainbox.folders.write_failures import show, writing
+from trainbox.folders.write_failures import disk_is_full, show, writing
 from trainbox.processes.streams import message
 
 
@@ -127,11 +127,16 @@ def _remove(leftover: Leftover, runs_dir: Path) -> bool:
     """Remove the files, and return whether they are: a training may have started in their run."""
     folder = runs_dir / leftover.run
     with writing(folder):
+        lease = None
         try:
             lease = Lease(folder)
         except WrongUse:
             show(f"{folder} is in use now: left as it is")
             return False
+        except OSError as error:
+            # No process has the lease. A training that starts now has no space for one, either.
+            if not disk_is_full(error):
+                raise
         try:
             for path in leftover.paths:
                 if path.is_symlink():
@@ -141,5 +146,6 @@ def _remove(leftover: Leftover, runs_dir: Path) -> bool:
                 else:
                     path.unlink(missing_ok=True)
         finally:
-            lease.release()
+            if lease is not None:
+                lease.release()
     return True

@@ -1,7 +1,9 @@
 """`trainbox runs` and `trainbox clean`: what a folder of runs shows, and what can go."""
 
+import errno
 import json
 import math
+import os
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -487,6 +489,19 @@ def test_clean_goes_on_after_a_run_that_it_cannot_change(forked: Any) -> None:
 def test_clean_says_that_nothing_is_removed(forked: Any) -> None:
     (_run(forked.folder / "runs/a", COMPLETE) / "lock").mkdir()
     assert forked("clean", "--yes").err.endswith("; 0 of 1 are removed\n")
+
+
+def test_clean_frees_a_disk_without_space_for_a_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    folder = _run(tmp_path / "a", COMPLETE)
+    monkeypatch.setattr("trainbox.folders.lease.create_regular", full)
+    ended = CliRunner().invoke(clean, ["--yes", "--runs-dir", str(tmp_path)])
+    assert (ended.exit_code, ended.output.splitlines()[-1]) == (0, "removed")
+    assert len(sorted((folder / "checkpoints").glob("*.pt"))) == 3
 
 
 def test_clean_counts_no_run_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
