@@ -2,7 +2,9 @@
 
 import gc
 import os
+import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,6 +12,7 @@ from tests.support.commands import HIDDEN_GPUS, trainbox
 from tests.support.forked import command_forks, forked
 from tests.support.nvml_stub.build import library
 from tests.support.ranks import forks, ranks
+from trainbox.processes.process_tree import STOP_SIGNALS
 
 __all__ = [
     "command_forks",
@@ -30,6 +33,15 @@ def _no_working_folder_of_an_earlier_task() -> None:
     """Each test has a working folder of its own, which a process of Trainbox does not change."""
     if loaded := sys.modules.get("trainer.load_task"):
         loaded._STARTED_IN.clear()
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """A command in the process of a test sets handlers, which the next test must not have."""
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.hookimpl(trylast=True)

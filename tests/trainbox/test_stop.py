@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,11 +21,8 @@ _PROGRAM = "tests.support.program"
 
 
 @pytest.fixture
-def request_of_stop() -> Iterator[AgreedStop]:
-    earlier = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    yield AgreedStop()
-    for number, handler in earlier.items():
-        signal.signal(number, handler)
+def request_of_stop() -> AgreedStop:
+    return AgreedStop()
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

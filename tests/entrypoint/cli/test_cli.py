@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,7 +25,6 @@ from tests.support.commands import Ended, Trainbox, clean_environment
 from trainbox.errors import Failure, OutOfMemory
 from trainbox.options import table, types
 from trainbox.options.optimizers import OPTIMIZERS
-from trainbox.processes.process_tree import heeded_stop_signals
 from trainbox.task_names.task_spec import built_in_tasks
 
 _TASKS = f"use {', '.join(built_in_tasks())} (a task of your own is file.py:Class or module:Class)"
@@ -64,11 +62,8 @@ def in_this_process(
             for name, value in wanted.items():
                 patch.setenv(name, value)
             patch.setattr(sys, "argv", ["trainbox", *arguments])
-            handlers = heeded_stop_signals()
             with pytest.raises(SystemExit) as ended:
                 main()
-            for number, handler in handlers.items():  # for the next tests of this process
-                signal.signal(number, handler)
         streams = capfd.readouterr()
         return Ended(int(ended.value.code or 0), streams.out, streams.err)
 
