@@ -17,7 +17,7 @@ from trainbox.errors import ExitCode, WrongUse, signal_of
 from trainbox.files.entries import newest_entry
 from trainbox.files.regular_files import object_if_valid, read_text
 from trainbox.files.sidecar import FIRST_CHECKPOINT, checkpoint_path
-from trainbox.folders.lease import LEASE, is_leased
+from trainbox.folders.lease import is_leased
 from trainbox.folders.record_folder import (
     CONFIG,
     LOGS,
@@ -225,16 +225,17 @@ def named_arguments(arguments: Any) -> dict[str, str]:
 def _state(folder: Path, manifest: Mapping[str, Any], step: int) -> tuple[str, str]:
     """Return the state of a run, and why it has failed.
 
-    A process that was killed has left its lease, and no end of its own.
+    A process that was killed has recorded no end.
     """
     if is_leased(folder):
         return "running", ""
     end, starts, has_begun = manifest.get("end"), manifest.get("starts"), bool(step)
     if isinstance(starts, list):  # of a script
-        is_left = (folder / LEASE).exists()
-        has_begun = has_begun or is_left or bool(starts)
-        newest = starts[-1] if starts and not is_left else None
-        end = {"code": newest.get("exit_code")} if isinstance(newest, dict) else None
+        has_begun = has_begun or bool(starts)
+        newest = starts[-1] if starts else None
+        end = None
+        if isinstance(newest, dict) and "exit_code" in newest:
+            end = {"code": newest["exit_code"]}
     if not isinstance(end, dict):
         return "killed" if has_begun else "not trained", ""
     code = end.get("code")

@@ -126,6 +126,10 @@ def run(asked: ScriptRun) -> int:
         except Failure as error:  # such as a GPU that is not fit for a restart
             message(str(error))
             code = code or error.exit_code
+            for start in manifest["starts"][-1:]:
+                start.setdefault("exit_code", code)
+            with contextlib.suppress(StorageFailure):  # the message above may be about it
+                folder.write_json(MANIFEST, manifest)
             break
         if starts > asked.restarts or not starts_again(ending, asked.restart_on):
             break
@@ -252,8 +256,6 @@ def _run_once(
     manifest |= {"revision": sources.revision, "sources": dict(sources.digests)}
     if folder.writes:
         sources.write(folder.path)
-        with contextlib.suppress(StorageFailure):  # it is reported at the end of the start
-            folder.write_json(MANIFEST, manifest)
     is_later = plan.node_rank == 0 and _log_path(asked, 0).exists()
     if asked.on_resume and is_later and (lost := missing_file(asked.on_resume, work or Path())):
         message(lost)
@@ -268,6 +270,10 @@ def _run_once(
         cpu_s = functools.partial(launched_cpu_s, plan.strategy == "process")
         limit = asked.hang_minutes
         hang = Hang(limit, lambda: pipes.count, cpu_s).found if limit else None
+        # The entry gets its end later, and none if this command is killed.
+        manifest["starts"] = [*manifest["starts"], entry]
+        with contextlib.suppress(StorageFailure):  # it is reported at the end of the start
+            folder.write_json(MANIFEST, manifest)
         ending = supervise(
             plan.argv,
             {**os.environ, **plan.env, Internal.PIPES: str(pipes_folder)},
@@ -288,7 +294,6 @@ def _run_once(
         if ending.left and not ending.signalled and signal_of(ending.code) is None:
             message(f"the script left {ending.left} process(es) behind: killed")
     entry |= {"duration_s": round(time.monotonic() - begin_s, 3), "exit_code": ending.code}
-    manifest["starts"] = [*manifest["starts"], entry]
     if plan.gpus:
         manifest |= gpus.with_energy(manifest)
     return ending, watch.needs_reset if watch is not None else None

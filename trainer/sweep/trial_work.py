@@ -121,7 +121,8 @@ def run_environment(env: Mapping[str, str]) -> dict[str, str]:
 def starts_of(run: Path) -> list[dict[str, Any]]:
     """Return the ended starts of a script in its run folder, or none if they are not known."""
     starts = (object_if_valid(run / MANIFEST) or {}).get("starts")
-    return starts if isinstance(starts, list) else []
+    entries = starts if isinstance(starts, list) else []
+    return [entry for entry in entries if isinstance(entry, dict) and "exit_code" in entry]
 
 
 def sources_of(run: Path) -> dict[str, str]:

@@ -122,8 +122,9 @@ def test_the_entry_of_a_checkpoint_is_found_before_large_entries(tmp_path: Path)
 @pytest.mark.parametrize(
     ("codes", "is_left", "state", "why"),
     [
-        ([], True, "killed", ""),  # in its first start
-        ([75], True, "killed", ""),
+        (["killed"], True, "killed", ""),
+        ([75, "killed"], True, "killed", ""),
+        (["killed"], False, "killed", ""),  # a copy without the lease
         ([], False, "not trained", ""),
         ([75], False, "stopped", ""),
         ([130], False, "stopped", ""),
@@ -135,11 +136,11 @@ def test_the_entry_of_a_checkpoint_is_found_before_large_entries(tmp_path: Path)
     ],
 )
 def test_the_state_of_a_script(
-    tmp_path: Path, codes: list[int | None], is_left: bool, state: str, why: str
+    tmp_path: Path, codes: list[int | str | None], is_left: bool, state: str, why: str
 ) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/config.json").write_text('{"kind": "script", "script": "train.py"}')
-    starts = [{"exit_code": code} for code in codes]
+    starts = [{} if code == "killed" else {"exit_code": code} for code in codes]
     (tmp_path / "a/manifest.json").write_text(json.dumps({"kind": "script", "starts": starts}))
     if is_left:
         Lease(tmp_path / "a")

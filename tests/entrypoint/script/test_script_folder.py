@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,22 @@ def test_a_run_shows_the_arguments_of_its_newest_start(forked: Trainbox) -> None
     assert (run["settings"], run["metric"]) == ({"lr": "0.9"}, {"acc": 0.9})
     starts = json.loads((forked.folder / "runs/r/manifest.json").read_text())["starts"]
     assert [start["arguments"][-1] for start in starts] == ["0.1", "0.9", "0.9"]
+
+
+def test_a_start_that_was_killed_with_the_command_is_recorded(forked: Trainbox) -> None:
+    (forked.folder / "train.py").write_text(
+        "import os, signal, sys, time\n"
+        "if sys.argv[1] == '1':\n"
+        "    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "    time.sleep(600)\n"
+    )
+    ends = [forked(*ONE, "--device", "cpu", "train.py", "--", word).code for word in "12"]
+    assert ends == [-signal.SIGKILL, 0]
+    starts = json.loads((forked.folder / "runs/r/manifest.json").read_text())["starts"]
+    assert [(start["arguments"], start.get("exit_code")) for start in starts] == [
+        (["1"], None),
+        (["2"], 0),
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null"])

@@ -50,7 +50,8 @@ class Trial:
         return Attempt(self.sweep, whole | order, self.stop).answer()  # type: ignore[arg-type]
 
 
-_STARTED = """echo '{"starts": [{}]}' > manifest.json; """
+_START = '{"exit_code": 0}'
+_STARTED = f"""echo '{{"starts": [{_START}]}}' > manifest.json; """
 _REPORT = """echo '{"step": 4, "accuracy": 0.5, "loss": 1}' >> metrics.jsonl; """
 
 
@@ -62,7 +63,7 @@ def trial(tmp_path: Path) -> Trial:
 def test_a_script_that_reports_the_metric_has_succeeded(trial: Trial) -> None:
     answer = trial(_REPORT + _STARTED)
     assert answer == {"code": 0, "metrics": {"accuracy": 0.5, "loss": 1}}
-    assert trial(_STARTED.replace("{}", "{}, {}"), metric=None)["metrics"] == {
+    assert trial(_STARTED.replace(_START, f"{_START}, {_START}"), metric=None)["metrics"] == {
         "accuracy": 0.5,
         "loss": 1,
     }
@@ -87,12 +88,12 @@ def test_the_metric_is_read_from_the_output_or_from_files_of_tensorboard_or_not_
 ) -> None:
     assert trial(_REPORT + _STARTED, metric=None, has_no_metric=True)["metrics"] == {}
     prints = "echo accuracy: 0.25 >> logs/rank-0.log; "
-    started = _STARTED.replace("{}", "{}, {}")
+    started = _STARTED.replace(_START, f"{_START}, {_START}")
     answer = trial(_REPORT + prints + started, metric_regex="y: (.+)")
     assert answer == {"code": 0, "metrics": {"accuracy": 0.25}}
     with contextlib.closing(EventFile(trial.run)) as file:
         file.scalars({"f1": 0.75}, 1)
-    answer = trial(_STARTED.replace("{}", "{}, {}, {}"), metric=("max", "f1"))
+    answer = trial(_STARTED.replace(_START, f"{_START}, {_START}, {_START}"), metric=("max", "f1"))
     assert answer == {"code": 0, "metrics": {"f1": 0.75}}
 
 
@@ -109,7 +110,7 @@ def test_a_script_that_fails_is_described_by_its_code_and_its_last_line(
     trial: Trial, code: int, answered: int, message: str
 ) -> None:
     trial.log.write_text("the output of an earlier attempt\n")
-    started = _STARTED.replace("{}", json.dumps({"exit_code": code}))
+    started = _STARTED.replace(_START, json.dumps({"exit_code": code}))
     # `trainbox run` exits with 1 if the script exits with 75 by itself.
     fails = f"echo no such file >> logs/rank-0.log; {started} exit {1 if code == 75 else code}"
     assert trial(fails) == {"code": answered, "message": message}
@@ -117,7 +118,7 @@ def test_a_script_that_fails_is_described_by_its_code_and_its_last_line(
 
 def test_binary_output_is_not_passed_on(trial: Trial) -> None:
     binary = r"printf '\000\033[2J\377x\n' >> logs/rank-0.log; "
-    started = _STARTED.replace("{}", '{"exit_code": 1}')
+    started = _STARTED.replace(_START, '{"exit_code": 1}')
     message = trial(f"{binary}{started} exit 1")["message"]
     assert message.endswith(r"; its last lines: \x00\x1b[2J" "\N{REPLACEMENT CHARACTER}x")
     assert message.isprintable()
