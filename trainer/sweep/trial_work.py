@@ -128,11 +128,13 @@ def starts_of(run: Path) -> list[dict[str, Any]]:
 def sources_of(run: Path) -> dict[str, str]:
     """Return the digests of the user's files that a trial was trained with, by their names.
 
-    A script may be in a repository, whose revision is one more. Nothing is returned if the manifest
-    of the trial is lost.
+    A script may be in a repository, whose revision is one more. What has changed between the starts
+    of a script has no digest. Nothing is returned if the manifest of the trial is lost.
     """
     manifest = object_if_valid(run / MANIFEST) or {}
-    sources = manifest.get("sources")
-    found = sources if isinstance(sources, dict) else {}
-    revision = manifest.get("revision")
-    return {**found, "revision": revision} if isinstance(revision, str) else found
+    sources, revision = manifest.get("sources"), manifest.get("revision")
+    found = dict(sources) if isinstance(sources, dict) else {}
+    if isinstance(revision, str):
+        found["revision"] = revision
+    changed = [name for start in starts_of(run) for name in start.get("changed", ())]
+    return found | dict.fromkeys(changed, "")

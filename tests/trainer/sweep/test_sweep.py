@@ -695,14 +695,21 @@ def test_the_results_of_a_moved_sweep_are_shown(here: Here) -> None:
     assert err == "trainbox: --csv and --figure exclude each other: give one of them\n"
 
 
-def test_a_sweep_over_a_file_that_was_edited_says_so(tmp_path: Path) -> None:
-    study = open_study(tmp_path, Sweep(Config(), {}, seeds=2))
-    for number in (0, 1):
+@pytest.mark.parametrize(
+    "later",
+    [
+        {"sources": {"mine": "2"}},
+        {"sources": {"mine": "1"}, "starts": [{"exit_code": 0, "changed": ["mine"]}]},
+    ],
+    ids=["before a trial", "within a trial"],
+)
+def test_a_sweep_over_a_file_that_was_edited_says_so(tmp_path: Path, later: Any) -> None:
+    study = open_study(tmp_path, Sweep(Config(), {}, seeds=3))
+    for number, manifest in enumerate([{"sources": {"mine": "1"}}, {}, later]):
         study.done(claimed(study), {"loss": 1.0}, 1.0)
         trial_folder(tmp_path, number).mkdir()
-        manifest = {"sources": {"mine": f"version {number}"}}
         (trial_folder(tmp_path, number) / "manifest.json").write_text(json.dumps(manifest))
-    assert "\nchanged:   mine differs between trials such as 0 and 1: " in show(study, tmp_path)
+    assert "\nchanged:   mine differs between trials such as 0 and 2: " in show(study, tmp_path)
 
 
 def test_showing_a_sweep_that_does_not_exist(here: Here) -> None:
