@@ -177,6 +177,51 @@ class _Listing(nn.Module):
         return self.layers[0](inputs_B4)
 
 
+class _Trainer(nn.Linear):
+    """Has methods of a script under names of nn.Module."""
+
+    def train(self, loader: Any, epochs: int = 3) -> None:  # type: ignore[override]
+        raise AssertionError
+
+
+class _Evaluating(nn.Linear):
+    def eval(self, loader: Any) -> float:  # type: ignore[override]
+        raise AssertionError
+
+
+class _Nested(nn.Linear):
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        return {"layer": super().state_dict()}
+
+
+class _Loading(nn.Linear):
+    def load_state_dict(self, path: Any) -> None:  # type: ignore[override]
+        super().load_state_dict(torch.load(path))
+
+
+@dataclasses.dataclass
+class _Compared(nn.Module):
+    size: int = 4
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+
+def _with(name: str, value: Any) -> Callable[..., nn.Module]:
+    """Return a build_model() whose model has an attribute `name`."""
+
+    def build(_task: Task) -> nn.Module:
+        model = nn.Linear(4, 3)
+        vars(model)[name] = value
+        return model
+
+    return build
+
+
+def _exported(_task: Task) -> nn.Module:
+    return torch.export.export(nn.Linear(4, 3), (torch.zeros(8, 4),)).module()
+
+
 def _given(value: Any) -> Callable[..., Any]:
     return lambda *_args, **_names: value
 
@@ -377,6 +422,37 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "an accuracy as the loss": (Three, {"losses": lambda _task, model, batch: {
         "err": (model(batch[0]).argmax(1) != batch[1]).float()}},
      "no loss depends on a trained parameter: argmax() and comparisons have no gradient, so "),
+    "a train() of a script in the model": (Three, {"build_model": lambda _task: _Trainer(4, 3)},
+     "task Three: model.train() fails with TypeError: _Trainer.train() missing 1 required "
+     "positional argument: 'loader': rename _Trainer.train, which takes the place of "
+     "nn.Module.train\n"),
+    "an eval() of a script in the model": (Three, {"build_model": lambda _: _Evaluating(4, 3)},
+     "task Three: model.eval() fails with TypeError: missing a required argument: 'loader': rename "
+     "_Evaluating.eval, which takes the place of nn.Module.eval\n"),
+    "a state_dict() that is nested": (Three, {"build_model": lambda _task: _Nested(4, 3)},
+     "task Three: model.load_state_dict() fails with RuntimeError: Error(s) in loading state_dict "
+     "for _Nested: rename _Nested.state_dict, which takes the place of nn.Module.state_dict\n"),
+    "a load_state_dict() that reads a file": (Three, {"build_model": lambda _: _Loading(4, 3)},
+     ": rename _Loading.load_state_dict, which takes the place of nn.Module.load_state_dict\n"),
+    **{
+        f"a model with {name} = {value!r}": (Three, {"build_model": _with(name, value)},
+         f"task Three: model.{name}() fails with TypeError: {text}: rename Linear.{name}, which "
+         f"takes the place of nn.Module.{name}\n")
+        for name, value, text in (
+            ("train", True, "'bool' object is not callable"),
+            ("modules", ["a"], "'list' object is not callable"),
+            ("modules", lambda: ["a"], "it has 'a' instead of a Module"),
+            ("parameters", {"n": 3}, "'dict' object is not callable"),
+        )
+    },
+    "an exported model": (Three, {"build_model": _exported},
+     "task Three: model.train() fails with NotImplementedError: Calling train() is not supported "
+     "yet: return the model itself from build_model(), without torch.export\n"),
+    "a model that is a dataclass": (Three, {"build_model": lambda _task: _Compared()},
+     ": unhashable type: '_Compared': write @dataclass(eq=False) above the class of the model\n"),
+    "a method that is a property": (Three, {"build_model": property(lambda _: nn.Linear(4, 3))},
+     "task Three: build_model is a property, but Trainbox calls build_model(): remove the "
+     "decorator above def build_model\n"),
     "a change in place": (Three, {"build_model": lambda _task: _Returning(
         lambda logits_B3: [h := logits_B3.sigmoid(), h.square(), h.add_(1)][1])},
      "write h = h + 1 instead of h += 1, and leave out inplace=True and the functions that end"),

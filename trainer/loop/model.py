@@ -1,7 +1,9 @@
 """The model of a task: build and check it, freeze weights, and keep RNNs out of autocast."""
 
 import functools
-from collections.abc import Iterator, Sequence
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
-from trainbox.errors import WrongUse
+from trainbox.errors import WrongUse, text_of
 from trainbox.options.config import Settings
 from trainbox.task import Task
 from trainer.loop.task_checks import checked
@@ -20,6 +22,14 @@ from trainer.records.digest import tensor_digests
 
 _SHOWN = 5
 _STATISTIC = "running_mean"
+_OF_STATE = [nn.Module.state_dict, nn.Module.load_state_dict]
+# A part of the error of a model's method, and the cure if the method is not the user's own.
+_OF_METHODS = {
+    r"Calling \w+\(\) is not supported yet": (
+        "return the model itself from build_model(), without torch.export"
+    ),
+    r"unhashable type": "write @dataclass(eq=False) above the class of the model",
+}
 
 
 def build_model(
@@ -33,6 +43,7 @@ def build_model(
     strategy.world.seed(config.seed, "model")
     with strategy.world.wait_for_all("the model"):  # its weights may be downloaded
         model: nn.Module = checked(task, "build_model", task.build_model())
+        _check_methods(task, model)
         _check_tensors(task, model)
     frozen = freeze(model, config.freeze)
     name = strategy.differing_weight(lambda: tensor_digests(model.state_dict()))
@@ -44,6 +55,63 @@ def build_model(
         )
     keep_rnns_out_of_autocast(model, strategy.world.device.type, autocast_dtype)
     return model, frozen
+
+
+def _check_methods(task: Task, model: nn.Module) -> None:
+    """Use the methods of the model as a training does.
+
+    Raises:
+        WrongUse: One of them fails, such as a `train` of the user's own that needs a loader.
+    """
+
+    def each(name: str, kind: type) -> None:
+        for found in getattr(model, name)():
+            if not isinstance(found, kind):
+                raise TypeError(f"it has {found!r:.40} instead of a {kind.__name__}")
+
+    def train() -> None:
+        model.train()
+        inspect.signature(model.train).bind(True)
+
+    def load_state_dict() -> None:
+        found = [getattr(model, name) for name in ("state_dict", "load_state_dict")]
+        if [getattr(each, "__func__", None) for each in found] != _OF_STATE:
+            model.load_state_dict(model.state_dict())
+
+    uses: dict[str, Callable[[], Any]] = {
+        "modules": lambda: each("modules", nn.Module),
+        "named_parameters": lambda: each("named_parameters", tuple),
+        "parameters": lambda: each("parameters", Tensor),
+        "named_buffers": lambda: each("named_buffers", tuple),
+        "buffers": lambda: each("buffers", Tensor),
+        "train": train,
+        # It is not called, because it may change weights, such as merge those of an adapter.
+        "eval": lambda: inspect.signature(model.eval).bind(),
+        "load_state_dict": load_state_dict,
+    }
+    for name, use in uses.items():
+        try:
+            use()
+        except Exception as error:
+            text = f"{type(error).__name__}: {text_of(error)}".splitlines()[0].rstrip(":. ")
+            cures = (cure for sign, cure in _OF_METHODS.items() if re.search(sign, text))
+            cure = next(cures, None) or _renamed(model, name)
+            raise WrongUse(
+                f"task {type(task).__name__}: model.{name}() fails with {text}: {cure}"
+            ) from error
+
+
+def _renamed(model: nn.Module, name: str) -> str:
+    """Return the cure if `name`, or what it uses, is not the method of nn.Module."""
+    uses = (name, f"named_{name}", name.removeprefix("load_"))
+    own = (
+        f"rename {type(module).__name__}.{used}, which takes the place of nn.Module.{used}"
+        for module in nn.Module.modules(model)
+        for used in uses
+        if used in vars(module)
+        or getattr(type(module), used, None) is not getattr(nn.Module, used, None)
+    )
+    return next(own, "correct the model")
 
 
 def _check_tensors(task: Task, model: nn.Module) -> None:

@@ -1,6 +1,7 @@
 """Check a task's methods and what they return. Each error names the remedy."""
 
 import contextlib
+import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -120,6 +121,11 @@ def check_task(task: Task) -> None:
         _, *parameters = inspect.signature(method).parameters
         by_name = {"training": True} if "training" in parameters else {}
         by_position = parameters[: len(parameters) - len(by_name)]
+        if isinstance(inspect.getattr_static(task, name), property | functools.cached_property):
+            raise WrongUse(
+                f"task {_name(task)}: {name} is a property, but Trainbox calls {name}(): remove "
+                f"the decorator above def {name}"
+            )
         try:
             inspect.signature(getattr(task, name)).bind(*by_position, **by_name)
         except (TypeError, ValueError) as error:  # ValueError: not even self
