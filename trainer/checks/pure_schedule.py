@@ -1,5 +1,6 @@
 """Call schedule() for the steps of a training before the first one."""
 
+import itertools
 import math
 import time
 
@@ -10,11 +11,17 @@ from trainer.loop.step import schedule_factor
 
 _MOST_S = 0.1
 _MOST_STEPS = 2000
+_FEWEST_REPEATED = (
+    200  # a scheduler of torch that schedule() keeps may change only every 100th call
+)
 _SAME = 0.01
 
 
 def check_schedule(job: Job) -> list[str]:
     """Call schedule() twice for each step on rank 0; if there are many steps, for some of them.
+
+    The second calls follow after the first calls for all steps. Two calls in a row would get the
+    same factor of a scheduler of torch that changes it rarely.
 
     Return a note if it seems to return learning rates instead of factors: its highest value is the
     learning rate.
@@ -24,19 +31,26 @@ def check_schedule(job: Job) -> list[str]:
     """
     if not job.world.is_first:
         return []
-    until_s, total, highest = time.monotonic() + _MOST_S, job.schedule.total_steps, 0.0
-    for step in (*range(0, total, -(-total // _MOST_STEPS)), total - 1):
-        one, other = (schedule_factor(job, step) for _ in range(2))
+    begin_s, total, factors = time.monotonic(), job.schedule.total_steps, dict[int, float]()
+    steps = [*range(0, total, -(-total // _MOST_STEPS)), total - 1]
+    for step in steps:
+        factors.setdefault(step, schedule_factor(job, step))
+        if time.monotonic() > begin_s + _MOST_S / 2:
+            break
+    is_whole = len(factors) == len({*steps})
+    backwards = itertools.cycle(reversed(factors))
+    for step in itertools.islice(backwards, max(len(factors), _FEWEST_REPEATED)):
+        one, other = factors[step], schedule_factor(job, step)
         if one != other:
             raise WrongUse(
                 f"task {type(job.task).__name__}: schedule() returned {one} and then "
-                f"{other} at step {step}: compute the factor from the arguments alone"
+                f"{other} at step {step}: compute the factor from the arguments alone, and use "
+                "trainbox.scheduler_factor for a scheduler of torch"
             )
-        if time.monotonic() > until_s:
+        if time.monotonic() > begin_s + _MOST_S:
             return []
-        highest = max(highest, one)
-    rate = job.config.learning_rate
-    is_rate = math.isclose(highest, rate, rel_tol=_SAME) and rate < 1
+    rate, highest = job.config.learning_rate, max(factors.values())
+    is_rate = is_whole and math.isclose(highest, rate, rel_tol=_SAME) and rate < 1
     if not (is_rate and defines(job.task, "schedule")):  # a short warm-up may end at any factor
         return []
     return [

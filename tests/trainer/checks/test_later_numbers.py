@@ -268,8 +268,25 @@ def test_a_schedule_is_called_for_all_steps_before_the_first(here: Here) -> None
     with pytest.raises(WrongUse, match=r"schedule\(\) returned None: return a finite number"):
         here.train("none")
     here.plant(schedule=drawing)
-    with pytest.raises(WrongUse, match=r"schedule\(\) returned 0\.\d+ and then 0\.\d+ at step 0:"):
+    with pytest.raises(WrongUse, match=r"schedule\(\) returned 0\.\d+ and then 0\.\d+ at step 17:"):
         here.train("drawn")
+
+
+@pytest.mark.parametrize("step_size", [1, 4, 30])
+def test_a_scheduler_of_torch_that_schedule_keeps_is_refused(here: Here, step_size: int) -> None:
+    """Its factors depend on how often it was stepped, also if two calls in a row are the same."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    kept = torch.optim.lr_scheduler.StepLR(optimizer, step_size)
+
+    def schedule(_task: Tiny, *_: Any) -> float:
+        optimizer.step()
+        kept.step()
+        return kept.get_last_lr()[0]
+
+    here.plant(schedule=schedule)
+    text = r"arguments alone, and use trainbox.scheduler_factor for a scheduler of torch$"
+    with pytest.raises(WrongUse, match=text):
+        here.train()
 
 
 def test_a_scheduler_of_torch_that_acts_later_is_refused(here: Here) -> None:
