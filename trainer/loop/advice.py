@@ -19,6 +19,10 @@ from trainer.load_task import defines, doubtful_names
 _MANY = 0.1  # a share of the training examples that each epoch leaves out
 _FEW_ENTRIES, _GROWTH = 8, 1.1
 _MOST_NAMED = 3
+_DROPOUTS = (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
+    nn.FeatureAlphaDropout,
+)
 
 
 def advice_before(
@@ -89,12 +93,13 @@ def _of_plain_attributes(model: nn.Module) -> Iterator[str]:
             if not isinstance(value, list | tuple | dict):
                 continue
             container = "Dict" if isinstance(value, dict) else "List"
-            lost = [
+            parts = [
                 part
                 for part in (value.values() if isinstance(value, dict) else value)
                 if id(part) not in registered
                 and (isinstance(part, nn.Module) or (_is_a_weight(part) and not is_sharded))
             ]
+            lost = [part for part in parts if isinstance(part, Tensor) or _has_tensors(part)]
             if lost:
                 is_module = isinstance(lost[0], nn.Module)
                 yield (
@@ -102,6 +107,19 @@ def _of_plain_attributes(model: nn.Module) -> Iterator[str]:
                     f"nor saved: use nn.{'Module' if is_module else 'Parameter'}{container} if "
                     "they should be"
                 )
+            elif any(_drops(part) for part in parts):
+                yield (
+                    f"the modules in {where} also drop activations in a validation: use "
+                    f"nn.Module{container}"
+                )
+
+
+def _has_tensors(module: nn.Module) -> bool:
+    return any(True for each in (module.parameters(), module.buffers()) for _ in each)
+
+
+def _drops(module: nn.Module) -> bool:
+    return any(isinstance(each, _DROPOUTS) for each in module.modules())
 
 
 def _is_a_weight(value: Any) -> bool:

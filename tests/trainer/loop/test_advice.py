@@ -122,6 +122,10 @@ class _Listed(nn.Module):
         (nn.ModuleList([nn.Linear(4, 4)]), ""),
         (nn.ParameterList([torch.ones(3)]), ""),
         ([4, "relu", torch.ones(3)], ""),
+        # They have nothing to train or to save.
+        ({"ce": nn.CrossEntropyLoss(), "mse": nn.MSELoss()}, ""),
+        ([nn.ReLU(), nn.Sequential(nn.Tanh(), nn.Flatten())], ""),
+        ([nn.ReLU(), nn.BatchNorm1d(4)], "nn.ModuleList"),
     ],
 )
 def test_weights_in_a_plain_list(layers: Any, kind: str) -> None:
@@ -129,6 +133,15 @@ def test_weights_in_a_plain_list(layers: Any, kind: str) -> None:
     text = f"the {what} in _Listed.layers are neither trained nor saved: use "
     found = _before(Tiny(), nn.Sequential(_Listed(layers), _Listed(layers)))
     assert found == ([f"{text}{kind} if they should be"] if kind else [])
+
+
+def test_dropout_in_a_plain_list() -> None:
+    """The mode of the model does not reach it."""
+    dropout = nn.Sequential(nn.ReLU(), nn.Dropout2d())
+    assert _before(Tiny(), _Listed([dropout])) == [
+        "the modules in _Listed.layers also drop activations in a validation: use nn.ModuleList"
+    ]
+    assert _before(Tiny(), _Listed(nn.ModuleList([dropout]))) == []
 
 
 @pytest.mark.parametrize(
