@@ -263,7 +263,12 @@ def _attributes_of(value: Any) -> dict[str, Any]:
 
 
 def _of_module(module: nn.Module) -> dict[str, Any]:
-    """Return a module's attributes, without its hooks and the tensors that checkpoints have."""
+    """Return a module's attributes, without its hooks and the tensors that checkpoints have.
+
+    The wrapper that torch.compile returns has only attributes of torch.
+    """
+    if type(module).__module__.startswith("torch._"):
+        return {"__class__": type(module)}
     own = _attributes(module)
     loose = own.get("_non_persistent_buffers_set", ())
     found = {name: value for name, value in own.items() if name not in _OF_MODULES}

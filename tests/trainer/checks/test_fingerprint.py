@@ -205,6 +205,17 @@ def test_the_task_the_optimizer_and_the_datasets_are_read() -> None:
     }
 
 
+def test_the_wrapper_of_a_compiled_model_has_no_state_of_the_user() -> None:
+    """Also if only a part of the model is compiled."""
+    inner: Any = torch.compile(StepCounter(), backend="eager")
+    model = nn.Sequential(inner)
+    before = _read(model)
+    vars(inner)["_number"] = 1  # as torch numbers its wrappers in the first forward
+    assert not differing(before, _read(model))
+    inner._orig_mod.calls = 1
+    assert differing(before, _read(model)) == {"Sequential.0._orig_mod.calls"}
+
+
 def test_what_a_checkpoint_has_is_not_read_again() -> None:
     model = StepCounter()
     model.views = [model.linear.weight.view(-1), model.forwards]
