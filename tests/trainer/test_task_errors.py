@@ -779,6 +779,16 @@ class _Creates(nn.Linear):
         return found
 
 
+class _Generates(nn.Linear):
+    """A layer gives the form of a call, and the model computes its weights."""
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        form = nn.Linear(4, 3, bias=False)
+        weights = {"weight": self.weight * 2}
+        found: Tensor = torch.func.functional_call(form, weights, (inputs_B4,))
+        return found + self.bias
+
+
 def _relu_last() -> nn.Module:
     layer = nn.Linear(4, 3)
     nn.init.zeros_(layer.weight)
@@ -818,6 +828,7 @@ def _relu_last() -> nn.Module:
             "note       a step creates the layer Linear, which is neither trained nor saved: "
             "create it in __init__() of the model",
         ),
+        (_Generates(4, 3), ""),
     ],
 )
 def test_doubtful_outputs_of_a_classification_are_reported_once(
@@ -833,6 +844,23 @@ def test_doubtful_outputs_of_a_classification_are_reported_once(
         if line.startswith(("the model", "note       the l", "note       a s"))
     ]
     assert found == ([advice] if advice else [])
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_layer_that_losses_create_is_noted(here: Here, is_new: bool) -> None:
+    """As in a forward of the model; a copy under no_grad() is a teacher."""
+
+    def losses(_task: Task, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        with torch.no_grad():
+            nn.Linear(4, 1)(batch[0])
+            copy.deepcopy(model)(batch[0])
+        outputs_B1 = model(batch[0])[:, None]
+        return {"l": (nn.PReLU()(outputs_B1) if is_new else outputs_B1).square().mean(1)}
+
+    here.plant(losses=losses)
+    out = here.train(rehearses=True, max_steps=2)
+    text = "note       a step creates the layer PReLU, which is neither trained nor saved: create"
+    assert (text in out, "creates the layer" in out) == (is_new, is_new)
 
 
 def test_a_classification_with_other_statistics_has_no_confusion_matrix(

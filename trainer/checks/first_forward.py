@@ -49,45 +49,45 @@ def first_forward(job: Job, notes: list[str]) -> Iterator[None]:
     with (
         job.loss_module.register_forward_pre_hook(before),
         job.loss_module.register_forward_hook(after),
-        new_layers(job.model) as created,
+        new_layers(job.loss_module) as created,
     ):
         yield
-    if created:
+    # The layer of a functional_call, whose weights are computed, has no gradient of its own.
+    trained = [each for each in created if any(p.grad is not None for p in each.parameters())]
+    if trained:
         notes.append(
-            f"a step creates the layer {created[0]}, which is neither trained nor saved: create it "
-            "in __init__() of the model"
+            f"a step creates the layer {type(trained[0]).__name__}, which is neither trained nor "
+            "saved: create it in __init__() of the model"
         )
 
 
 @contextlib.contextmanager
-def new_layers(model: nn.Module) -> Iterator[list[str]]:
-    """Run the body, and yield the classes of the layers that forwards of the model create.
+def new_layers(module: nn.Module) -> Iterator[list[nn.Module]]:
+    """Run the body, and yield the layers with trained parameters that forwards of `module` create.
 
-    These are layers with parameters that get a gradient.
+    `module` is the model, or the loss module, in whose forward losses() runs.
     """
-    found, created, running = list[str](), list[nn.Module](), list[nn.Module]()
-    known = {*map(id, model.modules())}
-    if isinstance(model, torch.jit.ScriptModule):  # a compiled forward cannot create layers
+    found, created, running = list[nn.Module](), list[nn.Module](), list[nn.Module]()
+    known = {*map(id, module.modules())}
+    if isinstance(module, torch.jit.ScriptModule):  # a compiled forward cannot create layers
         yield found
         return
 
-    def created_in(module: nn.Module, _name: str, _parameter: Any) -> None:
-        if running and id(module) not in known:
-            created.append(module)
+    def created_in(layer: nn.Module, _name: str, _parameter: Any) -> None:
+        if running and id(layer) not in known:
+            created.append(layer)
 
     def ends(_module: Any, _inputs: Any, _output: Any) -> None:
         running.clear()
         found.extend(
-            type(module).__name__
-            for module in created
-            if any(parameter.requires_grad for parameter in module.parameters())
+            layer for layer in created if any(part.requires_grad for part in layer.parameters())
         )
         created.clear()
 
     with (
         register_module_parameter_registration_hook(created_in),
-        model.register_forward_pre_hook(lambda module, _: running.append(module)),
-        model.register_forward_hook(ends, always_call=True),
+        module.register_forward_pre_hook(lambda each, _: running.append(each)),
+        module.register_forward_hook(ends, always_call=True),
     ):
         yield found
 
