@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.optim.swa_utils import AveragedModel
 
+from trainer.loop.out_of_memory import FIRST_STEPS
 from trainer.loop.state import Job
 
 # The operation of a loss that takes logits, what it applies to them, and its names in torch.
@@ -19,6 +21,8 @@ _OF_LOGITS = {
     ),
 }
 _ACTIVATIONS = {"SigmoidBackward0": "sigmoid", "SoftmaxBackward0": "softmax"}
+_OF_CHOICES = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+_FEW = 0.01  # a share of the parameters, such as the pooler of a language model
 # Operations between the logarithms of a loss that takes logits and the loss of an example.
 _REDUCING = ("NllLoss", "NllLoss2D", "NllLossNd", "Mean", "Sum", "Neg", "Gather")
 # Operations that only arrange or convert numbers, without their ending Backward and a digit.
@@ -90,6 +94,54 @@ def new_layers(module: nn.Module) -> Iterator[list[nn.Module]]:
         module.register_forward_hook(ends, always_call=True),
     ):
         yield found
+
+
+def without_gradient(job: Job) -> list[str]:
+    """Return a note if the first steps gave many parameters no gradient; all ranks must call this.
+
+    There is none about the parameters of several optimizers, which may take turns.
+    """
+    found = set[str]().union(*job.world.from_each(list(job.with_gradient)))
+    optimizer = job.state.optimizer
+    if hasattr(optimizer, "parts"):
+        return []
+    ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = {
+        name: parameter.numel()
+        for name, parameter in job.model.named_parameters()
+        if parameter.requires_grad and id(parameter) in ids
+    }
+    left_out = tuple(_left_out(job.model, found))
+    missing = [
+        name for name in trained if name not in found and not f"{name}.".startswith(left_out)
+    ]
+    count, whole = sum(trained[name] for name in missing), sum(trained.values())
+    if count <= _FEW * whole:
+        return []
+    steps = min(FIRST_STEPS, job.state.progress.step)
+    first = "the first step" if steps == 1 else f"the first {steps} steps"
+    return [
+        f"{count:,} of {whole:,} parameters got no gradient in {first}, first {missing[0]}: use "
+        "them in forward() without a copy, detach(), no_grad() and use_reentrant=True, or set "
+        "requires_grad to False"
+    ]
+
+
+def _left_out(model: nn.Module, found: set[str]) -> Iterator[str]:
+    """Yield what names of parameters begin with if other steps may give them a gradient, or none.
+
+    Of the children of an nn.ModuleList or another container, a step may use only some, such as the
+    experts that a router has chosen. An average of weights gets no gradient.
+    """
+    for path, module in model.named_modules():
+        start = f"{path}." if path else ""
+        if isinstance(module, AveragedModel):
+            yield start
+        if isinstance(module, _OF_CHOICES):
+            children = {name.partition(".")[0] for name, _ in module.named_parameters()}
+            inside = [name.removeprefix(start) for name in found if name.startswith(start)]
+            used = {name.partition(".")[0] for name in inside}
+            yield from (f"{start}{child}." for child in children - used if used)
 
 
 def _twice(name: str, loss_B: Tensor) -> str:

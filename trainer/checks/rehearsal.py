@@ -29,7 +29,7 @@ from trainer.checks.capture import (
     reason_for_eager_steps,
 )
 from trainer.checks.fingerprint import Part, set_numbers
-from trainer.checks.first_forward import first_forward
+from trainer.checks.first_forward import first_forward, without_gradient
 from trainer.checks.hidden_state import (
     FAST,
     differing,
@@ -228,7 +228,9 @@ class _Rehearsal:
             if sample:
                 with job.world.wait_for_all("the check of metrics()"):
                     self.notes += impure_methods(job.task, sample)
-            self.notes += filter(None, [batch_dependence(job, steps.batches)])
+            self.notes += filter(
+                None, [*without_gradient(job), batch_dependence(job, steps.batches)]
+            )
         return first
 
     def _resumed(

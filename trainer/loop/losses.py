@@ -127,12 +127,19 @@ def check_losses(task: Task, losses: dict[str, Tensor], size: int) -> None:
         )
 
 
-def check_gradients(task: Task, model: nn.Module) -> None:
-    """Raise WrongUse if a gradient of the first step is sparse."""
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None and parameter.grad.is_sparse:
+def check_gradients(job: Job) -> None:
+    """Note the parameters that get a gradient in a micro-batch of the first steps.
+
+    Raises:
+        WrongUse: A gradient is sparse.
+    """
+    for name, parameter in job.model.named_parameters():
+        if parameter.grad is None:
+            continue
+        job.with_gradient.add(name)
+        if parameter.grad.is_sparse:
             raise WrongUse(
-                f"task {type(task).__name__}: the gradient of {name} is sparse and cannot be "
+                f"task {type(job.task).__name__}: the gradient of {name} is sparse and cannot be "
                 "exchanged between processes: use sparse=False"
             )
 

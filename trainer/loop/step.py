@@ -137,7 +137,7 @@ class EagerStep:
         weight_B = job.state.scaler.scale(self._weights_B[number])
         torch.autograd.backward(trained_B, [weight_B] * len(trained_B))
         if checks:
-            check_gradients(job.task, job.state.model)
+            check_gradients(job)
         return losses_B
 
     def update(self, needs_norm: bool) -> tuple[Tensor | None, bool]:

@@ -1,6 +1,7 @@
 """The rehearsal refuses tasks whose resume would not have the same bits."""
 
 import contextlib
+import copy
 import hashlib
 import itertools
 import os
@@ -14,6 +15,8 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, TensorDataset
 
 from tests.support.here import Here
@@ -352,3 +355,79 @@ def test_the_bits_of_small_and_of_large_models_are_compared(
     monkeypatch.setattr(torch.optim.AdamW, "step", signed)
     with pytest.raises(WrongUse, match="linear.bias differs when the same step is computed again"):
         here.train("other", max_steps=3)
+
+
+class _Parts(nn.Module):
+    """Has weights that a forward does not use, or does not train."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first, self.last = kind, nn.Linear(4, 4), nn.Linear(4, 1)
+        if kind == "experts":
+            self.experts = nn.ModuleList(
+                [nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(12)]
+            )
+            self.prompts = nn.ParameterList([torch.ones(4) for _ in range(3)])
+        elif kind == "unused":
+            self.head = nn.Linear(4, 3)
+        elif kind == "frozen":
+            self.head = nn.Linear(4, 3).requires_grad_(False)
+        elif kind == "average":
+            self.average = AveragedModel(self.last)
+        elif kind == "words":
+            self.words = nn.Embedding(500, 4)
+        elif kind == "small":
+            self.large, self.mask = nn.Linear(4, 400), nn.Parameter(torch.ones(4))
+            self.back = nn.Linear(400, 4)
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        first = copy.deepcopy(self.first) if self.kind == "copied" else self.first
+        if self.kind == "checkpoint":
+            hidden_B4 = checkpoint(first, inputs_B4, use_reentrant=True)
+        elif self.kind == "all copied":
+            return copy.deepcopy(self.last)(first(inputs_B4).detach()).squeeze(1)
+        else:
+            hidden_B4 = first(inputs_B4)
+        if self.kind == "experts":
+            hidden_B4 = self.experts[1](hidden_B4) * self.prompts[1]
+        elif self.kind == "words":
+            hidden_B4 = hidden_B4 + self.words(torch.tensor(3))
+        elif self.kind == "small":
+            hidden_B4 = self.back(self.large(hidden_B4))
+        outputs_B: Tensor = self.last(hidden_B4).squeeze(1)
+        return outputs_B
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("unused", "15 of 40 parameters got no gradient in the first 2 steps, first head.weight: "),
+        ("copied", "20 of 25 parameters got no gradient in the first 2 steps, first first.weight"),
+        ("all copied", "25 of 25 parameters got no gradient in the first 2 steps, first first.w"),
+        ("checkpoint", "20 of 25 parameters got no gradient in the first 2 steps, first first.w"),
+        *((kind, "") for kind in ("", "experts", "frozen", "average", "words", "small")),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+def test_parameters_without_a_gradient_are_noted(here: Here, kind: str, text: str) -> None:
+    def losses(_task: Tiny, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return {"squared_error": (model(batch[0]) - batch[1]).square()}
+
+    here.plant(losses=losses, build_model=lambda _task: _Parts(kind))
+    notes = [line for line in here.train().splitlines() if "got no gradient" in line]
+    assert [line.partition(text)[0] for line in notes] == (["note       "] if text else [])
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_optimizers_that_take_turns_are_not_noted(here: Here, shards: int) -> None:
+    def losses(_task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        return {"squared_error": (model.first(batch[0])[:, 0] - batch[1]).square()}
+
+    def build_optimizer(_task: Tiny, model: Any, *_: Any) -> Any:
+        parts = (model.first.parameters(), model.last.parameters())
+        return tuple(torch.optim.SGD(part, lr=0.1) for part in parts)
+
+    here.plant(losses=losses, build_model=lambda _task: _Parts(""))
+    assert "5 of 25 parameters got no gradient" in here.train("one", shards=shards)
+    here.plant(build_optimizer=build_optimizer)
+    assert "got no gradient" not in here.train("two", shards=shards)
