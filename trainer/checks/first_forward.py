@@ -24,7 +24,11 @@ _ACTIVATIONS = {"SigmoidBackward0": "sigmoid", "SoftmaxBackward0": "softmax"}
 _OF_CHOICES = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _FEW = 0.01  # a share of the parameters, such as the pooler of a language model
 # Operations between the logarithms of a loss that takes logits and the loss of an example.
-_REDUCING = ("NllLoss", "NllLoss2D", "NllLossNd", "Mean", "Sum", "Neg", "Gather")
+_REDUCING = (
+    *("NllLoss", "NllLoss2D", "NllLossNd", "Mean", "Sum", "Neg", "Gather"),
+    *("Mul", "Div", "Add"),  # a weight of the loss, and label smoothing
+)
+_MOST_OPERATIONS = 100  # of a loss are followed
 # Operations that only arrange or convert numbers, without their ending Backward and a digit.
 _ARRANGING = (
     *("View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Select", "Slice", "T"),
@@ -146,21 +150,27 @@ def _left_out(model: nn.Module, found: set[str]) -> Iterator[str]:
 
 def _twice(name: str, loss_B: Tensor) -> str:
     """Return a note if a loss takes logits but gets the output of a sigmoid or a softmax."""
-    node = _before(loss_B.grad_fn, (*_REDUCING, *_ARRANGING))
-    applied, takes = _OF_LOGITS.get(node.name() if node else "", ("", ""))
-    if not (node and applied and node.next_functions):
-        return ""
-    source = _before(node.next_functions[0][0], _ARRANGING)
-    if first := _ACTIVATIONS.get(source.name() if source else "", ""):
-        return (
-            f"the loss {name} applies a {applied} to the output of a {first}: remove the "
-            f"{first} of the model, because {takes} logits"
-        )
+    for node in _before(loss_B.grad_fn, (*_REDUCING, *_ARRANGING)):
+        applied, takes = _OF_LOGITS.get(node.name(), ("", ""))
+        inputs = node.next_functions[:1] if applied else ()
+        sources = (source.name() for each, _ in inputs for source in _before(each, _ARRANGING))
+        if first := next(filter(None, (_ACTIVATIONS.get(source) for source in sources)), ""):
+            return (
+                f"the loss {name} applies a {applied} to the output of a {first}: remove the "
+                f"{first} of the model, because {takes} logits"
+            )
     return ""
 
 
-def _before(node: Any, passed: Sequence[str]) -> Any:
-    """Return the first operation from `node` backwards that is not `passed`, or None."""
-    while node is not None and node.name().partition("Backward")[0] in passed:
-        node = node.next_functions[0][0]
-    return node
+def _before(node: Any, passed: Sequence[str]) -> Iterator[Any]:
+    """Yield the first operations from `node` backwards that are not `passed`."""
+    waiting, seen = [node], set[Any]()
+    while waiting and len(seen) < _MOST_OPERATIONS:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name().partition("Backward")[0] in passed:
+            waiting += [each for each, _ in node.next_functions]
+        else:
+            yield node

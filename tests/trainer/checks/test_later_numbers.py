@@ -444,6 +444,46 @@ def test_a_sigmoid_before_a_loss_of_logits_is_noted(
     assert here.train(accumulation=2).count(line) == twice
 
 
+def _cross_entropy(logits_B1: Tensor, **options: Any) -> Tensor:
+    logits_B2 = torch.cat([logits_B1, logits_B1], 1).softmax(1)
+    labels_B = torch.zeros(len(logits_B2), dtype=torch.int64)
+    return F.cross_entropy(logits_B2, labels_B, reduction="none", **options)
+
+
+def _distilled(logits_B1: Tensor) -> Tensor:
+    logits_B2 = torch.cat([logits_B1, -logits_B1], 1)
+    return -(logits_B2.softmax(1) * logits_B2.log_softmax(1)).sum(1) / 2
+
+
+@pytest.mark.parametrize(
+    ("compute", "twice"),
+    [
+        (lambda logits_B1: 2 * _cross_entropy(logits_B1), True),
+        (lambda logits_B1: _cross_entropy(logits_B1, label_smoothing=0.1), True),
+        (lambda logits_B1: _cross_entropy(logits_B1)[:, None].sum(1) / 4, True),
+        (lambda logits_B1: logits_B1.square()[:, 0] + 0.1 * _cross_entropy(logits_B1), True),
+        (_distilled, False),
+        # Logits in a range, on purpose.
+        (lambda logits_B1: F.softplus(-logits_B1.sigmoid() * 10)[:, 0], False),
+        (
+            lambda logits_B1: F.binary_cross_entropy_with_logits(
+                logits_B1.sigmoid() * 10, torch.ones_like(logits_B1), reduction="none"
+            )[:, 0],
+            False,
+        ),
+    ],
+)
+def test_a_weight_of_the_loss_does_not_hide_a_second_softmax(
+    here: Here, compute: Any, twice: bool
+) -> None:
+    def losses(_task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        return {"error": compute(model(batch[0])[:, None])}
+
+    here.plant(losses=losses)
+    text = "the loss error applies a softmax to the output of a softmax: remove the softmax"
+    assert here.train(max_steps=2).count(text) == twice
+
+
 def test_an_activation_elsewhere_in_the_loss_and_a_frozen_layer_are_not_noted(here: Here) -> None:
     """Such as gates of the model, and the frozen network of a loss."""
 
