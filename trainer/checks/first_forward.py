@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim.swa_utils import AveragedModel
 
+from trainer.loop.losses import check_running
 from trainer.loop.out_of_memory import FIRST_STEPS
 from trainer.loop.state import Job
 
@@ -24,10 +25,17 @@ _ACTIVATIONS = {"SigmoidBackward0": "sigmoid", "SoftmaxBackward0": "softmax"}
 _OF_CHOICES = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _FEW = 0.01  # a share of the parameters, such as the pooler of a language model
 # Operations between the logarithms of a loss that takes logits and the loss of an example.
+_NLL = ("NllLoss", "NllLoss2D", "NllLossNd")
 _REDUCING = (
-    *("NllLoss", "NllLoss2D", "NllLossNd", "Mean", "Sum", "Neg", "Gather"),
+    *("Mean", "Sum", "Neg", "Gather"),
     *("Mul", "Div", "Add"),  # a weight of the loss, and label smoothing
 )
+# Operations whose results are no log-probabilities.
+_NOT_LOGARITHMS = {
+    **_ACTIVATIONS,
+    **dict.fromkeys(("AddmmBackward0", "MmBackward0"), "linear layer"),
+    "ConvolutionBackward0": "convolution",
+}
 _MOST_OPERATIONS = 100  # of a loss are followed
 # Operations that only arrange or convert numbers, without their ending Backward and a digit.
 _ARRANGING = (
@@ -52,7 +60,8 @@ def first_forward(job: Job, notes: list[str]) -> Iterator[None]:
                 "losses() leaves the model in evaluation mode, so that nothing is dropped and "
                 "batch norm learns no statistics: remove model.eval()"
             )
-        notes.extend(filter(None, (_twice(name, loss_B) for name, loss_B in losses_B.items())))
+        for name, loss_B in losses_B.items():
+            notes.extend(filter(None, (_twice(name, loss_B), _without_log(name, loss_B))))
 
     with (
         job.loss_module.register_forward_pre_hook(before),
@@ -98,6 +107,27 @@ def new_layers(module: nn.Module) -> Iterator[list[nn.Module]]:
         module.register_forward_hook(ends, always_call=True),
     ):
         yield found
+
+
+def zero_losses(job: Job) -> list[str]:
+    """Return a note if the losses of the first steps, and their first gradients, are all 0.
+
+    All ranks must call this.
+
+    Raises:
+        Failure: A loss is infinite or NaN.
+    """
+    found = job.state.running.gather()
+    check_running(job, found)
+    losses = [sums for name, sums in found.items() if name not in job.task.train_metrics]
+    steps = job.state.progress.step
+    # A single loss of 0 may have a weight that grows with the step.
+    if steps < FIRST_STEPS or not job.starts_at_zero or any(map(any, losses)):
+        return []
+    return [
+        f"all losses of the first {steps} steps are 0, and so is the gradient: check the labels "
+        "and the masks, such as labels that are the ignore_index of the loss"
+    ]
 
 
 def without_gradient(job: Job) -> list[str]:
@@ -150,16 +180,33 @@ def _left_out(model: nn.Module, found: set[str]) -> Iterator[str]:
 
 def _twice(name: str, loss_B: Tensor) -> str:
     """Return a note if a loss takes logits but gets the output of a sigmoid or a softmax."""
-    for node in _before(loss_B.grad_fn, (*_REDUCING, *_ARRANGING)):
+    for node in _before(loss_B.grad_fn, (*_NLL, *_REDUCING, *_ARRANGING)):
         applied, takes = _OF_LOGITS.get(node.name(), ("", ""))
-        inputs = node.next_functions[:1] if applied else ()
-        sources = (source.name() for each, _ in inputs for source in _before(each, _ARRANGING))
-        if first := next(filter(None, (_ACTIVATIONS.get(source) for source in sources)), ""):
+        if applied and (first := _source(node, _ACTIVATIONS)):
             return (
                 f"the loss {name} applies a {applied} to the output of a {first}: remove the "
                 f"{first} of the model, because {takes} logits"
             )
     return ""
+
+
+def _without_log(name: str, loss_B: Tensor) -> str:
+    """Return a note if an nll_loss gets probabilities or logits."""
+    for node in _before(loss_B.grad_fn, (*_REDUCING, *_ARRANGING)):
+        is_nll = node.name().partition("Backward")[0] in _NLL
+        if is_nll and (source := _source(node, _NOT_LOGARITHMS)):
+            return (
+                f"the loss {name} gives nll_loss the output of a {source}, but it takes "
+                "log-probabilities: use F.cross_entropy with logits"
+            )
+    return ""
+
+
+def _source(node: Any, names: Mapping[str, str]) -> str:
+    """Return what has computed the first input of `node`, if it is among `names`, or ""."""
+    first = node.next_functions[0][0] if node.next_functions else None
+    found = (names.get(source.name(), "") for source in _before(first, _ARRANGING))
+    return next(filter(None, found), "")
 
 
 def _before(node: Any, passed: Sequence[str]) -> Iterator[Any]:

@@ -29,7 +29,7 @@ from trainer.checks.capture import (
     reason_for_eager_steps,
 )
 from trainer.checks.fingerprint import Part, set_numbers
-from trainer.checks.first_forward import first_forward, without_gradient
+from trainer.checks.first_forward import first_forward, without_gradient, zero_losses
 from trainer.checks.hidden_state import (
     FAST,
     differing,
@@ -45,7 +45,6 @@ from trainer.checks.same_bits import copies_fit, same
 from trainer.checks.validation_sample import impure_methods, validate_sample
 from trainer.loop.captured import CapturedStep
 from trainer.loop.digests import common_digests
-from trainer.loop.losses import check_running
 from trainer.loop.out_of_memory import memory_used_up
 from trainer.loop.state import Job
 from trainer.parallel.exchange_failures import exchange_failure
@@ -193,7 +192,7 @@ class _Rehearsal:
         with self._measured("steps"):
             for _ in range(before - 1):
                 steps.train()
-            check_running(job, job.state.running.gather())  # before the weights are saved
+            self.notes += zero_losses(job)  # refuses NaN, before the weights are saved
         best = job.state.progress.best_step
         with self._measured("save"):
             saved = job.state.capture(job.strategy)

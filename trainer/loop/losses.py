@@ -157,12 +157,16 @@ def note_broken_loss(job: Job, number: int, losses_B: Mapping[str, Tensor]) -> N
         job.broken_start = f"the loss {name} of example {int(micro[place])} of the training set"
 
 
-def note_broken_gradient(job: Job) -> None:
-    """Note the first gradient of the training that is infinite or NaN; all ranks must call this."""
-    for name, parameter in job.model.named_parameters():
-        gradient = parameter.grad
-        # Under FSDP, torch asks all ranks whether the whole gradient is finite.
-        if gradient is not None and not bool(gradient.isfinite().all()):
+def note_first_gradient(job: Job) -> None:
+    """Note the first gradient of the training that is infinite or NaN, or that all are 0.
+
+    All ranks must call this.
+    """
+    gradients = {n: p.grad for n, p in job.model.named_parameters() if p.grad is not None}
+    # Under FSDP, torch asks all ranks about the whole gradient.
+    job.starts_at_zero = not any(bool(gradient.any()) for gradient in gradients.values())
+    for name, gradient in gradients.items():
+        if not bool(gradient.isfinite().all()):
             job.broken_start = job.broken_start or f"the gradient of {name}"
             return
 

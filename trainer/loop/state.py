@@ -281,6 +281,7 @@ class Job(Inference):
         notes: Lines about what may be wrong with the data or the task, also from the rehearsal.
         eager: Why the steps are not captured as CUDA graphs, or "" if they are.
         broken_start: Which loss or gradient was infinite or NaN before the first update, or "".
+        starts_at_zero: Whether the gradient of the first step was 0 in all parameters.
         with_gradient: The parameters that this rank's first steps gave a gradient.
         check_hidden_state: Notes the state outside checkpoints that has changed.
     """
@@ -302,6 +303,7 @@ class Job(Inference):
     notes: list[str] = field(default_factory=list)
     eager: str = "nothing has shown that they may be captured"
     broken_start: str = ""
+    starts_at_zero: bool = False
     with_gradient: set[str] = field(default_factory=set)
     check_hidden_state: Callable[[], None] = lambda: None
     end_step: int = field(init=False)

@@ -16,8 +16,8 @@ from trainer.loop.losses import (
     check_gradients,
     check_losses,
     not_finite,
-    note_broken_gradient,
     note_broken_loss,
+    note_first_gradient,
 )
 from trainer.loop.out_of_memory import FIRST_STEPS, all_fit
 from trainer.loop.state import Job
@@ -98,7 +98,7 @@ class EagerStep:
         # Sum the gradients over the shards of all ranks. Each parameter gets its sum as `grad`.
         job.reduction.finish()
         if self._is_plain_start():
-            note_broken_gradient(job)
+            note_first_gradient(job)
         state.running.steps += 1
         progress.step += 1
 

@@ -450,6 +450,54 @@ def _cross_entropy(logits_B1: Tensor, **options: Any) -> Tensor:
     return F.cross_entropy(logits_B2, labels_B, reduction="none", **options)
 
 
+@pytest.mark.parametrize(
+    ("outputs", "source"),
+    [
+        (nn.Linear(1, 2), "linear layer"),
+        (nn.Sequential(nn.Linear(1, 2), nn.Softmax(1)), "softmax"),
+        (nn.Sequential(nn.Linear(1, 2), nn.LogSoftmax(1)), ""),
+        (nn.Sequential(nn.Linear(1, 2), nn.LogSigmoid()), ""),
+    ],
+)
+def test_an_nll_loss_without_logarithms_is_noted(here: Here, outputs: Any, source: str) -> None:
+    def losses(_task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        labels_B = torch.zeros(len(batch[0]), dtype=torch.int64)
+        found_B2 = outputs(model(batch[0])[:, None])
+        return {"nll": F.nll_loss(found_B2, labels_B, reduction="none") / 2}
+
+    here.plant(losses=losses)
+    text = f"the loss nll gives nll_loss the output of a {source}, but it takes log-probabilities"
+    out = here.train(max_steps=2)
+    assert (out.count(text), out.count("gives nll_loss")) == ((1, 1) if source else (0, 0))
+
+
+def _curriculum(losses_B: Tensor, model: Any) -> Tensor:
+    """Weights of the loss that grow from 0."""
+    return losses_B * (int(model.forwards) - 1)
+
+
+@pytest.mark.parametrize(
+    ("compute", "is_zero"),
+    [
+        (lambda losses_B, _model: losses_B * 0, True),
+        (lambda losses_B, _model: (losses_B - 1e6).relu(), True),
+        (lambda losses_B, _model: losses_B - losses_B.detach(), False),  # as in REINFORCE
+        (_curriculum, False),
+        (lambda losses_B, _model: losses_B, False),
+    ],
+)
+def test_losses_that_are_all_zero_are_noted(here: Here, compute: Any, is_zero: bool) -> None:
+    plain = Tiny.losses
+
+    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        found_B = plain(task, model, batch)["squared_error"]
+        return {"a": compute(found_B, model), "b": compute(found_B, model) * 2}
+
+    here.plant(losses=losses)
+    text = "note       all losses of the first 2 steps are 0, and so is the gradient: check the"
+    assert (text in here.train()) == is_zero
+
+
 def _distilled(logits_B1: Tensor) -> Tensor:
     logits_B2 = torch.cat([logits_B1, -logits_B1], 1)
     return -(logits_B2.softmax(1) * logits_B2.log_softmax(1)).sum(1) / 2
