@@ -98,7 +98,8 @@ def mistake_of(error: Exception, task: str, log: Path | None) -> Failure | None:
         return None
     own = [frame for frame in frames if frame.is_the_users]
     found = _found(method, error, own)
-    message = f"task {task}: {found}: {remedy(found) or 'fix the task'}"
+    cure = remedy(found, _called(frames)) or "fix the task"
+    message = f"task {task}: {found}: {cure}"
     if log is not None:
         message += f"; traceback in {log}"
     source = original_error(error)
@@ -176,6 +177,19 @@ def _whole_batch(own: list[_Frame]) -> str:
             what = ", ".join(map(str, value)) if isinstance(value, dict) else len(values)
             return f"{name} is a {type(value).__name__} of {what}"
     return ""
+
+
+def _called(frames: list[_Frame]) -> str:
+    """Return what the last of the user's frames has called, such as `forward cross_entropy`.
+
+    A constructor has the name of its class, such as `MSELoss.__init__`.
+    """
+    names: list[str] = []
+    for frame in frames:
+        is_constructor = frame.function == "__init__" and frame.owner is not None
+        kind = f"{type(frame.owner).__name__}." if is_constructor else ""
+        names = [] if frame.is_the_users else [*names, f"{kind}{frame.function}"]
+    return " ".join(names)
 
 
 def _frames_in(text: str) -> Iterator[_Frame]:

@@ -66,6 +66,9 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
         "the targets of a binary cross-entropy are from 0 to 1: use F.cross_entropy for more than "
         "two classes"
     ),
+    r"Boolean value of Tensor.* in (\w+Loss)\.__init__\b": (
+        r'nn.\1(...) takes options: write nn.\1(reduction="none")(output, targets)'
+    ),
     r"multi-target not supported": (
         "the labels have more dimensions than the loss of an output (B, K) takes: remove a "
         "dimension of size 1 with .squeeze(1), or return an output (B, K, ...) for labels (B, ...)"
@@ -217,9 +220,13 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
 }
 
 
-def remedy(found: str) -> str:
-    """Return how to fix `found`, such as `losses() raised ValueError: bad value`, or ""."""
-    matches = ((re.search(sign, found), cure) for sign, cure in _REMEDIES.items())
+def remedy(found: str, called: str = "") -> str:
+    """Return how to fix `found`, such as `losses() raised ValueError: bad value`, or "".
+
+    `called` has the functions of libraries below the task's own line, the outermost one first.
+    """
+    text = f"{found} in {called}"
+    matches = ((re.search(sign, text), cure) for sign, cure in _REMEDIES.items())
     return next(
         (cure(match) if callable(cure) else match.expand(cure) for match, cure in matches if match),
         "",

@@ -634,6 +634,16 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a binary cross-entropy of logits": (Tiny, {"losses": lambda _task, model, batch:
         {"bce": nn.functional.binary_cross_entropy(model(batch[0]) - 99, torch.ones(8))}},
      ": the outputs are logits: use F.binary_cross_entropy_with_logits, or a sigmoid as the last"),
+    "a loss of nn that is built instead of called": (Three,
+     {"losses": lambda _task, model, batch: {"ce": nn.CrossEntropyLoss(model(batch[0]), batch[1])}},
+     '): nn.CrossEntropyLoss(...) takes options: write nn.CrossEntropyLoss(reduction="none")'
+     "(output, targets); "),
+    "a loss of nn that is built with an option": (Tiny, {"losses": lambda _task, model, batch:
+        {"bce": nn.MSELoss(model(batch[0]), batch[1], reduction="none")}},
+     '): nn.MSELoss(...) takes options: write nn.MSELoss(reduction="none")(output, targets); '),
+    "a branch on a batch": (Three, {"losses": lambda _task, model, batch:
+        {"ce": model(batch[0]) if model(batch[0]) else 0}},
+     "): fix the task; "),
     "a binary cross-entropy of three classes": (Tiny, {"losses": lambda _task, model, batch:
         {"bce": nn.functional.binary_cross_entropy(model(batch[0]).sigmoid(), torch.ones(8) * 2)}},
      ": the targets of a binary cross-entropy are from 0 to 1: use F.cross_entropy for more than"),
