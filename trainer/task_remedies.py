@@ -69,6 +69,9 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"Boolean value of Tensor.* in (\w+Loss)\.__init__\b": (
         r'nn.\1(...) takes options: write nn.\1(reduction="none")(output, targets)'
     ),
+    r'"(?:log_softmax\w*|host_softmax)" not implemented for .* in .*\bcross_entropy\b': (
+        "cross_entropy takes the output of the model before the labels: swap the two arguments"
+    ),
     r"multi-target not supported": (
         "the labels have more dimensions than the loss of an output (B, K) takes: remove a "
         "dimension of size 1 with .squeeze(1), or return an output (B, K, ...) for labels (B, ...)"

@@ -641,6 +641,15 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a loss of nn that is built with an option": (Tiny, {"losses": lambda _task, model, batch:
         {"bce": nn.MSELoss(model(batch[0]), batch[1], reduction="none")}},
      '): nn.MSELoss(...) takes options: write nn.MSELoss(reduction="none")(output, targets); '),
+    "a cross-entropy of the labels": (Three, {"losses": lambda _task, model, batch:
+        {"ce": nn.functional.cross_entropy(batch[1], model(batch[0]), reduction="none")}},
+     "): cross_entropy takes the output of the model before the labels: swap the two arguments; "),
+    "a CrossEntropyLoss of the labels": (Three, {"losses": lambda _task, model, batch:
+        {"ce": nn.CrossEntropyLoss(reduction="none")(batch[1].int(), model(batch[0]))}},
+     "): cross_entropy takes the output of the model before the labels: swap the two arguments; "),
+    "a softmax of whole numbers": (Three, {"losses": lambda _task, model, batch:
+        {"ce": model(batch[0]).sum(1) * nn.functional.log_softmax(batch[1], 0)}},
+     "): fix the task; "),
     "a branch on a batch": (Three, {"losses": lambda _task, model, batch:
         {"ce": model(batch[0]) if model(batch[0]) else 0}},
      "): fix the task; "),
