@@ -54,6 +54,13 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"schedule\(\) raised KeyError: .*\(.*validations has": (
         "a key of validations is one of these names, which metrics() returns"
     ),
+    r"schedule\(\) raised (?:IndexError|ValueError: m\w+\(\)).*no validation yet": (
+        "validations is empty until the first one: begin with `if not validations: return 1.0`"
+    ),
+    r"schedule\(\) raised ZeroDivisionError": (
+        "a divisor is 0, as step at the start and warmup_steps without --warmup-epochs: write "
+        "max(1, DIVISOR)"
+    ),
     r"forward\(\) missing .*\(the model got (?!a )": (
         "a Classification calls model(inputs): return ((x, mask), labels) from the dataset, and "
         "unpack the pair in forward(self, inputs)"

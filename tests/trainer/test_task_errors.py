@@ -66,8 +66,29 @@ def _of_val_loss(_task: Task, _step: int, _total: int, _w: int, _epoch: float, f
     return float(sum(metrics["val_loss"] for metrics in found)) or 1.0
 
 
+def _of_last_loss(*args: Any) -> float:
+    return 0.5 if args[-1][-1]["loss"] < 1 else 1.0
+
+
+def _of_best_loss(*args: Any) -> float:
+    return 0.5 if min(metrics["loss"] for metrics in args[-1]) < 1 else 1.0
+
+
+def _of_warmup(_task: Task, step: int, _total: int, warmup: int, *_others: Any) -> float:
+    return min(1.0, step / warmup)
+
+
+def _of_step(_task: Task, step: int, *_others: Any) -> float:
+    return float(step**-0.5)
+
+
+def _of_two_steps(_task: Task, step: int, _total: int, _w: int, _epoch: float, _v: Any) -> float:
+    return (1.0, 0.5)[step + 2]
+
+
 _of_whole_batch.__code__ = _of_whole_batch.__code__.replace(co_name="losses")
-_of_val_loss.__code__ = _of_val_loss.__code__.replace(co_name="schedule")
+for _function in (_of_val_loss, _of_last_loss, _of_best_loss, _of_warmup, _of_step, _of_two_steps):
+    _function.__code__ = _function.__code__.replace(co_name="schedule")
 
 
 def _pictures(*_: Any) -> TensorDataset:
@@ -641,6 +662,19 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a loss of nn that is built with an option": (Tiny, {"losses": lambda _task, model, batch:
         {"bce": nn.MSELoss(model(batch[0]), batch[1], reduction="none")}},
      '): nn.MSELoss(...) takes options: write nn.MSELoss(reduction="none")(output, targets); '),
+    "a schedule of the last loss": (Tiny, {"schedule": _of_last_loss},
+     "; there is no validation yet): validations is empty until the first one: begin with `if not "
+     "validations: return 1.0`; "),
+    "a schedule of the best loss": (Tiny, {"schedule": _of_best_loss},
+     "; there is no validation yet): validations is empty until the first one: begin with `if not "
+     "validations: return 1.0`; "),
+    "a schedule of too few factors": (Tiny, {"schedule": _of_two_steps}, "): fix the task; "),
+    "a schedule that divides by the warm-up": (Tiny, {"schedule": _of_warmup},
+     "): a divisor is 0, as step at the start and warmup_steps without --warmup-epochs: write "
+     "max(1, DIVISOR); "),
+    "a schedule of 1 over the root of the step": (Tiny, {"schedule": _of_step},
+     "): a divisor is 0, as step at the start and warmup_steps without --warmup-epochs: write "
+     "max(1, DIVISOR); "),
     "a cross-entropy of the labels": (Three, {"losses": lambda _task, model, batch:
         {"ce": nn.functional.cross_entropy(batch[1], model(batch[0]), reduction="none")}},
      "): cross_entropy takes the output of the model before the labels: swap the two arguments; "),

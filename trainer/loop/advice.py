@@ -169,7 +169,7 @@ def _of_settings_without_effect(task: Task, settings: Settings) -> Iterator[str]
     for name, option, method, place in _GIVEN_TO:
         usual = getattr(task, name)
         value = getattr(settings, name)
-        if value not in (usual, getattr(Settings, name, None)) and not _reads_argument(
+        if value not in (usual, getattr(Settings, name, None)) and not reads_argument(
             getattr(type(task), method), place
         ):
             yield (
@@ -207,7 +207,7 @@ def _of_doubtful_settings(schedule: Schedule, task: Task, settings: Settings) ->
         )
 
 
-def _reads_argument(method: Callable[..., Any], place: int) -> bool:
+def reads_argument(method: Callable[..., Any], place: int) -> bool:
     """Return whether a method reads its positional argument at `place`; self is the first one.
 
     This is also true if the method cannot be read, such as a method with a decorator.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trainbox.errors import WrongUse
 from trainbox.order import derive_seed
+from trainer.loop.advice import reads_argument
 from trainer.loop.losses import (
     check_gradients,
     check_losses,
@@ -204,8 +205,10 @@ def schedule_factor(job: Job, step: int) -> float:
     validations = job.state.progress.validations
     try:
         factor = job.task.schedule(step, total, warmup_steps, step / epoch_steps, validations)
-    except KeyError as error:
-        if validations:
+    except (IndexError, KeyError, ValueError) as error:
+        if not validations and reads_argument(type(job.task).schedule, 5):
+            error.add_note("there is no validation yet")
+        elif validations and isinstance(error, KeyError):
             error.add_note(f"validations has {', '.join(validations[-1])}")
         raise
     return checked_factor(job.task, factor)
