@@ -51,6 +51,10 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"build_optimizer\(\) raised AttributeError: .* attribute '(\w*(?:parameters|modules))'": (
         r"write model.\1(): the task is not the model"
     ),
+    r"build_optimizer\(\) raised TypeError: .*NoneType": (
+        "weight_decay is None without --weight-decay: write weight_decay = 0.01 in the class for "
+        "a default"
+    ),
     r"schedule\(\) raised KeyError: .*\(.*validations has": (
         "a key of validations is one of these names, which metrics() returns"
     ),

@@ -675,6 +675,14 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a schedule of 1 over the root of the step": (Tiny, {"schedule": _of_step},
      "): a divisor is 0, as step at the start and warmup_steps without --warmup-epochs: write "
      "max(1, DIVISOR); "),
+    "the weight decay of an AdamW": (Tiny, {"build_optimizer": lambda _task, model, _name, rate,
+        weight_decay: torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=weight_decay)},
+     "): weight_decay is None without --weight-decay: write weight_decay = 0.01 in the class for "
+     "a default; "),
+    "the weight decay of an SGD": (Tiny, {"build_optimizer": lambda _task, model, _name, rate,
+        weight_decay: torch.optim.SGD(model.parameters(), lr=rate, weight_decay=weight_decay)},
+     "): weight_decay is None without --weight-decay: write weight_decay = 0.01 in the class for "
+     "a default; "),
     "a cross-entropy of the labels": (Three, {"losses": lambda _task, model, batch:
         {"ce": nn.functional.cross_entropy(batch[1], model(batch[0]), reduction="none")}},
      "): cross_entropy takes the output of the model before the labels: swap the two arguments; "),
