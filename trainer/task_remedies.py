@@ -1,5 +1,6 @@
 """The fixes for the common mistakes in a task's code, by the text of the error."""
 
+import math
 import re
 from collections.abc import Callable
 
@@ -23,6 +24,15 @@ def _of_whole_batch(match: re.Match[str]) -> str:
     name, count = match[1], int(match[2])
     names = ["inputs", "targets"][:count] if count < 3 else ["inputs", "targets", "*others"]
     return f"unpack the batch, as in {', '.join(names)}{',' * (count == 1)} = {name}"
+
+
+def _of_fixed_batch(match: re.Match[str]) -> str:
+    """Return the cure for a view to sizes whose first one is no batch of this number of values."""
+    first, *sizes = (int(size) for size in match[1].split(","))
+    others, count = abs(math.prod(sizes)), int(match[2])  # -1 fits any number
+    if sizes and first > 0 and (count % others == 0 or -1 in sizes):
+        return f"batches have different numbers of examples: write x.shape[0] instead of {first}"
+    return ""
 
 
 # Patterns of torch's and Python's errors for common mistakes, with the fix. The first match counts.
@@ -180,6 +190,10 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"'NoneType' object has no attribute|must be Tensor, not NoneType"
     r"|'NoneType' and 'Tensor'|'Tensor' and 'NoneType'": (
         "a value is missing: a forward() or another function may have no return"
+    ),
+    r"shape '\[([-\d, ]+)\]' is invalid for input of size (\d+)": _of_fixed_batch,
+    r"Expected hidden(?:\[\d\])? size \((\d+), \d+, (\d+)\), got \[\1, (\d+), \2\]": (
+        r"batches have different numbers of examples: give the state x.shape[0] instead of \3"
     ),
     r"(has|have|must|should) (to )?be (between|positive|greater|less|non-negative|in )": (
         "correct the value of --set, or the value in the task"

@@ -179,6 +179,22 @@ class _Returning(nn.Linear):
         return self.returns(super().forward(inputs_B4))
 
 
+class _FixedState(nn.Module):
+    """A recurrent layer whose first state is for 8 examples; an LSTM has two states."""
+
+    def __init__(self, layer: nn.RNNBase, states: int) -> None:
+        super().__init__()
+        self.layer, self.states = layer, states
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        states_183 = (torch.zeros(1, 8, 3),) * self.states
+        output_BL3: Tensor
+        output_BL3, _ = self.layer(
+            inputs_B4[:, None], states_183 if self.states > 1 else states_183[0]
+        )
+        return output_BL3[:, 0]
+
+
 class _Unfinished(nn.Module):
     def __init__(self) -> None:
         self.layer = nn.Linear(4, 3)
@@ -683,6 +699,21 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         weight_decay: torch.optim.SGD(model.parameters(), lr=rate, weight_decay=weight_decay)},
      "): weight_decay is None without --weight-decay: write weight_decay = 0.01 in the class for "
      "a default; "),
+    "a view of a full batch": (Three,
+     {"build_model": lambda _task: _Returning(lambda logits_B3: logits_B3.view(8, 3))},
+     "): batches have different numbers of examples: write x.shape[0] instead of 8; "),
+    "a shape of a full batch and the rest": (Three, {"build_model": lambda _task: _Returning(
+        lambda logits_B3: logits_B3[:, :, None].expand(-1, -1, 3).reshape(8, -1)[:, :3])},
+     "): batches have different numbers of examples: write x.shape[0] instead of 8; "),
+    "a view of another size": (Three,
+     {"build_model": lambda _task: _Returning(lambda logits_B3: logits_B3.view(-1, 5))},
+     "): fix the task; "),
+    "the state of a GRU for a full batch": (Three,
+     {"build_model": lambda _task: _FixedState(nn.GRU(4, 3, batch_first=True), 1)},
+     "): batches have different numbers of examples: give the state x.shape[0] instead of 8; "),
+    "the state of an LSTM for a full batch": (Three,
+     {"build_model": lambda _task: _FixedState(nn.LSTM(4, 3, batch_first=True), 2)},
+     "): batches have different numbers of examples: give the state x.shape[0] instead of 8; "),
     "a cross-entropy of the labels": (Three, {"losses": lambda _task, model, batch:
         {"ce": nn.functional.cross_entropy(batch[1], model(batch[0]), reduction="none")}},
      "): cross_entropy takes the output of the model before the labels: swap the two arguments; "),
