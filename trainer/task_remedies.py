@@ -52,6 +52,7 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
         ".numpy()"
     ),
     r"modified by an inplace operation": (
+        "losses() only returns the losses: remove backward() and step() from it; if it has none, "
         "write h = h + 1 instead of h += 1, and leave out inplace=True and the functions that end "
         "in _"
     ),

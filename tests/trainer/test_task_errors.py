@@ -296,6 +296,26 @@ def _after_backward(losses_B: Tensor) -> dict[str, Tensor]:
     return {"squared_error": losses_B}
 
 
+def _stepped(task: Task, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    loss_B = nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    loss_B.mean().backward(retain_graph=True)
+    _sgd(model).step()
+    return {"ce": loss_B}
+
+
+def _descended(task: Task, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    loss_B = nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    gradients = torch.autograd.grad(loss_B.mean(), list(model.parameters()), retain_graph=True)
+    with torch.no_grad():
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.sub_(gradient)
+    return {"ce": loss_B}
+
+
+def _two_layers(_task: Task) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3))
+
+
 def losses(task: Task, _model: Any, _batch: Any) -> None:
     task.calls = 1  # type: ignore[attr-defined]
 
@@ -714,6 +734,12 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "the state of an LSTM for a full batch": (Three,
      {"build_model": lambda _task: _FixedState(nn.LSTM(4, 3, batch_first=True), 2)},
      "): batches have different numbers of examples: give the state x.shape[0] instead of 8; "),
+    "a step of an optimizer in losses": (Three, {"build_model": _two_layers, "losses": _stepped},
+     ": losses() only returns the losses: remove backward() and step() from it; if it has none, "
+     "write h = h + 1 instead of h += 1, and "),
+    "a step by hand in losses": (Three, {"build_model": _two_layers, "losses": _descended},
+     ": losses() only returns the losses: remove backward() and step() from it; if it has none, "
+     "write h = h + 1 instead of h += 1, and "),
     "a cross-entropy of the labels": (Three, {"losses": lambda _task, model, batch:
         {"ce": nn.functional.cross_entropy(batch[1], model(batch[0]), reduction="none")}},
      "): cross_entropy takes the output of the model before the labels: swap the two arguments; "),
