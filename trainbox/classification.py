@@ -212,8 +212,8 @@ def doubtful_outputs(model: nn.Module, batch: Any) -> str:
         )
     if before != _random_states(batch[0]):
         return (
-            "the model draws random numbers in a validation: use nn.Dropout, or "
-            "F.dropout(x, training=self.training)"
+            "the model draws random numbers in a validation: draw them only if self.training, as "
+            "in F.dropout(x, training=self.training)"
         )
     return ""
 

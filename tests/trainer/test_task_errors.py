@@ -938,8 +938,8 @@ def _relu_last() -> nn.Module:
         ),
         (
             _AlwaysDrops(4, 3),
-            "the model draws random numbers in a validation: use nn.Dropout, or "
-            "F.dropout(x, training=self.training)",
+            "the model draws random numbers in a validation: draw them only if self.training, as "
+            "in F.dropout(x, training=self.training)",
         ),
         (
             _Creates(4, 3),
