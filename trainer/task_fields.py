@@ -140,8 +140,10 @@ def parse_fields(
     for name in given:
         if name not in known:
             fix = nearest(name, known, f"it has {', '.join(known) or 'none'}")
-            if option := SETTINGS_BY_NAME.get(name):
+            if option := SETTINGS_BY_NAME.get(name.replace("-", "_")):
                 fix = f"the option is --{option.key} {given[name]}"
+                if not shown[name].startswith("--set "):  # --grid or --range
+                    fix = f"write {shown[name].replace(name, option.key, 1)}"
             if re.search(r"\.py:\w+$", str(given[name])):
                 fix = f"a file of --config names the task by name = {json.dumps(given[name])}"
             raise WrongUse(f"{shown[name]}: task {task} has no field {name}: {fix}")

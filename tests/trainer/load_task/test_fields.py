@@ -163,6 +163,8 @@ _GIVENS = [
     ({"deep": "maybe"}, "--set deep=maybe: give true or false"),
     ({"widht": "3"}, "--set widht=3: task t has no field widht: did you mean width?"),
     ({"lr": "3"}, "--set lr=3: task t has no field lr: the option is --lr 3"),
+    ({"learning-rate": "3"}, "--set learning-rate=3: task t has no field learning-rate: the option "
+     "is --lr 3"),
     ({"file": "my.py:C"}, "--set file=my.py:C: task t has no field file: a file of --config names "
      'the task by name = "my.py:C"'),
     ({"zzz": "3"}, "--set zzz=3: task t has no field zzz: it has width, rate, label, deep"),
@@ -320,6 +322,22 @@ def test_settings_have_the_types_of_the_fields(here: Here) -> None:
         ("train digits --set width=x", "--set width=x: give a value of type int"),
         ("sweep digits --set widht=64", "--set widht=64: task digits has no field widht: did you"),
         ("sweep digits --grid width=x", "--grid width=x: give a value of type int"),
+        (
+            "sweep digits --grid learning_rate=0.1,0.2",
+            "--grid learning_rate=0.1,0.2: task digits has no field learning_rate: write --grid "
+            "lr=0.1,0.2",
+        ),
+        (
+            "sweep digits --grid learning-rate=0.1,0.2",
+            "--grid learning-rate=0.1,0.2: task digits has no field learning-rate: write --grid "
+            "lr=0.1,0.2",
+        ),
+        (
+            "sweep digits --range learning_rate=1e-3:0.1:log --sampler random --trials 2 --metric "
+            "loss",
+            "--range learning_rate=1e-3:0.1:log: task digits has no field learning_rate: write "
+            "--range lr=1e-3:0.1:log",
+        ),
         (
             "sweep digits --range widht=1:2 --sampler random --trials 2 --metric loss",
             "--range widht=1:2: task digits has no field widht: ",
