@@ -5,12 +5,12 @@ OPTIONS = {
     **dict.fromkeys(("num-train-epochs", "max-epochs", "n-epochs"), "--epochs"),
     **dict.fromkeys(("per-device-train-batch-size", "bs", "batch"), "--batch-size"),
     **dict.fromkeys(("gradient-accumulation-steps", "accumulate-grad-batches"), "--accumulation"),
-    **dict.fromkeys(("amp", "mixed-precision"), "--precision"),
+    **dict.fromkeys(("amp", "mixed-precision", "amp-dtype", "dtype"), "--precision"),
     **{name: f"--precision {name}" for name in ("bf16", "fp16", "tf32")},
     **dict.fromkeys(("devices", "ngpus", "num-gpus"), "--gpus"),
     **dict.fromkeys(("nproc-per-node", "num-processes", "nproc"), "--processes"),
     **dict.fromkeys(("num-nodes",), "--nnodes"),
-    **dict.fromkeys(("output-dir", "out-dir", "log-dir", "logdir"), "--runs-dir"),
+    **dict.fromkeys(("output-dir", "out-dir", "output", "log-dir", "logdir"), "--runs-dir"),
     **dict.fromkeys(("name", "run-name", "exp-name", "run-id"), "--run"),
     **dict.fromkeys(("data", "data-path", "dataset-dir"), "--data-dir"),
     **dict.fromkeys(("save-steps", "save-every"), "--checkpoint-steps"),
@@ -20,8 +20,10 @@ OPTIONS = {
     **dict.fromkeys(("accelerator",), "--device"),
     **dict.fromkeys(("dataloader-num-workers", "num-workers"), "--workers"),
     "early-stopping-patience": "--patience",
-    "gradient-clip-val": "--clip-norm",
-    "max-grad-norm": "--clip-norm",
+    **dict.fromkeys(("gradient-clip-val", "max-grad-norm", "clip-grad-norm"), "--clip-norm"),
+    **dict.fromkeys(("grad-clip", "clip-grad", "gradient-clip", "clip"), "--clip-norm"),
+    **dict.fromkeys(("logging-steps", "log-every-n-steps", "log-freq"), "--log-steps"),
+    **dict.fromkeys(("log-every", "log-interval", "print-freq", "print-every"), "--log-steps"),
     "save-total-limit": "--keep",
     "format": "--to",
 }
@@ -31,9 +33,17 @@ _OF_TASKS = {
         "the command that started a run resumes it, and --init RUN starts a new run from the "
         "weights of another run",
     ),
-    "scheduler": "here: schedule() of the task",
-    "lr-scheduler-type": "here: schedule() of the task",
+    **dict.fromkeys(
+        ("scheduler", "lr-scheduler", "lr-scheduler-type", "lr-schedule"),
+        "here: schedule() of the task",
+    ),
     "momentum": "here: build_optimizer() of the task",
+    "label-smoothing": "here: losses() of the task, whose fields are set by --set NAME=VALUE",
+    **dict.fromkeys(
+        ("val-split", "validation-split", "val-fraction"),
+        "here: train_dataset() and validation_dataset() of the task, whose fields are set by --set "
+        "NAME=VALUE",
+    ),
     **dict.fromkeys(
         ("report-to", "logger", "wandb", "tracker"),
         "docs/guides/send-runs.md shows how to send a run to a tracker",
@@ -60,6 +70,7 @@ OF_TORCHRUN = {
     ),
 }
 LETTERS = {"b": "--batch-size", "e": "--epochs", "g": "--gpus", "s": "--seed", "p": "--processes"}
+_CHECKPOINTS = {name: f"here: --checkpoint {name}" for name in ("best", "last")}
 # The cures of options that one verb has in other programs.
 OF_VERBS: dict[str, dict[str, str]] = {
     "clean": {
@@ -74,10 +85,12 @@ OF_VERBS: dict[str, dict[str, str]] = {
     "evaluate": {
         **dict.fromkeys(("split", "dataset"), "here: --data"),
         **dict.fromkeys(("ckpt", "ckpt-path", "epoch"), "here: --checkpoint"),
+        **_CHECKPOINTS,
     },
     "export": {
         "onnx": "here: --to onnx",
         **dict.fromkeys(("output", "o"), "here: --out, a folder"),
+        **_CHECKPOINTS,
     },
     "health": dict.fromkeys(("watch", "loop", "serve"), "here: --monitor"),
     "new": dict.fromkeys(("type", "template", "task"), "here: --kind"),
@@ -90,16 +103,20 @@ OF_VERBS: dict[str, dict[str, str]] = {
         **dict.fromkeys(
             ("output", "o", "out"), "the rows go to standard output: > predictions.csv"
         ),
+        **_CHECKPOINTS,
     },
     "run": {
         "dry-run": "`trainbox plan run` shows what would be launched",
         **dict.fromkeys(("n", "np"), "here: --processes"),
     },
     "runs": {**dict.fromkeys(("a",), "here: --all"), "format": "here: --json"},
-    "sweep": dict.fromkeys(
-        ("jobs", "parallel", "n-jobs", "max-parallel"),
-        "a sweep trains on all GPUs at a time; --processes is the number of trials on a CPU",
-    ),
+    "sweep": {
+        **dict.fromkeys(
+            ("jobs", "parallel", "n-jobs", "max-parallel"),
+            "a sweep trains on all GPUs at a time; --processes is the number of trials on a CPU",
+        ),
+        **{name: f"here: --sampler {name}" for name in ("random", "tpe")},
+    },
     "train": _OF_TASKS,
 }
 # Verbs.
