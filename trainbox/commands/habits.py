@@ -24,6 +24,7 @@ OPTIONS = {
     **dict.fromkeys(("grad-clip", "clip-grad", "gradient-clip", "clip"), "--clip-norm"),
     **dict.fromkeys(("logging-steps", "log-every-n-steps", "log-freq"), "--log-steps"),
     **dict.fromkeys(("log-every", "log-interval", "print-freq", "print-every"), "--log-steps"),
+    "no-deterministic": "--fast",
     "save-total-limit": "--keep",
     "format": "--to",
 }
