@@ -27,9 +27,9 @@ def new(kind: str, path: Path) -> None:
       trainbox new my_tasks/train.py --kind script
     """
     if path.suffix != ".py":
-        raise WrongUse(
-            f"new {path}: this is not the name of a Python file: give a path as {path}.py"
-        )
+        stem = path.stem if path.suffix[1:].isalpha() else path.name  # not of v1.2
+        meant = path.with_name(f"{stem.replace('.', '_')}.py")
+        raise WrongUse(f"new {path}: this is not the name of a Python file: did you mean {meant}?")
     check_name(path)
     text = (_TEMPLATES / f"{kind}.py.txt").read_text(encoding="utf-8")
     with writing(path, "give another path"):

@@ -32,7 +32,16 @@ def test_a_file_that_cannot_be_new_is_refused(forked: Trainbox) -> None:
     (forked.folder / "mine.py").write_text("mine")
     for words, message in (
         (("mine.py",), "new mine.py: the file exists: give the path of a new file"),
-        (("mine",), "new mine: this is not the name of a Python file: give a path as mine.py"),
+        (("mine",), "new mine: this is not the name of a Python file: did you mean mine.py?"),
+        (
+            ("a/q.ipynb",),
+            "new a/q.ipynb: this is not the name of a Python file: did you mean a/q.py",
+        ),
+        (
+            ("q.v2.txt",),
+            "new q.v2.txt: this is not the name of a Python file: did you mean q_v2.py",
+        ),
+        (("v1.2",), "new v1.2: this is not the name of a Python file: did you mean v1_2.py?"),
         (("random.py",), "task file random.py has the name of the standard library's module ran"),
         (("mine.py/b.py",), "cannot write mine.py"),
         (("b.py", "--kind", "gan"), "Invalid value for '--kind': 'gan' is not one of 'classifi"),
