@@ -15,6 +15,7 @@ from trainbox.disclosure.suggested_commands import near_runs, such_as
 from trainbox.errors import WrongUse
 from trainbox.files.regular_files import object_if_valid, open_regular
 from trainbox.folders.record_folder import CONFIG, MANIFEST
+from trainbox.task_names.task_spec import is_task
 
 
 @verb("verify", Verb)
@@ -169,6 +170,11 @@ def check_folder(command: str, run: Path) -> None:
     around = next((f for f in run.parents if all((f / n).is_file() for n in of_run)), None)
     if around is not None and run.exists() and not (run / CONFIG).exists():
         raise WrongUse(f"{command} {run}: this is a part of a run: did you mean {around}?")
+    if not run.is_dir() and is_task(str(run)):
+        line = command_line("train", shlex.quote(str(run)))
+        raise WrongUse(
+            f"{command} {run}: this is a task: give the folder of a run, as `{line}` prints it"
+        )
     if run.is_file():
         raise WrongUse(f"{command} {run}: this is a file: {near_runs(run)}")
     if not run.is_dir():

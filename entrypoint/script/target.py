@@ -130,12 +130,12 @@ def without_starter(name: str, arguments: Sequence[str]) -> str:
 
 def _other_verb(name: str, arguments: Sequence[str]) -> str:
     """Return the command for a task, or for a command line in quotes, or ""."""
-    from trainbox.task_names.task_spec import built_in_tasks
+    from trainbox.task_names.task_spec import is_task
 
     if " " in name and not arguments:
         words = shlex.split(name) if name.count("'") % 2 == name.count('"') % 2 == 0 else []
         return without_starter(words[0], words[1:]) if words else ""
-    if ".py:" in name or name in built_in_tasks():
+    if is_task(name):
         return f"it is a task: `{command('train', shlex.join([name, *arguments]))}`"
     return ""
 

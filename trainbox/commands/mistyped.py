@@ -12,6 +12,7 @@ from trainbox.commands import habits
 from trainbox.disclosure.suggested_commands import command as command_line
 from trainbox.disclosure.suggested_commands import nearest
 from trainbox.options.table import KEYS_OF_SWEEP, options
+from trainbox.task_names.task_spec import is_task
 
 _A_GPU = re.compile(r"(?:(?:cuda|gpu):?)?(\d+)")
 _SIMILAR = 0.75  # --epoch and --epochs; --width and --init are not
@@ -156,6 +157,9 @@ def unknown_verb(word: str, arguments: Sequence[str], verbs: Sequence[str]) -> s
         meant, typed = " ".join([*arguments[:1], meant]), []
     elif meant in ("runs", "clean"):  # these have no argument
         typed = []
+    elif meant in ("evaluate", "predict", "export", "verify") and is_task("".join(typed[:1])):
+        line = _line(meant, ["RUN", *typed[1:]])
+        return f"did you mean `{line}`, with the folder of a run of {typed[0]}?"
     if not meant:
         return nearest(word, verbs, f"the verbs are {', '.join(verbs)}")
     line = _line(meant, typed) if meant in verbs else command_line(meant)

@@ -24,6 +24,11 @@ def built_in_tasks() -> list[str]:
     return sorted(path.stem for path in TASKS_FOLDER.glob("*.py") if path.stem != "__init__")
 
 
+def is_task(word: str) -> bool:
+    """Return whether a word on the command line names a task, and not a folder or a script."""
+    return ".py:" in word or word in built_in_tasks()
+
+
 def locate(spec: str) -> tuple[Path | str, str]:
     """Return the source of a task and the name of its class.
 

@@ -779,6 +779,14 @@ def test_the_verb_of_another_program_has_a_cure(
         ("accelerate launch x.py", "use `trainbox run x.py` instead"),
         ("tensorboard runs", "`tensorboard --logdir runs` shows the curves of the runs"),
         ("sbatch job.sh", "docs/guides/slurm.md shows the batch script"),
+        (
+            "test my.py:C",
+            "did you mean `trainbox evaluate RUN`, with the folder of a run of my.py:C?",
+        ),
+        (
+            "infer digits a.png",
+            "did you mean `trainbox predict RUN a.png`, with the folder of a run of digits?",
+        ),
     ],
 )
 def test_a_program_that_starts_scripts_has_a_cure(
@@ -847,6 +855,16 @@ def test_the_name_of_a_task_in_another_form_has_a_cure(check: Command, tmp_path:
         ),
         ("runs --limit 3", "no such option --limit: `trainbox runs --help` lists the options"),
         ("evaluate mine/a/logs", "this is a part of a run: did you mean mine/a?"),
+        (
+            "evaluate my.py:C",
+            "evaluate my.py:C: this is a task: give the folder of a run, as `trainbox train "
+            "my.py:C` prints it",
+        ),
+        (
+            "export digits",
+            "export digits: this is a task: give the folder of a run, as `trainbox train digits` "
+            "prints it",
+        ),
         ("predict mine/a/logs mine/a", "the run comes before the files: `trainbox predict mine/a "),
         ("run digits", "it is a task: `trainbox train digits`"),
         ("run mine/x.py:X", "it is a task: `trainbox train mine/x.py:X`"),
