@@ -68,7 +68,8 @@ def run(**options: Any) -> None:
     of_the_run["on_resume"] = None if text is None else for_rank(text, path)
     if not options["trial"]:
         warn_of_loss(options["runs_dir"])
-    with contextlib.closing(ScriptFolder(path, target, writes=plan.node_rank == 0)) as folder:
+    opened = ScriptFolder(path, target, plan.node_rank == 0, options["trial"])
+    with contextlib.closing(opened) as folder:
         sys.exit(run_script(ScriptRun(plan, target, folder, watched=launch.watch(), **of_the_run)))
 
 

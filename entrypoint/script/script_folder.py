@@ -21,14 +21,17 @@ _TAIL_BYTES = 2**16
 class ScriptFolder(RecordFolder):
     """The folder of one run of a script. Only the first node `writes` the records."""
 
-    def __init__(self, path: Path, target: Target, writes: bool) -> None:
+    def __init__(self, path: Path, target: Target, writes: bool, is_trial: bool = False) -> None:
         """Make the folder, take its lease, and write config.json with the arguments of this start.
+
+        The folder of a trial is in the folder that --name of its sweep names.
 
         Raises:
             WrongUse: the folder is one of another script or task, or another process uses it.
             StorageFailure: the folder or a file in it cannot be written.
         """
         super().__init__(path, writes, (LOGS,))
+        self._other = f"choose another {'--name of the sweep' if is_trial else '--run name'}"
         self._has_lost = False  # whether an entry could not be appended
         self._is_new = False
         if not writes:
@@ -75,7 +78,7 @@ class ScriptFolder(RecordFolder):
             if others and (self.path.name, others) != (target.run_name(), [METRICS]):
                 raise WrongUse(
                     f"{self.path} is not a run, and its {' and '.join(others)} would be changed: "
-                    "choose another --run name, or move the files away"
+                    f"{self._other}, or move the files away"
                 )
             self.write_json(CONFIG, {**wanted, "arguments": arguments})
             self._is_new = True
@@ -83,14 +86,14 @@ class ScriptFolder(RecordFolder):
         config = self.read_json(CONFIG)
         if not config:
             raise WrongUse(
-                f"{self.path / CONFIG} is damaged: choose another --run name, or remove the file "
+                f"{self.path / CONFIG} is damaged: {self._other}, or remove the file "
                 f"and {MANIFEST} to record this run again"
             )
         if config | wanted != config:
             is_script = config.get("kind") == KIND
             raise WrongUse(
                 f"{self.path} is a run of {config.get('script') if is_script else 'a task'}, not "
-                f"of {target.name if is_script else 'a script'}: choose another --run name"
+                f"of {target.name if is_script else 'a script'}: {self._other}"
             )
         if (before := config.get("arguments", arguments)) != arguments:
             shown = shlex.join(arguments_without_secrets(map(str, before or ())))

@@ -654,7 +654,15 @@ REFUSALS = [
     (("run", "--restart-on", "any", "train.py"), "add --restarts N"),
     (("run", "--run", "task", "train.py"), "is a run of a task, not of a script"),
     (("run", "--run", "other", "train.py"), "is a run of other.py, not of train.py"),
-    (("run", "--run", "files", "train.py"), "is not a run, and its metrics.jsonl would be changed"),
+    (
+        ("run", "--trial", "--run", "files", "train.py"),
+        "metrics.jsonl would be changed: choose another --name of the sweep, or move the files",
+    ),
+    (("run", "--run", "files", "train.py"), "changed: choose another --run name, or move the fil"),
+    (
+        ("run", "--trial", "--run", "other", "train.py"),
+        "is a run of other.py, not of train.py: choose another --name of the sweep",
+    ),
     (("run", "--no-torchrun", "--processes", "2", "train.py"), "contradict each other"),
     (
         (
