@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from entrypoint.script.sources import sources_of
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import GpuRecord
 from entrypoint.script.working_copies import WORK, UserFolder
-from trainbox.disclosure.suggested_commands import from_here
+from trainbox.disclosure.suggested_commands import command, from_here
 from trainbox.errors import (
     NOTHING_SAVED,
     STOPPED_ITSELF,
@@ -159,7 +160,23 @@ def _explained(code: int, asked: ScriptRun, signalled: bool) -> int:
         message(f"the script needs the variables of torchrun, such as {missing}: add --torchrun")
     if code and (module := _in_log(asked.folder.path, _MISSING_MODULE)):
         message(_missing(module, asked.target.python or Python()))
+    if code == 0 and (tasks := _only_tasks(asked)):
+        name = f"{asked.target.name}:{tasks[-1]}"
+        message(
+            f"{asked.target.name} only defines a task, and trained nothing: "
+            f"`{command('train', shlex.quote(name))}` trains it"
+        )
     return code
+
+
+def _only_tasks(asked: ScriptRun) -> list[str]:
+    """Return the tasks of a script that does nothing but define them, and has printed nothing."""
+    from trainbox.task_names.task_spec import only_defined_tasks
+
+    target, log = asked.target, _log_path(asked, 0)
+    if target.is_module or target.python is None or not log.exists() or log.stat().st_size:
+        return []
+    return only_defined_tasks(Path(target.name))
 
 
 def _missing(module: str, python: Python) -> str:

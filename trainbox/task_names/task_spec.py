@@ -123,6 +123,30 @@ def _classes(file: Path) -> list[str]:
     return [node.name for node in body if isinstance(node, ast.ClassDef) and node.bases]
 
 
+def only_defined_tasks(file: Path) -> list[str]:
+    """Return the tasks of a file that does nothing but define them, or [] if it may do more.
+
+    Values may be computed, such as the weights of a generator of data.
+    """
+    if "trainbox" not in _imported(file):
+        return []
+    body, tasks = _parsed(file).body, list[str]()
+    own = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for node in body:
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node, ast.ClassDef):
+            bases = {base.attr if isinstance(base, ast.Attribute) else "" for base in node.bases}
+            bases |= {base.id for base in node.bases if isinstance(base, ast.Name)}
+            tasks += [node.name] if bases & {"Task", "Classification", *tasks} else []
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+            if names & own:  # such as result = main()
+                return []
+        elif not (is_text or isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef)):
+            return []
+    return tasks
+
+
 def _parsed(file: Path) -> ast.Module:
     """Return the code of a file. If it cannot be parsed, the module is empty.
 

@@ -691,6 +691,52 @@ def test_a_refused_run(forked: Trainbox, words: tuple[str, ...], text: str) -> N
     assert not (forked.folder / "ran").exists()
 
 
+TASKS = """
+import os
+from trainbox import Classification, Task
+SEED = int("7")
+class Base(Task):
+    epochs = 1
+class Rings(Base):
+    \"\"\"A task.\"\"\"
+def helper():
+    open(os.environ["TRAINBOX_RUN"] + "/weights.pt", "w").close()
+"""
+LINE = "only defines a task, and trained nothing: `trainbox train train.py:"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (TASKS, f"{LINE}Rings` trains it"),
+        (
+            "import trainbox\nW = int('7')\nclass Spots(trainbox.Classification): pass",
+            f"{LINE}Spots` trains it",
+        ),
+        (f"{TASKS}\nhelper()", ""),
+        (f"{TASKS}\nresult = helper()", ""),
+        (f"{TASKS}\nif __name__ == '__main__':\n    helper()", ""),
+        (f"{TASKS}\nprint('trained')", ""),
+        ("import trainbox\nW = int('7')\nclass Net(object): pass", ""),
+        ("W = int('7')\nclass Task: pass\nclass Rings(Task): pass", ""),
+    ],
+)
+def test_a_file_that_only_defines_a_task_names_the_command_for_it(
+    forked: Trainbox, text: str, line: str
+) -> None:
+    ended = forked(*ONE, "--run", "r", "--device", "cpu", script(forked, text))
+    assert ended.code == 0, ended.err
+    assert ("only defines a task" in ended.err) is bool(line)
+    assert line in ended.err
+
+
+def test_a_task_file_that_prints_is_a_script(forked: Trainbox) -> None:
+    (forked.folder / "other.py").write_text("print('trained')")
+    ended = forked(*ONE, "--run", "r", "--device", "cpu", script(forked, f"import other\n{TASKS}"))
+    assert (ended.code, ended.out) == (0, "trained\n")
+    assert "only defines" not in ended.err
+
+
 def test_commands_that_a_script_starts_have_folders_of_their_own(forked: Trainbox) -> None:
     script(forked, "import os; print(os.environ['TRAINBOX_RUN'])", "inner.py")
     outer = """
