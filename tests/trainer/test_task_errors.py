@@ -399,6 +399,14 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
      "task Tiny: build_model() returned the class Linear: return an nn.Module"),
     "an iterable dataset": (Tiny, {"train_dataset": lambda *_args: Endless()},
      "task Tiny: train_dataset() returned Endless: return a map-style dataset"),
+    "a dict of columns": (Three, {"train_dataset": _given(
+        {"x": torch.zeros(26, 4), "y": torch.arange(26) % 3})},
+     "task Three: train_dataset() returned a dict of x, y, which has no examples 0, 1, ...: return "
+     "TensorDataset(x, y)"),
+    "a dict of columns to validate": (Tiny, {"validation_dataset": _given({"inputs": torch.zeros(
+        20, 4), "targets": torch.zeros(20)})},
+     "task Tiny: validation_dataset() returned a dict of inputs, targets, which has no examples 0, "
+     "1, ...: return TensorDataset(inputs, targets)"),
     "a label out of range in memory": (Three,
      {"train_dataset": _labelled(torch.tensor([0, 7] * 40))}, "task Three: the labels are from 0 "
      "to 7, but class_names has 3 names: number the classes from 0 to 2"),
@@ -979,6 +987,13 @@ def test_a_layer_that_losses_create_is_noted(here: Here, is_new: bool) -> None:
     out = here.train(rehearses=True, max_steps=2)
     text = "note       a step creates the layer PReLU, which is neither trained nor saved: create"
     assert (text in out, "creates the layer" in out) == (is_new, is_new)
+
+
+def test_a_dict_of_examples_is_a_dataset(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = dict.fromkeys(range(26), (_ZEROS, 1))
+    monkeypatch.setattr(Three, "train_dataset", _given(examples))
+    words = ("train", f"{Three.__module__}:Three", "--device", "cpu", "--max-steps", "2")
+    here.succeeds(*words, "--workers", "0", "--run", "r")
 
 
 def test_a_classification_with_other_statistics_has_no_confusion_matrix(

@@ -171,6 +171,12 @@ def checked_dataset(task: Task, method: str, returned: Any) -> "Dataset[Any]":
             "labels)"
         )
         raise wrong_result(task, method, returned, wanted)
+    if isinstance(returned, dict) and returned and 0 not in returned:
+        names = ", ".join(map(str, returned))
+        raise WrongUse(
+            f"task {_name(task)}: {method}() returned a dict of {names}, which has no examples "
+            f"0, 1, ...: return TensorDataset({names})"
+        )
     if isinstance(returned, TensorDataset) and _has_collate(task):
         raise WrongUse(
             f"task {_name(task)}: {method}() returned a TensorDataset, whose batches do not need "
