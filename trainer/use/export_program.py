@@ -37,6 +37,10 @@ _REMEDIES = {
         "pack_padded_sequence()"
     ),
 }
+_OF_SCRIPTS = (
+    "leave out torch.jit.script() and torch.jit.trace() in build_model(), and export this run with "
+    "--anyway, whose weights have the same names without them"
+)
 
 # Shape suffix: B examples of a batch.
 
@@ -128,9 +132,10 @@ def export_program(task: Task, model: nn.Module, batch: Any) -> Exported:
         WrongUse: The task or torch cannot do this.
     """
     name = type(task).__name__
+    remedy = _OF_SCRIPTS if any(map(_is_scripted, model.modules())) else None
     tensors = tensors_in(batch)
     preparation = PreparedModel(task, model, batch, range(len(tensors)), whole=False)
-    prepared = _export(preparation, tensors, f"task {name}: prepare() or statistics()")
+    prepared = _export(preparation, tensors, f"task {name}: prepare() or statistics()", remedy)
     # Follow the arguments of the model back to the inputs, but not to the number of examples.
     needed = {prepared.graph.output_node()}
     for node in reversed(prepared.graph.nodes):
@@ -145,7 +150,7 @@ def export_program(task: Task, model: nn.Module, batch: Any) -> Exported:
             "it first with tensors that depend on the batch"
         )
     chosen = PreparedModel(task, model, batch, used)
-    program = _export(chosen, [tensors[index] for index in used], f"task {name}: the model")
+    program = _export(chosen, [tensors[index] for index in used], f"task {name}: the model", remedy)
     return Exported(program, _named(batch, used))
 
 
@@ -159,10 +164,16 @@ def _named(batch: Any, used: list[int]) -> dict[str, int]:
     return dict(zip(names, used, strict=True))
 
 
-def _export(module: nn.Module, inputs: list[Tensor], what: str) -> ExportedProgram:
-    """Export `module` with a dynamic batch dimension, or raise WrongUse."""
+def _is_scripted(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def _export(
+    module: nn.Module, inputs: list[Tensor], what: str, remedy: str | None
+) -> ExportedProgram:
+    """Export `module` with a dynamic batch dimension, or raise WrongUse with the `remedy`."""
     batch = torch.export.Dim("batch")
-    with errors_of_torch(f"{what} cannot be exported"):
+    with errors_of_torch(f"{what} cannot be exported", remedy):
         return torch.export.export(
             module.eval(), tuple(inputs), dynamic_shapes=(tuple({0: batch} for _ in inputs),)
         )

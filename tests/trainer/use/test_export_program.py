@@ -1,5 +1,6 @@
 """The function of the examples that is exported: `prepare`, the model and no label."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,8 +172,23 @@ class _Invented(_Plain):
         return torch.ones(batch[0].shape[0], 4), batch[1]
 
 
+def _scripted() -> list[nn.Module]:
+    """Return a scripted, a traced, and a partly scripted model."""
+    layer = nn.Linear(4, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch advises against its TorchScript
+        scripted = torch.jit.script(layer)
+        traced = torch.jit.trace(layer, torch.zeros(2, 4))
+    return [scripted, traced, nn.Sequential(scripted, nn.Flatten(0))]
+
+
+_OF_SCRIPTS = (
+    "): leave out torch.jit.script() and torch.jit.trace() in build_model(), and export this run "
+    "with --anyway, whose weights have the same names without them"
+)
 # fmt: off
 _TASKS = [
+    *((_Plain(), model, _OF_SCRIPTS) for model in _scripted()),
     (_Plain(), _Branches(), "task _Plain: the model cannot be exported (Could not guard on "
      "data-dependent expression Eq(u0, 1) (unhinted: Eq(u0, 1)).  (Size-like symbols: none)): "
      "its code branches on values of tensors: use torch.where("),
