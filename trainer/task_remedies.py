@@ -91,6 +91,9 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"Boolean value of Tensor.* in (\w+Loss)\.__init__\b": (
         r'nn.\1(...) takes options: write nn.\1(reduction="none")(output, targets)'
     ),
+    r"must be Tensor, not (ReLU|\w*[a-z]LU|Tanh|Sigmoid|Flatten|Dropout)\b": (
+        r"nn.\1(...) takes options: write nn.\1()(x)"
+    ),
     r'"(?:log_softmax\w*|host_softmax)" not implemented for .* in .*\bcross_entropy\b': (
         "cross_entropy takes the output of the model before the labels: swap the two arguments"
     ),

@@ -757,6 +757,15 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a softmax of whole numbers": (Three, {"losses": lambda _task, model, batch:
         {"ce": model(batch[0]).sum(1) * nn.functional.log_softmax(batch[1], 0)}},
      "): fix the task; "),
+    "a layer of nn that is built instead of called": (Three, {"build_model": lambda _task:
+        _Returning(lambda logits_B3: nn.functional.softplus(nn.LeakyReLU(logits_B3)))},
+     "): nn.LeakyReLU(...) takes options: write nn.LeakyReLU()(x); "),
+    "an activation of nn that is built instead of called": (Three, {"build_model": lambda _task:
+        _Returning(lambda logits_B3: torch.exp(nn.ReLU(logits_B3)))},
+     "): nn.ReLU(...) takes options: write nn.ReLU()(x); "),
+    "a layer without its input": (Three, {"build_model": lambda _task:
+        _Returning(lambda logits_B3: torch.exp(nn.Identity()))},
+     "): fix the task; "),
     "a branch on a batch": (Three, {"losses": lambda _task, model, batch:
         {"ce": model(batch[0]) if model(batch[0]) else 0}},
      "): fix the task; "),
