@@ -170,15 +170,14 @@ def check_folder(command: str, run: Path) -> None:
     around = next((f for f in run.parents if all((f / n).is_file() for n in of_run)), None)
     if around is not None and run.exists() and not (run / CONFIG).exists():
         raise WrongUse(f"{command} {run}: this is a part of a run: did you mean {around}?")
-    if not run.is_dir() and is_task(str(run)):
-        line = command_line("train", shlex.quote(str(run)))
-        raise WrongUse(
-            f"{command} {run}: this is a task: give the folder of a run, as `{line}` prints it"
-        )
     if run.is_file():
         raise WrongUse(f"{command} {run}: this is a file: {near_runs(run)}")
     if not run.is_dir():
-        raise WrongUse(f"{command} {run}: the folder does not exist: {near_runs(run)}")
+        of_task = ""
+        if is_task(str(run)):
+            line = command_line("train", shlex.quote(str(run)))
+            of_task = f"give the folder of a run of this task, as `{line}` prints it"
+        raise WrongUse(f"{command} {run}: the folder does not exist: {near_runs(run, of_task)}")
 
 
 def check_run(command: str, run: Path, *others: str) -> None:

@@ -857,13 +857,13 @@ def test_the_name_of_a_task_in_another_form_has_a_cure(check: Command, tmp_path:
         ("evaluate mine/a/logs", "this is a part of a run: did you mean mine/a?"),
         (
             "evaluate my.py:C",
-            "evaluate my.py:C: this is a task: give the folder of a run, as `trainbox train "
-            "my.py:C` prints it",
+            "evaluate my.py:C: the folder does not exist: give the folder of a run of this task, "
+            "as `trainbox train my.py:C` prints it",
         ),
         (
             "export digits",
-            "export digits: this is a task: give the folder of a run, as `trainbox train digits` "
-            "prints it",
+            "export digits: the folder does not exist: give the folder of a run of this task, as "
+            "`trainbox train digits` prints it",
         ),
         ("predict mine/a/logs mine/a", "the run comes before the files: `trainbox predict mine/a "),
         ("run digits", "it is a task: `trainbox train digits`"),
