@@ -119,7 +119,7 @@ class JobState:
             raise WrongUse(
                 f"the model has changed since it was built ({changed}), so a resume could not load "
                 "a checkpoint: create all parameters and buffers in build_model(), with their "
-                "final shapes and types"
+                "final shapes and types, or run an example through the model there"
             )
         now = {} if strategy.forward_is_collective else dict(self.model.named_parameters())
         for name, parameter in self._trained.items():

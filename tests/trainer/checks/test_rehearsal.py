@@ -179,7 +179,8 @@ _KINDS = [
     ("counter", "task Tiny: _Counting.calls changes the training: step 3 has other bits, first in "
      "the loss squared_error, if it is 11, as at the end, and checkpoints leave it out: make it a"),
     ("made", r"the model has changed since it was built \(late: missing -> shape \(3,\)\), so a "
-     r"resume could not load a checkpoint: create all parameters and buffers in build_model\(\)"),
+     r"resume could not load a checkpoint: create all parameters and buffers in build_model\(\), "
+     r"with their final shapes and types, or run an example through the model there"),
 ]
 # fmt: on
 
