@@ -172,8 +172,9 @@ class Task:
     def statistics(self, model: "nn.Module", batch: Any) -> "dict[str, Tensor]":
         """Return sums over the examples of the batch, `{name: tensor of any shape}`.
 
-        Their sums over the validation set are the totals for `metrics`. Gradients are off. The
-        default is `{"loss": ()}`, the sum of all losses of the batch, and the sum of each of the
+        Their sums over the validation set are the totals for `metrics`. Gradients are off, so a
+        derivative, also one in `losses`, needs `with torch.enable_grad():`. The default is
+        `{"loss": ()}`, the sum of all losses of the batch, and the sum of each of the
         `train_metrics`.
         """
         sums = {name: value_B.float().sum() for name, value_B in self.losses(model, batch).items()}

@@ -35,6 +35,8 @@ def _of_fixed_batch(match: re.Match[str]) -> str:
     return ""
 
 
+# The forms of a norm, by the number of dimensions of its inputs.
+_FORMS = {"2": "1d", "3": "1d", "4": "2d", "5": "3d"}
 # Patterns of torch's and Python's errors for common mistakes, with the fix. The first match counts.
 _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"takes 0 positional arguments but 1 was given": (
@@ -133,6 +135,15 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"Weights only load failed": (
         "the file has more than tensors: save model.state_dict() instead of the model, or use "
         "weights_only=False for a file that you trust"
+    ),
+    r"(statistics|predictions|figures)\(\) raised RuntimeError: "
+    r"(element 0 of tensors|One of the differentiated Tensors) does not require grad": (
+        "gradients are off in a validation: write `with torch.enable_grad():` around what needs "
+        "them, also in losses() if statistics() calls it"
+    ),
+    r"expected .*D input \(got ([2-5])D input\)": lambda match: (
+        f"this norm is for inputs of other dimensions: use its form {_FORMS[match[1]]}, such as "
+        f"nn.BatchNorm{_FORMS[match[1]]}"
     ),
     r"(?i)double.*float|float.*double": (
         "float64 meets float32: convert the inputs, the targets or the model with .float()"

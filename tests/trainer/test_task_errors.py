@@ -320,11 +320,22 @@ def losses(task: Task, _model: Any, _batch: Any) -> None:
     task.calls = 1  # type: ignore[attr-defined]
 
 
+def statistics(_task: Task, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    return _with_derivative(model, batch[0])
+
+
 def with_data(task: Three, _data_dir: Path) -> Task:
     return dataclasses.replace(task, class_names=("a",))
 
 
 _ZEROS = torch.zeros(4)
+
+
+def _with_derivative(model: nn.Module, inputs_B4: Tensor) -> dict[str, Tensor]:
+    inputs_B4 = inputs_B4.clone().requires_grad_()
+    outputs_B = model(inputs_B4)
+    slope_B4 = torch.autograd.grad(outputs_B.sum(), inputs_B4, create_graph=True)[0]
+    return {"loss": slope_B4.square().sum(1) + outputs_B.square()}
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -521,6 +532,24 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a change in place": (Three, {"build_model": lambda _task: _Returning(
         lambda logits_B3: [h := logits_B3.sigmoid(), h.square(), h.add_(1)][1])},
      "write h = h + 1 instead of h += 1, and leave out inplace=True and the functions that end"),
+    "a derivative in losses": (Tiny, {
+        "losses": lambda _task, model, batch: _with_derivative(model, batch[0])},
+     "): gradients are off in a validation: write `with torch.enable_grad():` around what needs "),
+    "a derivative in statistics": (Tiny, {
+        "statistics": statistics},
+     "): gradients are off in a validation: write `with torch.enable_grad():` around what needs "),
+    **{
+        f"a norm for {kind.__name__}": (Three, {"train_dataset": _given(TensorDataset(
+            torch.zeros(26, *size), torch.zeros(26, dtype=torch.int64))),
+         "build_model": lambda _task, kind=kind, size=size: kind(size[0])},
+         f": this norm is for inputs of other dimensions: use its form {form}, such as "
+         f"nn.BatchNorm{form}; traceback")
+        for kind, size, form in (
+            (nn.BatchNorm2d, (4,), "1d"),
+            (nn.BatchNorm1d, (4, 5, 5), "2d"),
+            (nn.BatchNorm2d, (4, 5, 5, 5), "3d"),
+        )
+    },
     "half precision": (Three, {"build_model": lambda _task: nn.Linear(4, 3).half()},
      ": half precision meets float32: remove .half() and .bfloat16(), and use --precision bf16"),
     "bfloat16": (Three, {"build_model": lambda _task: nn.Linear(4, 3).bfloat16()},
