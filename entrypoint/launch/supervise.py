@@ -27,7 +27,7 @@ from trainbox.processes.process_tree import (
     start_child,
     wait_for_tree,
 )
-from trainbox.processes.streams import message
+from trainbox.processes.streams import message, stop_waiting_for_readers
 
 _POLL_S = 0.2
 # The wait for a process after `kill_tree`. A hang in a GPU's driver may never end.
@@ -117,6 +117,8 @@ def supervise(
     stop, fault = Stop(kind, stop_budget_s), None
     while (code := _ended(child)) is None:
         fault = fault or _fault(watch, None if received else failed)
+        if fault:
+            stop_waiting_for_readers()
         # The signal comes first, because the message may wait for its reader.
         match stop.next(received, fault, time.monotonic()):
             case Send(number, text):
@@ -141,6 +143,7 @@ def _note_signals(received: list[int]) -> None:
 
     def note(number: int, _frame: FrameType | None) -> None:
         nonlocal received_at_s
+        stop_waiting_for_readers()
         now_s = time.monotonic()
         if not received or now_s - received_at_s > _ECHO_S:
             received.append(number)

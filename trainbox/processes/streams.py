@@ -2,11 +2,14 @@
 
 import contextlib
 import io
+import math
 import os
 import select
 import sys
 from typing import Any, TextIO
 
+_MOST_WAIT_S = 10.0
+_LOOK_EVERY_S = 0.2
 _LONGEST_MESSAGE = 1000
 _LONGEST_VALUE = 200  # a longer word of a message that is too long would hide the reason
 
@@ -130,6 +133,20 @@ def discard(descriptor: int) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), descriptor)
 
 
+class Readers:
+    """How long a write waits for a reader that reads nothing, such as a pager."""
+
+    most_s = math.inf
+
+
+def stop_waiting_for_readers() -> None:
+    """From now on, drop the output of a stream whose reader reads nothing for ten seconds.
+
+    Call this at the request to stop, which a reader must not delay for ever.
+    """
+    Readers.most_s = _MOST_WAIT_S
+
+
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
     """Write all of `data`, also if another program has set the stream to non-blocking.
 
@@ -137,10 +154,17 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
         OSError: The write failed.
     """
     rest = memoryview(data).cast("B")
+    room = select.poll()  # `select.select` refuses a descriptor above 1023
+    room.register(descriptor, select.POLLOUT)
+    waited_s = 0.0
     while rest:
-        try:
-            rest = rest[os.write(descriptor, rest) :]
-        except BlockingIOError:
-            room = select.poll()  # `select.select` refuses a descriptor above 1023
-            room.register(descriptor, select.POLLOUT)
-            room.poll()
+        if not room.poll(1000 * _LOOK_EVERY_S):
+            waited_s += _LOOK_EVERY_S
+            if waited_s > Readers.most_s:
+                discard(descriptor)
+                return
+            continue
+        with contextlib.suppress(BlockingIOError):
+            # A pipe with room takes this many bytes without waiting.
+            rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]
+            waited_s = 0.0

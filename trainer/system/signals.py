@@ -16,6 +16,7 @@ from trainbox.errors import INTERRUPT, Stopped
 from trainbox.processes import process_tree
 from trainbox.processes.environment import Internal
 from trainbox.processes.process_tree import die_with_parent
+from trainbox.processes.streams import stop_waiting_for_readers
 
 # Signals that request a checkpoint and a stop, with the names for messages.
 STOP_SIGNALS = {
@@ -54,6 +55,7 @@ class StopRequest:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.signal_name = STOP_SIGNALS[signal.Signals(number)]
+        stop_waiting_for_readers()
 
     def __bool__(self) -> bool:
         return self.signal_name is not None

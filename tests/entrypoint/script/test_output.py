@@ -1,7 +1,10 @@
 """The output of the ranks: logs of bounded size, whole lines, prefixes and reports."""
 
 import io
+import json
 import os
+import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +13,11 @@ from typing import Any
 import pytest
 
 from entrypoint.script.output import Log, Pipes, Stream, reported
+from tests.support.commands import clean_environment, wait_until
+from tests.support.paths import ROOT
 from trainbox.errors import StorageFailure
+from trainbox.processes import streams
+from trainbox.processes.programs import ENTRYPOINT, command_of
 from trainbox.processes.streams import write_all
 
 
@@ -162,3 +169,46 @@ def test_a_slow_reader_gets_all_of_the_output(pipe: tuple[int, int], blocking: b
         read += os.read(pipe[0], 1000)
     writer.join()
     assert read == data
+
+
+def test_only_a_stop_does_not_wait_for_a_reader(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams.Readers, "most_s", streams.Readers.most_s)
+    monkeypatch.setattr(streams, "_MOST_WAIT_S", 0.3)
+    writer = threading.Thread(target=write_all, args=(pipe[1], bytes(2**20)))
+    writer.start()
+    writer.join(1)
+    assert writer.is_alive()
+    streams.stop_waiting_for_readers()
+    writer.join()
+    write_all(pipe[1], b"to nobody")
+    assert set(os.read(pipe[0], 2**20)) == {0}
+
+
+_SPAM = """
+import sys, time
+print("begun", file=sys.stderr, flush=True)
+while True:
+    print(999 * "x", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streams_of", ["out", "out and err"])
+def test_a_script_whose_output_nobody_reads_can_be_stopped(tmp_path: Path, streams_of: str) -> None:
+    (tmp_path / "spam.py").write_text(_SPAM)
+    command = [*command_of(ENTRYPOINT, "run"), "--run", "r", "--device", "cpu", "spam.py"]
+    log = tmp_path / "runs/r/logs/rank-0.log"
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=clean_environment(PYTHONPATH=str(ROOT)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if streams_of == "out and err" else subprocess.DEVNULL,
+    ) as process:
+        wait_until(lambda: log.exists() and log.stat().st_size > 2**15, process)
+        process.terminate()
+        assert process.wait(120) == 128 + signal.SIGTERM
+    manifest = json.loads((tmp_path / "runs/r/manifest.json").read_text())
+    assert manifest["starts"][0]["exit_code"] == 128 + signal.SIGTERM
