@@ -27,14 +27,16 @@ def _of_whole_batch(match: re.Match[str]) -> str:
 
 
 def _of_fixed_batch(match: re.Match[str]) -> str:
-    """Return the cure for a view to sizes whose first one is no batch of this number of values."""
+    """Return the cure for a view of a smaller last batch to sizes that begin with a whole one."""
     first, *sizes = (int(size) for size in match[1].split(","))
-    others, count = abs(math.prod(sizes)), int(match[2])  # -1 fits any number
-    if sizes and first > 0 and (count % others == 0 or -1 in sizes):
-        return f"batches have different numbers of examples: write x.shape[0] instead of {first}"
-    return ""
+    others, count = math.prod(size for size in sizes if size != -1), int(match[2])
+    fits = others > 0 and count % others == 0 and (-1 in sizes or count // others < first)
+    return _IF_FIXED.format(first) if sizes and fits else ""
 
 
+_IF_FIXED = (
+    "batches have different numbers of examples: if {} is written there, write x.shape[0] instead"
+)
 # The forms of a norm, by the number of dimensions of its inputs.
 _FORMS = {"2": "1d", "3": "1d", "4": "2d", "5": "3d"}
 # Patterns of torch's and Python's errors for common mistakes, with the fix. The first match counts.
@@ -44,6 +46,10 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
     ),
     r"import raised (?:TypeError: \w+\.__init__\(\) missing .*|FrozenInstanceError: .*)'(\w+)'": (
         r"remove __init__() and write \1: int = 32 in the class, with the type and default of \1"
+    ),
+    r"^load_state_dict\(\) raised \w+: (?!.*loading state_dict)": (
+        "the model has a load_state_dict() of its own, which a resume calls with the weights: "
+        "rename it"
     ),
     r"loading state_dict ": (
         "remove load_state_dict() and give the file with --init, which loads the tensors whose "
@@ -64,7 +70,7 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"build_optimizer\(\) raised AttributeError: .* attribute '(\w*(?:parameters|modules))'": (
         r"write model.\1(): the task is not the model"
     ),
-    r"build_optimizer\(\) raised TypeError: .*NoneType": (
+    r"build_optimizer\(\) raised TypeError: '<=?' not supported between .*NoneType": (
         "weight_decay is None without --weight-decay: write weight_decay = 0.01 in the class for "
         "a default"
     ),
@@ -72,10 +78,11 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
         "a key of validations is one of these names, which metrics() returns"
     ),
     r"schedule\(\) raised (?:IndexError|ValueError: m\w+\(\)).*no validation yet": (
-        "validations is empty until the first one: begin with `if not validations: return 1.0`"
+        "validations is empty until the first one: if schedule() reads it without a check, begin "
+        "with `if not validations: return 1.0`"
     ),
     r"schedule\(\) raised ZeroDivisionError": (
-        "a divisor is 0, as step at the start and warmup_steps without --warmup-epochs: write "
+        "a divisor is 0, such as step at the start, or warmup_steps without --warmup-epochs: write "
         "max(1, DIVISOR)"
     ),
     r"forward\(\) missing .*\(the model got (?!a )": (
@@ -142,8 +149,8 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
         "them, also in losses() if statistics() calls it"
     ),
     r"expected .*D input \(got ([2-5])D input\)": lambda match: (
-        f"this norm is for inputs of other dimensions: use its form {_FORMS[match[1]]}, such as "
-        f"nn.BatchNorm{_FORMS[match[1]]}"
+        f"this norm is for inputs of other dimensions: use its form {_FORMS[match[1]]}, or add a "
+        "channel to pictures (B, H, W) with x.unsqueeze(1)"
     ),
     r"(?i)double.*float|float.*double": (
         "float64 meets float32: convert the inputs, the targets or the model with .float()"
@@ -208,7 +215,8 @@ _REMEDIES: dict[str, str | Callable[[re.Match[str]], str]] = {
     ),
     r"shape '\[([-\d, ]+)\]' is invalid for input of size (\d+)": _of_fixed_batch,
     r"Expected hidden(?:\[\d\])? size \((\d+), \d+, (\d+)\), got \[\1, (\d+), \2\]": (
-        r"batches have different numbers of examples: give the state x.shape[0] instead of \3"
+        _IF_FIXED.format(r"\3") + "; if the first dimension of its input is the batch, add "
+        "batch_first=True"
     ),
     r"(has|have|must|should) (to )?be (between|positive|greater|less|non-negative|in )": (
         "correct the value of --set, or the value in the task"

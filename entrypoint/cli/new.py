@@ -28,7 +28,7 @@ def new(kind: str, path: Path) -> None:
     """
     if path.suffix != ".py":
         stem = path.stem if path.suffix[1:].isalpha() else path.name  # not of v1.2
-        meant = path.with_name(f"{stem.replace('.', '_')}.py")
+        meant = path.parent / f"{stem.strip('.').replace('.', '_') or 'mine'}.py"
         raise WrongUse(f"new {path}: this is not the name of a Python file: did you mean {meant}?")
     check_name(path)
     text = (_TEMPLATES / f"{kind}.py.txt").read_text(encoding="utf-8")

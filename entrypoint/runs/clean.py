@@ -25,6 +25,8 @@ _OF_A_START = {
     *("digests.jsonl", "config.json.tmp", "manifest.json.tmp"),
 }
 
+_KEPT = 2  # checkpoints from which a training can resume
+
 
 @dataclass(frozen=True)
 class Leftover:
@@ -82,6 +84,8 @@ def _unneeded(folder: Path) -> tuple[Path, ...]:
     """
     run_id = (object_if_valid(folder / MANIFEST) or {}).get("run_id")
     checkpoints = ListedCheckpoints(folder, run_id)
+    if len(checkpoints.steps) <= _KEPT:
+        return ()
     usable = (step for step in reversed(checkpoints.steps) if _is_usable(checkpoints, step))
     newest, second = next(usable, None), next(usable, None)
     if newest is None or second is None:

@@ -127,8 +127,6 @@ def run(asked: ScriptRun) -> int:
         except Failure as error:  # such as a GPU that is not fit for a restart
             message(str(error))
             code = code or error.exit_code
-            for start in manifest["starts"][-1:]:
-                start.setdefault("exit_code", code)
             with contextlib.suppress(StorageFailure):  # the message above may be about it
                 folder.write_json(MANIFEST, manifest)
             break
@@ -291,20 +289,24 @@ def _run_once(
         manifest["starts"] = [*manifest["starts"], entry]
         with contextlib.suppress(StorageFailure):  # it is reported at the end of the start
             folder.write_json(MANIFEST, manifest)
-        ending = supervise(
-            plan.argv,
-            {**os.environ, **plan.env, Internal.PIPES: str(pipes_folder)},
-            watch=watch,
-            kind=replace(
-                SCRIPT_RUN,
-                ended_by=lambda number: ended_by(number, folder.path),
-                has_saved=functools.partial(_has_saved, folder.path, saved_files(folder.path)),
-            ),
-            on_start=pipes.start,
-            received=received,
-            failed=functools.partial(_fault, folder, hang),
-            work=work,
-        )
+        try:
+            ending = supervise(
+                plan.argv,
+                {**os.environ, **plan.env, Internal.PIPES: str(pipes_folder)},
+                watch=watch,
+                kind=replace(
+                    SCRIPT_RUN,
+                    ended_by=lambda number: ended_by(number, folder.path),
+                    has_saved=functools.partial(_has_saved, folder.path, saved_files(folder.path)),
+                ),
+                on_start=pipes.start,
+                received=received,
+                failed=functools.partial(_fault, folder, hang),
+                work=work,
+            )
+        except Failure as error:  # such as a limit on processes
+            entry["exit_code"] = error.exit_code
+            raise
         if watch is not None:
             watch.final_check()  # reads the energy since the last reading, and logs a late Xid
         # Workers of a script that was killed or stopped end as well, a few seconds after it.

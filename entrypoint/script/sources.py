@@ -14,10 +14,9 @@ from entrypoint.system.revision import repository, revision
 from trainbox.disclosure.secret_rule import without_secrets
 from trainbox.files.build_info import git
 from trainbox.files.regular_files import open_regular, read_bytes, replacing
-from trainbox.folders.record_folder import TEXTS
+from trainbox.folders.record_folder import DIFF, TEXTS
 from trainbox.processes.streams import message
 
-DIFF = "changes.diff"
 _MOST_BYTES = 2**20  # of all texts together; a larger file is data
 _SETTINGS = (".yaml", ".yml", ".toml", ".json", ".jsonnet", ".cfg", ".ini", ".conf", ".gin")
 _CODE = (".py", ".pyx", ".sh", ".c", ".cc", ".cpp", ".h", ".hpp", ".cu", ".cuh", ".jinja")

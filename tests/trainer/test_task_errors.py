@@ -231,11 +231,6 @@ class _Nested(nn.Linear):
         return {"layer": super().state_dict()}
 
 
-class _Loading(nn.Linear):
-    def load_state_dict(self, path: Any) -> None:  # type: ignore[override]
-        super().load_state_dict(torch.load(path))
-
-
 @dataclasses.dataclass
 class _Compared(nn.Module):
     size: int = 4
@@ -414,6 +409,12 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         {"x": torch.zeros(26, 4), "y": torch.arange(26) % 3})},
      "task Three: train_dataset() returned a dict of x, y, which has no examples 0, 1, ...: return "
      "TensorDataset(x, y)"),
+    "a dict of splits": (Three, {"train_dataset": _given({"train": [1, 2], "test": [3]})},
+     "task Three: train_dataset() returned a dict of train, test, which has no examples 0, 1, ...: "
+     "return a dataset of examples"),
+    "a dict of many examples": (Three, {"train_dataset": _given(dict.fromkeys(range(1, 99), 0))},
+     "task Three: train_dataset() returned a dict of 1, 2, 3, ..., which has no examples 0, 1, "
+     "...: return a dataset of examples"),
     "a dict of columns to validate": (Tiny, {"validation_dataset": _given({"inputs": torch.zeros(
         20, 4), "targets": torch.zeros(20)})},
      "task Tiny: validation_dataset() returned a dict of inputs, targets, which has no examples 0, "
@@ -508,8 +509,6 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a state_dict() that is nested": (Three, {"build_model": lambda _task: _Nested(4, 3)},
      "task Three: model.load_state_dict() fails with RuntimeError: Error(s) in loading state_dict "
      "for _Nested: rename _Nested.state_dict, which takes the place of nn.Module.state_dict\n"),
-    "a load_state_dict() that reads a file": (Three, {"build_model": lambda _: _Loading(4, 3)},
-     ": rename _Loading.load_state_dict, which takes the place of nn.Module.load_state_dict\n"),
     **{
         f"a model with {name} = {value!r}": (Three, {"build_model": _with(name, value)},
          f"task Three: model.{name}() fails with TypeError: {text}: rename Linear.{name}, which "
@@ -517,7 +516,7 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         for name, value, text in (
             ("train", True, "'bool' object is not callable"),
             ("modules", ["a"], "'list' object is not callable"),
-            ("modules", lambda: ["a"], "it has 'a' instead of a Module"),
+            ("modules", lambda: ["a"], "it has a str instead of a Module"),
             ("parameters", {"n": 3}, "'dict' object is not callable"),
         )
     },
@@ -542,8 +541,8 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         f"a norm for {kind.__name__}": (Three, {"train_dataset": _given(TensorDataset(
             torch.zeros(26, *size), torch.zeros(26, dtype=torch.int64))),
          "build_model": lambda _task, kind=kind, size=size: kind(size[0])},
-         f": this norm is for inputs of other dimensions: use its form {form}, such as "
-         f"nn.BatchNorm{form}; traceback")
+         f": this norm is for inputs of other dimensions: use its form {form}, or add a channel "
+         "to pictures (B, H, W) with x.unsqueeze(1); traceback")
         for kind, size, form in (
             (nn.BatchNorm2d, (4,), "1d"),
             (nn.BatchNorm1d, (4, 5, 5), "2d"),
@@ -736,18 +735,18 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         {"bce": nn.MSELoss(model(batch[0]), batch[1], reduction="none")}},
      '): nn.MSELoss(...) takes options: write nn.MSELoss(reduction="none")(output, targets); '),
     "a schedule of the last loss": (Tiny, {"schedule": _of_last_loss},
-     "; there is no validation yet): validations is empty until the first one: begin with `if not "
-     "validations: return 1.0`; "),
+     "; there is no validation yet): validations is empty until the first one: if schedule() "
+     "reads it without a check, begin with `if not validations: return 1.0`; "),
     "a schedule of the best loss": (Tiny, {"schedule": _of_best_loss},
-     "; there is no validation yet): validations is empty until the first one: begin with `if not "
-     "validations: return 1.0`; "),
+     "; there is no validation yet): validations is empty until the first one: if schedule() "
+     "reads it without a check, begin with `if not validations: return 1.0`; "),
     "a schedule of too few factors": (Tiny, {"schedule": _of_two_steps}, "): fix the task; "),
     "a schedule that divides by the warm-up": (Tiny, {"schedule": _of_warmup},
-     "): a divisor is 0, as step at the start and warmup_steps without --warmup-epochs: write "
-     "max(1, DIVISOR); "),
+     "): a divisor is 0, such as step at the start, or warmup_steps without --warmup-epochs: "
+     "write max(1, DIVISOR); "),
     "a schedule of 1 over the root of the step": (Tiny, {"schedule": _of_step},
-     "): a divisor is 0, as step at the start and warmup_steps without --warmup-epochs: write "
-     "max(1, DIVISOR); "),
+     "): a divisor is 0, such as step at the start, or warmup_steps without --warmup-epochs: "
+     "write max(1, DIVISOR); "),
     "the weight decay of an AdamW": (Tiny, {"build_optimizer": lambda _task, model, _name, rate,
         weight_decay: torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=weight_decay)},
      "): weight_decay is None without --weight-decay: write weight_decay = 0.01 in the class for "
@@ -758,19 +757,30 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
      "a default; "),
     "a view of a full batch": (Three,
      {"build_model": lambda _task: _Returning(lambda logits_B3: logits_B3.view(8, 3))},
-     "): batches have different numbers of examples: write x.shape[0] instead of 8; "),
+     "): batches have different numbers of examples: if 8 is written there, write x.shape[0] "
+     "instead; "),
     "a shape of a full batch and the rest": (Three, {"build_model": lambda _task: _Returning(
         lambda logits_B3: logits_B3[:, :, None].expand(-1, -1, 3).reshape(8, -1)[:, :3])},
-     "): batches have different numbers of examples: write x.shape[0] instead of 8; "),
+     "): batches have different numbers of examples: if 8 is written there, write x.shape[0] "
+     "instead; "),
+    "a view of no numbers": (Three,
+     {"build_model": lambda _task: _Returning(lambda logits_B3: logits_B3.view(8, 0))},
+     "): fix the task; "),
+    "a view of too few numbers": (Three,
+     {"build_model": lambda _task: _Returning(lambda logits_B3: logits_B3[:, :2].view(-1, 1)
+        .view(len(logits_B3), 1))},
+     "): fix the task; "),
     "a view of another size": (Three,
      {"build_model": lambda _task: _Returning(lambda logits_B3: logits_B3.view(-1, 5))},
      "): fix the task; "),
     "the state of a GRU for a full batch": (Three,
      {"build_model": lambda _task: _FixedState(nn.GRU(4, 3, batch_first=True), 1)},
-     "): batches have different numbers of examples: give the state x.shape[0] instead of 8; "),
+     "): batches have different numbers of examples: if 8 is written there, write x.shape[0] "
+     "instead; if the first dimension of its input is the batch, add batch_first=True; "),
     "the state of an LSTM for a full batch": (Three,
      {"build_model": lambda _task: _FixedState(nn.LSTM(4, 3, batch_first=True), 2)},
-     "): batches have different numbers of examples: give the state x.shape[0] instead of 8; "),
+     "): batches have different numbers of examples: if 8 is written there, write x.shape[0] "
+     "instead; if the first dimension of its input is the batch, add batch_first=True; "),
     "a step of an optimizer in losses": (Three, {"build_model": _two_layers, "losses": _stepped},
      ": losses() only returns the losses: remove backward() and step() from it; if it has none, "
      "write h = h + 1 instead of h += 1, and "),
@@ -1032,6 +1042,31 @@ def test_a_dict_of_examples_is_a_dataset(here: Here, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Three, "train_dataset", _given(examples))
     words = ("train", f"{Three.__module__}:Three", "--device", "cpu", "--max-steps", "2")
     here.succeeds(*words, "--workers", "0", "--run", "r")
+
+
+class _LoadsAFile(nn.Linear):
+    def load_state_dict(self, path: Any, *_others: Any) -> Any:  # type: ignore[override]
+        return super().load_state_dict(torch.load(path))
+
+
+class _ReadsAFile(nn.Linear):
+    def load_state_dict(self, path: Any, *_others: Any) -> Any:  # type: ignore[override]
+        return super().load_state_dict(torch.load(Path(path) / "weights.pt"))
+
+
+@pytest.mark.parametrize("kind", [_LoadsAFile, _ReadsAFile])
+def test_a_model_that_loads_from_a_file_names_its_method(
+    here: Here, monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module]
+) -> None:
+    here.rehearses = True
+    monkeypatch.setattr(Three, "build_model", lambda _task: kind(4, 3))
+    words = ("train", f"{Three.__module__}:Three", "--device", "cpu", "--max-steps", "2")
+    err = here.refused(*words, "--run", "r")
+    assert "task Three: load_state_dict() raised " in err
+    assert (
+        ": the model has a load_state_dict() of its own, which a resume calls with the weights: "
+        "rename it; "
+    ) in err
 
 
 def test_a_classification_with_other_statistics_has_no_confusion_matrix(

@@ -21,6 +21,7 @@ from trainbox.folders.lease import LEASE, Lease
 from trainbox.folders.write_failures import writing
 
 CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
+DIFF = "changes.diff"  # of a script: what differs from the revision of its repository
 DIGESTS = "digests.jsonl"
 WEIGHTS = "model.safetensors"  # of the best step of a training
 CHECKPOINTS, REHEARSAL = "checkpoints", "rehearsal"  # folders in the folder of a training

@@ -156,8 +156,8 @@ def without_gradient(job: Job) -> list[str]:
     first = "the first step" if steps == 1 else f"the first {steps} steps"
     return [
         f"{count:,} of {whole:,} parameters got no gradient in {first}, first {missing[0]}: use "
-        "them in forward() without a copy, detach(), no_grad() and use_reentrant=True, or set "
-        "requires_grad to False"
+        "them in forward() without a copy, detach(), no_grad() and use_reentrant=True, or, if no "
+        "later step uses them, set requires_grad to False"
     ]
 
 

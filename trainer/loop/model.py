@@ -22,7 +22,6 @@ from trainer.records.digest import tensor_digests
 
 _SHOWN = 5
 _STATISTIC = "running_mean"
-_OF_STATE = [nn.Module.state_dict, nn.Module.load_state_dict]
 # A part of the error of a model's method, and the cure if the method is not the user's own.
 _OF_METHODS = {
     r"Calling \w+\(\) is not supported yet": (
@@ -67,23 +66,22 @@ def _check_methods(task: Task, model: nn.Module) -> None:
     def each(name: str, kind: type) -> None:
         for found in getattr(model, name)():
             if not isinstance(found, kind):
-                raise TypeError(f"it has {found!r:.40} instead of a {kind.__name__}")
+                raise TypeError(f"it has a {type(found).__name__} instead of a {kind.__name__}")
 
     def train() -> None:
         model.train()
         inspect.signature(model.train).bind(True)
 
     def load_state_dict() -> None:
-        found = [getattr(model, name) for name in ("state_dict", "load_state_dict")]
-        if [getattr(each, "__func__", None) for each in found] != _OF_STATE:
+        saves, loads = type(model).state_dict, type(model).load_state_dict
+        if loads is not nn.Module.load_state_dict:  # it may change weights
+            inspect.signature(model.load_state_dict).bind({})
+        elif saves is not nn.Module.state_dict:
             model.load_state_dict(model.state_dict())
 
     uses: dict[str, Callable[[], Any]] = {
         "modules": lambda: each("modules", nn.Module),
-        "named_parameters": lambda: each("named_parameters", tuple),
         "parameters": lambda: each("parameters", Tensor),
-        "named_buffers": lambda: each("named_buffers", tuple),
-        "buffers": lambda: each("buffers", Tensor),
         "train": train,
         # It is not called, because it may change weights, such as merge those of an adapter.
         "eval": lambda: inspect.signature(model.eval).bind(),

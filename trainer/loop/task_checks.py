@@ -160,6 +160,9 @@ def checked(task: Task, method: str, returned: Any) -> Any:
     return returned
 
 
+_MOST_NAMES = 3  # of a dict that a message shows
+
+
 def checked_dataset(task: Task, method: str, returned: Any) -> "Dataset[Any]":
     """Return `returned`, the result of train_dataset() or another `method`, or raise WrongUse."""
     refuse_other_folder(_name(task), f"{method}()")
@@ -171,11 +174,14 @@ def checked_dataset(task: Task, method: str, returned: Any) -> "Dataset[Any]":
             "labels)"
         )
         raise wrong_result(task, method, returned, wanted)
-    if isinstance(returned, dict) and returned and 0 not in returned:
-        names = ", ".join(map(str, returned))
+    if type(returned) is dict and returned and 0 not in returned:
+        names = ", ".join(map(str, [*returned][:_MOST_NAMES]))
+        more = ", ..." if len(returned) > _MOST_NAMES else ""
+        are_columns = not more and all(isinstance(part, Tensor) for part in returned.values())
+        fix = f"return TensorDataset({names})" if are_columns else "return a dataset of examples"
         raise WrongUse(
-            f"task {_name(task)}: {method}() returned a dict of {names}, which has no examples "
-            f"0, 1, ...: return TensorDataset({names})"
+            f"task {_name(task)}: {method}() returned a dict of {names}{more}, which has no "
+            f"examples 0, 1, ...: {fix}"
         )
     if isinstance(returned, TensorDataset) and _has_collate(task):
         raise WrongUse(

@@ -65,7 +65,7 @@ class Study:
 
         Raises:
             KeyError: the study has no total.
-            StorageFailure: the study lacks a trial that has `begun`.
+            StorageFailure: the study lacks a trial that has `begun`, which a sweep would repeat.
             WrongUse: the study does not exist, or has other settings.
         """
         self.owner = owner or own_name()
@@ -74,7 +74,7 @@ class Study:
         self._study = _load_or_create(storage, name, sweep, begun)
         # A trial is claimed before it has a folder.
         claimed = {number for number, trial in self._numbered() if "owner" in trial.user_attrs}
-        if lost := {*begun} - claimed:
+        if sweep and (lost := {*begun} - claimed):
             raise _lost(name, lost)
         stored = self._identity(name, sweep)
         # More seeds or trials than before extend the sweep. Fewer do not shorten it.

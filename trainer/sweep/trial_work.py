@@ -9,7 +9,7 @@ from typing import Any
 from trainbox.disclosure.suggested_commands import command, run_command_line
 from trainbox.disclosure.variables import without_launch
 from trainbox.files.regular_files import object_if_valid
-from trainbox.folders.record_folder import CONFIG, MANIFEST
+from trainbox.folders.record_folder import CONFIG, DIFF, MANIFEST
 from trainbox.processes.environment import Internal
 from trainbox.processes.programs import (
     ENTRYPOINT,
@@ -128,13 +128,17 @@ def starts_of(run: Path) -> list[dict[str, Any]]:
 def sources_of(run: Path) -> dict[str, str]:
     """Return the digests of the user's files that a trial was trained with, by their names.
 
-    A script may be in a repository, whose revision is one more. What has changed between the starts
-    of a script has no digest. Nothing is returned if the manifest of the trial is lost.
+    A script may be in a repository, whose revision and changes since then are two more. What has
+    changed between the starts of a script has no digest. Nothing is returned if the manifest of the
+    trial is lost.
     """
     manifest = object_if_valid(run / MANIFEST) or {}
     sources, revision = manifest.get("sources"), manifest.get("revision")
     found = dict(sources) if isinstance(sources, dict) else {}
     if isinstance(revision, str):
-        found["revision"] = revision
-    changed = [name for start in starts_of(run) for name in start.get("changed", ())]
-    return found | dict.fromkeys(changed, "")
+        found = {DIFF: "", **found, "revision": revision}
+    starts = manifest.get("starts")
+    for start in starts if isinstance(starts, list) else []:
+        changed = start.get("changed") if isinstance(start, dict) else None
+        found |= dict.fromkeys(changed or (), "")
+    return found

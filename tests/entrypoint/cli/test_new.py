@@ -41,6 +41,8 @@ def test_a_file_that_cannot_be_new_is_refused(forked: Trainbox) -> None:
             ("q.v2.txt",),
             "new q.v2.txt: this is not the name of a Python file: did you mean q_v2.py",
         ),
+        ((".",), "new .: this is not the name of a Python file: did you mean mine.py?"),
+        (("..",), "new ..: this is not the name of a Python file: did you mean mine.py?"),
         (("v1.2",), "new v1.2: this is not the name of a Python file: did you mean v1_2.py?"),
         (("random.py",), "task file random.py has the name of the standard library's module ran"),
         (("mine.py/b.py",), "cannot write mine.py"),

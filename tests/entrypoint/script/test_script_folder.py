@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -70,13 +71,16 @@ def test_a_run_shows_the_arguments_of_its_newest_start(forked: Trainbox) -> None
     assert [start["arguments"][-1] for start in starts] == ["0.1", "0.9", "0.9"]
 
 
+_KILLS_THE_COMMAND = """
+import os, signal, sys, time
+if sys.argv[1] == "1":
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+"""
+
+
 def test_a_start_that_was_killed_with_the_command_is_recorded(forked: Trainbox) -> None:
-    (forked.folder / "train.py").write_text(
-        "import os, signal, sys, time\n"
-        "if sys.argv[1] == '1':\n"
-        "    os.kill(os.getppid(), signal.SIGKILL)\n"
-        "    time.sleep(600)\n"
-    )
+    (forked.folder / "train.py").write_text(_KILLS_THE_COMMAND)
     ends = [forked(*ONE, "--device", "cpu", "train.py", "--", word).code for word in "12"]
     assert ends == [-signal.SIGKILL, 0]
     starts = json.loads((forked.folder / "runs/r/manifest.json").read_text())["starts"]
@@ -84,6 +88,17 @@ def test_a_start_that_was_killed_with_the_command_is_recorded(forked: Trainbox) 
         (["1"], None),
         (["2"], 0),
     ]
+
+
+def test_a_command_that_starts_nothing_changes_no_start(forked: Trainbox) -> None:
+    (forked.folder / "train.py").write_text(_KILLS_THE_COMMAND)
+    command = (*ONE, "--trial", "--device", "cpu", "train.py", "--", "1")
+    assert forked(*command).code == -signal.SIGKILL
+    shutil.rmtree(forked.folder / "runs/r/work", ignore_errors=True)
+    (forked.folder / "runs/r/work").touch()
+    assert forked(*command).code == 4
+    (start,) = json.loads((forked.folder / "runs/r/manifest.json").read_text())["starts"]
+    assert "exit_code" not in start
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null"])

@@ -380,11 +380,15 @@ def test_a_sweep_that_has_lost_trials_does_not_begin_again_in_their_folders(
     if kept is not None:
         journal.write_text(left[kept])
     lost = "trial 1, whose" if kept == "no last trial" else "trial 0 and 1 more, whose"
-    begins_again = "sweep digits --name s --grid width=5,6"
-    for command in (begins_again, *([] if kept is None else ["sweep-show s"])):
-        err = here.refused(*command.split(), code=4, silent=True)
-        assert f"trainbox: study.journal of the sweep s has lost {lost} folder" in err
-        assert "from a backup, or start a new sweep with another --name" in err
+    err = here.refused(
+        *["sweep", "digits", "--name", "s", "--grid", "width=5,6"], code=4, silent=True
+    )
+    assert f"trainbox: study.journal of the sweep s has lost {lost} folder" in err
+    assert "from a backup, or start a new sweep with another --name" in err
+    if kept in (0, "no first line"):
+        here.refused("sweep-show", "s", code=4, silent=True)
+    if kept == "no last trial":  # a copy of a running sweep may have a newer folder
+        assert len(open_study(folder, None).records()) == 12
 
 
 def test_a_sweep_without_its_total_is_damaged_until_it_is_started_again(here: Here) -> None:

@@ -699,9 +699,9 @@ def test_the_results_of_a_moved_sweep_are_shown(here: Here) -> None:
     "later",
     [
         {"sources": {"mine": "2"}},
-        {"sources": {"mine": "1"}, "starts": [{"exit_code": 0, "changed": ["mine"]}]},
+        {"sources": {"mine": "1"}, "starts": [{"changed": ["mine"]}, {"exit_code": 0}, 3]},
     ],
-    ids=["before a trial", "within a trial"],
+    ids=["before a trial", "before a killed start"],
 )
 def test_a_sweep_over_a_file_that_was_edited_says_so(tmp_path: Path, later: Any) -> None:
     study = open_study(tmp_path, Sweep(Config(), {}, seeds=3))
@@ -710,6 +710,24 @@ def test_a_sweep_over_a_file_that_was_edited_says_so(tmp_path: Path, later: Any)
         trial_folder(tmp_path, number).mkdir()
         (trial_folder(tmp_path, number) / "manifest.json").write_text(json.dumps(manifest))
     assert "\nchanged:   mine differs between trials such as 0 and 2: " in show(study, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("revision", "sources", "named"),
+    [("a", {}, ""), ("b", {}, "revision"), ("a", {"changes.diff": "2"}, "changes.diff")],
+)
+def test_a_sweep_names_another_revision_and_changes_since_then(
+    tmp_path: Path, revision: str, sources: dict[str, str], named: str
+) -> None:
+    study = open_study(tmp_path, Sweep(Config(), {}, seeds=2))
+    first = {"sources": {"train.py": "1"}, "revision": "a"}
+    later = {"sources": {"train.py": "1", **sources}, "revision": revision}
+    for number, manifest in enumerate([first, later]):
+        study.done(claimed(study), {"loss": 1.0}, 1.0)
+        trial_folder(tmp_path, number).mkdir()
+        (trial_folder(tmp_path, number) / "manifest.json").write_text(json.dumps(manifest))
+    shown = show(study, tmp_path)
+    assert (f"changed:   {named} differs" in shown, "changed:" in shown) == (bool(named),) * 2
 
 
 def test_showing_a_sweep_that_does_not_exist(here: Here) -> None:
