@@ -1,5 +1,6 @@
 """Plan a launch by the options, the environment and the GPUs of this machine."""
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -7,17 +8,19 @@ import platform
 import resource
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from entrypoint.cli.verb import environment_names, file_settings, origin
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.process import Driver, detect, visible_to_cuda
 from entrypoint.launch.plan import LaunchPlan, plan_launch
-from entrypoint.launch.request import LaunchRequest, allocation_of, detect_cluster
+from entrypoint.launch.request import LaunchRequest, allocation_of, detect_cluster, hosts_of_job
 from entrypoint.system.cgroup import usable_cpus
 from entrypoint.system.infiniband import read_infiniband
 from entrypoint.system.torch_build import torch_architectures, torch_cuda
 from trainbox.errors import OutOfMemory
+from trainbox.files.regular_files import read_text
 from trainbox.options.config import Config, check, check_strategy
 from trainbox.options.table import LAUNCH, arguments
 from trainbox.processes.programs import TRAINER
@@ -58,6 +61,13 @@ class Launch:
         return functools.partial(watched, self.plan, self.driver, self.limits)
 
 
+def _node_file() -> str:
+    """Return the text of the file in which PBS lists the hosts of the job, or ""."""
+    with contextlib.suppress(KeyError, OSError, ValueError):
+        return read_text(Path(os.environ["PBS_NODEFILE"]))
+    return ""
+
+
 def make_launch(
     argv: tuple[str, ...],
     values: dict[str, Any],
@@ -85,6 +95,7 @@ def make_launch(
         argv=argv,
         cpus=usable_cpus(),
         allocation=allocation_of(os.environ),
+        hosts=hosts_of_job(os.environ, _node_file()),
         omp_num_threads=int(threads) if threads.isdecimal() and int(threads) > 0 else None,
         settings=_settings(),
         config_file=(

@@ -88,6 +88,8 @@ class _Launch:
             reason += nodes.endpoint
             if self.chosen and self.request.network:
                 reason += f"; NCCL over {self.request.network}"
+        elif self.request.hosts and self.request.nnodes is None:
+            reason += f"; the job of {self.request.hosts}, and only this one trains (--nnodes)"
         return reason
 
     def plan(

@@ -90,6 +90,7 @@ class LaunchRequest:
         gpus: a count, or "all".
         architectures: the GPU architectures that torch is built for; empty if they are not known.
         allocation: what the environment says of the GPUs that must be here.
+        hosts: what a scheduler that starts only the first host says of several; else empty.
         network: the network that NCCL uses between nodes; empty if GPUs were not examined.
         settings: where the settings come from that are not on the command line, to be shown.
         config_file: the `name` and the `sha256` of the experiment's file.
@@ -110,6 +111,7 @@ class LaunchRequest:
     omp_num_threads: int | None = None
     architectures: tuple[str, ...] = ()
     allocation: Allocation | None = None
+    hosts: str = ""
     network: str = ""
     settings: str = ""
     config_file: Mapping[str, str] | None = None
@@ -145,6 +147,22 @@ def detect_cluster(env: Mapping[str, str]) -> Cluster:
     if "KUBERNETES_SERVICE_HOST" in env or any(name.startswith("PET_") for name in env):
         return _kubernetes(env)
     return Cluster()
+
+
+def hosts_of_job(env: Mapping[str, str], node_file: str = "") -> str:
+    """Return the number of hosts of a job of PBS, LSF or Grid Engine, or "" for one or none.
+
+    Such a job runs its script on the first host. OpenPBS names its hosts only in the lines of the
+    file $PBS_NODEFILE, of which `node_file` is the text (Altair, "PBS Professional Reference
+    Guide"; IBM, "LSF Configuration Reference"; man qsub of Grid Engine).
+    """
+    words = env.get("LSB_MCPU_HOSTS", "").split()  # such as n1 8 n2 8
+    hosts = {
+        "PBS": {*node_file.split()} if env.get("PBS_JOBID") else (),
+        "LSF": {*words[::2]} if env.get("LSB_JOBID") else (),
+        "Grid Engine": range(int(number)) if (number := env.get("NHOSTS", "")).isdecimal() else (),
+    }
+    return next((f"{name} has {len(of)} hosts" for name, of in hosts.items() if len(of) > 1), "")
 
 
 def first_host(nodelist: str) -> str:

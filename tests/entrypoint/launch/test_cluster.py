@@ -2,7 +2,13 @@
 
 import pytest
 
-from entrypoint.launch.request import Cluster, allocation_of, detect_cluster, first_host
+from entrypoint.launch.request import (
+    Cluster,
+    allocation_of,
+    detect_cluster,
+    first_host,
+    hosts_of_job,
+)
 from trainbox.errors import Failure
 
 JOB = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "n[03-05]"}
@@ -137,6 +143,23 @@ def test_the_allocation_of_an_environment(case: str) -> None:
     env, expected = ALLOCATIONS[case]
     found = allocation_of(env)
     assert (found and (found.named, found.least)) == expected
+
+
+@pytest.mark.parametrize(
+    ("env", "node_file", "said"),
+    [
+        ({"PBS_JOBID": "7.srv"}, "h1\nh1\nh2\nh2\n", "PBS has 2 hosts"),
+        ({"PBS_JOBID": "7.srv"}, "h1\nh1\n", ""),
+        ({}, "h1\nh2\n", ""),
+        ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "h1 8 h2 8 h3 1"}, "", "LSF has 3 hosts"),
+        ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "h1 8"}, "", ""),
+        ({"JOB_ID": "7", "NHOSTS": "2"}, "", "Grid Engine has 2 hosts"),
+        ({"JOB_ID": "7", "NHOSTS": "1"}, "", ""),
+        ({"NHOSTS": "many"}, "", ""),
+    ],
+)
+def test_the_hosts_of_a_job(env: dict[str, str], node_file: str, said: str) -> None:
+    assert hosts_of_job(env, node_file) == said
 
 
 @pytest.mark.parametrize("value", ["x", "-1"])

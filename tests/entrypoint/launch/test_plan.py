@@ -430,6 +430,14 @@ def test_fewer_gpus_than_are_allocated_are_no_smaller_job(gpus: tuple[Gpu, ...])
     assert len(plan_launch(ask(**given), TWO, SLURM).gpus) == 2
 
 
+def test_a_job_of_several_hosts_that_starts_only_here_is_named() -> None:
+    text = "; the job of PBS has 2 hosts, and only this one trains (--nnodes)"
+    asked = ask(hosts="PBS has 2 hosts")
+    for plan in (plan_launch(asked, ONE, Cluster()), plan_sweep(asked, ONE, per_gpu=1)):
+        assert plan.reason.endswith(text)
+    assert text not in plan_launch(dataclasses.replace(asked, nnodes=1), ONE, Cluster()).reason
+
+
 def test_all_gpus_are_all_that_are_allocated() -> None:
     of_two = Allocation("SLURM_GPUS_ON_NODE=2", 2)
     with pytest.raises(DeviceMissing, match=r"^SLURM_GPUS_ON_NODE=2 and 1 GPU\(s\) found"):
