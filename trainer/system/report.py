@@ -1,5 +1,6 @@
 """Report the failure with which this process exits."""
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -16,11 +17,12 @@ def report_failure(failure: Failure) -> None:
     The launcher reads the files, and prints the same failure of several ranks once.
     """
     if folder := os.environ.get(Internal.MESSAGES):
-        Path(folder, os.environ["RANK"]).write_text(
-            str(failure), encoding="utf-8", errors="backslashreplace"
-        )
-    else:
-        message(str(failure))
+        with contextlib.suppress(OSError):  # a cleaner of temporary files may have removed it
+            Path(folder, os.environ["RANK"]).write_text(
+                str(failure), encoding="utf-8", errors="backslashreplace"
+            )
+            return
+    message(str(failure))
 
 
 def end_with(failure: Failure) -> NoReturn:
