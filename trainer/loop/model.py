@@ -83,7 +83,7 @@ def _check_methods(task: Task, model: nn.Module) -> None:
         "modules": lambda: each("modules", nn.Module),
         "parameters": lambda: each("parameters", Tensor),
         "train": train,
-        # It is not called, because it may change weights, such as merge those of an adapter.
+        # Only bound: a call may change weights, such as merge those of an adapter.
         "eval": lambda: inspect.signature(model.eval).bind(),
         "load_state_dict": load_state_dict,
     }
