@@ -23,7 +23,7 @@ from entrypoint.health.rules.machine import (
     judge_uuids,
 )
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
-from entrypoint.launch.request import allocation_of
+from entrypoint.launch.request import allocation_of, wants_all_allocated
 from entrypoint.system.container import in_container
 from entrypoint.system.nvidia import unusable_gpus
 from trainbox.errors import DeviceMissing, WrongUse
@@ -126,8 +126,8 @@ def ask(detect: Callable[[], Detection], question: Question) -> Question | Verdi
         requested = len(chosen) if gpu_ids or gpus is None else gpus
         if requested == "all":  # at least one
             requested = max(1, len(chosen))
-        is_open = gpus in (None, "all") and not gpu_ids
-        if is_open and may_need_gpus and (allocated := allocation_of(os.environ)):
+        wants_all = may_need_gpus and wants_all_allocated(gpus, gpu_ids)
+        if wants_all and (allocated := allocation_of(os.environ)):
             requested = max(int(requested), allocated.least)
             wanted = allocated.named if allocated.least else wanted
         count = int(requested)

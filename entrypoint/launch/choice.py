@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from entrypoint.driver.gpus import Gpu, labels, select
-from entrypoint.launch.request import Cluster, LaunchRequest
+from entrypoint.launch.request import Cluster, LaunchRequest, wants_all_allocated
 from trainbox.errors import DeviceMissing, WrongUse
 
 
@@ -71,8 +71,8 @@ def _refuse_smaller_job(request: LaunchRequest, found: int, cluster: Cluster) ->
             f"PET_NPROC_PER_NODE={decided} and {found} GPU(s): set numProcPerNode of the TrainJob "
             "to the number of GPUs that each pod requests"
         )
-    is_open = request.gpus in (None, "all") and not request.gpu_ids
-    if is_open and request.allocation and (missing := request.allocation.missing(found)):
+    wants_all = wants_all_allocated(request.gpus, request.gpu_ids)
+    if wants_all and request.allocation and (missing := request.allocation.missing(found)):
         raise DeviceMissing(missing)
 
 

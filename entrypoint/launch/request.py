@@ -80,6 +80,11 @@ def allocation_of(env: Mapping[str, str]) -> Allocation | None:
     return None
 
 
+def wants_all_allocated(gpus: int | str | None, gpu_ids: str | None) -> bool:
+    """Return whether no option chooses fewer GPUs than are allocated: none, or --gpus all."""
+    return gpus in (None, "all") and not gpu_ids
+
+
 @dataclass(frozen=True)
 class LaunchRequest:
     """The user's launch options; None for each that was not given.

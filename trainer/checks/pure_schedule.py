@@ -11,9 +11,8 @@ from trainer.loop.step import schedule_factor
 
 _MOST_S = 0.1
 _MOST_STEPS = 2000
-_FEWEST_REPEATED = (
-    200  # a scheduler of torch that schedule() keeps may change only every 100th call
-)
+# A scheduler of torch that schedule() keeps may change its factor only every 100th call.
+_FEWEST_REPEATED = 200
 _SAME = 0.01
 
 

@@ -159,6 +159,16 @@ def test_a_drill_or_bench_of_a_wrong_name_trains_nothing(
         assert ended.err.startswith(f"trainbox: {text}")
 
 
+def test_the_plan_of_a_pbs_job_reads_the_hosts_from_its_file(
+    check: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
+    for name, is_named in (("nodes", True), ("missing", False)):
+        ended = check("digits", PBS_JOBID="7.server", PBS_NODEFILE=str(tmp_path / name))
+        reason = json.loads(ended.out)["reason"]
+        assert ("; the job of PBS has 2 hosts, and only this one trains" in reason) is is_named
+
+
 @pytest.mark.parametrize(
     "command", [["drill", "--gpus", "0"], ["bench", "--processes", "1", "digits"]]
 )
