@@ -1,8 +1,7 @@
 """Advice about a training, before it begins and after it has ended; never a refusal."""
 
-import dis
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from trainbox.options.config import Config, Settings, contradicts_its_name, spli
 from trainbox.task import Task
 from trainer.data.schedule import Schedule
 from trainer.load_task import defines, doubtful_names
+from trainer.loop.task_checks import reads_argument
 
 _MANY = 0.1  # a share of the training examples that each epoch leaves out
 _FEW_ENTRIES, _GROWTH = 8, 1.1
@@ -205,27 +205,6 @@ def _of_doubtful_settings(schedule: Schedule, task: Task, settings: Settings) ->
             f"--warmup-epochs {warmup:g} is not below the {epochs:g} epoch(s) of the training, "
             "so the learning rate rises to the end: use less"
         )
-
-
-def reads_argument(method: Callable[..., Any], place: int) -> bool:
-    """Return whether a method reads its positional argument at `place`; self is the first one.
-
-    This is also true if the method cannot be read, such as a method with a decorator.
-    """
-    code = getattr(method, "__code__", None)
-    if code is None or place >= code.co_argcount:  # *args
-        return True
-    name = code.co_varnames[place]
-    loaded = {
-        read
-        for instruction in dis.get_instructions(code)
-        if instruction.opname.startswith("LOAD_")
-        # Python 3.13 loads two variables with one instruction.
-        for read in (
-            instruction.argval if isinstance(instruction.argval, tuple) else [instruction.argval]
-        )
-    }
-    return name in loaded or name in code.co_cellvars or "locals" in code.co_names
 
 
 def advice_after(

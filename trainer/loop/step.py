@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from trainbox.errors import WrongUse
 from trainbox.order import derive_seed
-from trainer.loop.advice import reads_argument
 from trainer.loop.losses import (
     check_gradients,
     check_losses,
@@ -22,7 +21,7 @@ from trainer.loop.losses import (
 )
 from trainer.loop.out_of_memory import FIRST_STEPS, all_fit
 from trainer.loop.state import Job
-from trainer.loop.task_checks import checked_factor
+from trainer.loop.task_checks import checked_factor, reads_argument
 
 # Shape suffix: B examples of a micro-batch.
 

@@ -1,6 +1,7 @@
 """Check a task's methods and what they return. Each error names the remedy."""
 
 import contextlib
+import dis
 import functools
 import inspect
 import math
@@ -158,6 +159,27 @@ def checked(task: Task, method: str, returned: Any) -> Any:
     if not isinstance(returned, kind) or (method in _NOT_EMPTY and not returned):
         raise wrong_result(task, method, returned, wanted)
     return returned
+
+
+def reads_argument(method: Callable[..., Any], place: int) -> bool:
+    """Return whether a method reads its positional argument at `place`; self is the first one.
+
+    This is also true if the method cannot be read, such as a method with a decorator.
+    """
+    code = getattr(method, "__code__", None)
+    if code is None or place >= code.co_argcount:  # *args
+        return True
+    name = code.co_varnames[place]
+    loaded = {
+        read
+        for instruction in dis.get_instructions(code)
+        if instruction.opname.startswith("LOAD_")
+        # Python 3.13 loads two variables with one instruction.
+        for read in (
+            instruction.argval if isinstance(instruction.argval, tuple) else [instruction.argval]
+        )
+    }
+    return name in loaded or name in code.co_cellvars or "locals" in code.co_names
 
 
 _MOST_NAMES = 3  # of a dict that a message shows
